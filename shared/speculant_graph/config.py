@@ -234,21 +234,13 @@ class GenerationConfig(Config):
     """Taken from the logits of all tokens that were emitted."""
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     """Taken from the logits of tokens as many times as they were emitted."""
-    no_repeat_ngram_size: Annotated[int, Field(ge=0)] = 0
-    """No n-gram of this length twice; 0 allows all."""
     logit_bias: dict[TokenId, float] = Field(default={})
     """Added to the logits of tokens, by token id."""
     json_schema: str = ""
-    """The output is JSON of this schema, itself given as JSON; '{}' is any. 'regex', 'choices' and 'grammar' exclude it
-    and each other."""
-    regex: str = ""
-    """The whole output matches this regular expression (Rust's syntax)."""
-    choices: tuple[str, ...] = ()
-    """The output is one of these texts."""
+    """The output is JSON of this schema, itself given as JSON; '{}' is any. 'grammar' excludes it."""
     grammar: str = ""
-    """The output is of this grammar, in llguidance's variant of Lark, or grammars in its JSON."""
-    bad_words: tuple[str, ...] = ()
-    """Never emit these texts."""
+    """The output is of this grammar, in llguidance's variant of Lark, or grammars in its JSON. 'start: /[0-9]+/' is a
+    regular expression, 'start: "yes" | "no"' a choice."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """Fewest new tokens before an end token may come."""
     stop: tuple[str, ...] = ()
@@ -269,12 +261,6 @@ class GenerationConfig(Config):
     """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
     pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
     same."""
-    node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens drafted per step, if fewer than 'draft.k'; 0 uses no drafts."""
-    max_depth: Annotated[int, Field(ge=1, le=255)] | None = None
-    """Longest path drafted, instead of 'draft.max_depth'; chains end there, too."""
-    draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    """What drafts are drawn with, instead of 'draft.temperature'."""
     prediction: str | tuple[TokenId, ...] = ""
     """Text that the output may resemble in parts, such as the file that is to be edited: drafts come from it, too."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

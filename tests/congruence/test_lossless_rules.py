@@ -211,26 +211,6 @@ def test_joint_distribution_with_trees_of_the_real_drafter(rule):
 COLD = 0.7
 
 
-def before_temperature(draft):
-    """Return a draft with the q that its tokens would have been drawn from at a draft temperature of 1."""
-    proposals = [Proposal(q.token_ids, q.probabilities**COLD / (q.probabilities**COLD).sum()) for q in draft.proposals]
-    return replace(draft, proposals=tuple(proposals))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "gumbel"])
-def test_joint_distribution_with_a_draft_temperature(rule):
-    """The q of a draft is what is left after the temperature, which is the request's. The control: the q before it."""
-    coupling = "gumbel" if rule == "gumbel" else "none"
-    local = local_drafter(small_graph(), "sampling", 12, coupling=coupling, max_branches=3, temperature=5.0)
-    outputs, accepted = outputs_of(rule, local, 2 * MANY, 11 * 10**6, 8, draft_temperature=COLD)
-    assert accepted > 1.0
-    assert p_value(outputs) > 1e-4
-    if rule != "gumbel":  # which looks at no q
-        wrong = Noting(local, tell=before_temperature)
-        assert p_value(outputs_of(rule, wrong, 2 * MANY, 11 * 10**6, 8, draft_temperature=COLD)[0]) < 1e-6
-
-
 @pytest.mark.parametrize("rule", ["block", "tree-wor"])
 def test_tokens_that_the_model_does_not_have_bias_nothing(rule):
     """Two tokens are as likely in q as in p; only one of them is always followed by a token without logits."""

@@ -66,16 +66,10 @@ SINGLE = {
     "nothing": {},
     "repetition_penalty": {"repetition_penalty": 1.4},
     "reward of repetition": {"repetition_penalty": 0.7},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-    "no token twice": {"no_repeat_ngram_size": 1},
     "logit_bias": {"logit_bias": {5: 3.0, 9: -4.0, 11: -math.inf}},
-    "bad_words": {"bad_words": ("a", "the", "é")},
     "min_tokens": {"min_tokens": 12},
     "what greedy ignores": {"top_k": 3, "top_p": 0.4, "min_p": 0.5},
-    "all": {
-        "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "logit_bias": {5: 3.0}, "bad_words": ("a",),
-        "min_tokens": 12,
-    },
+    "all": {"repetition_penalty": 1.2, "logit_bias": {5: 3.0}, "min_tokens": 12},
 }  # fmt: skip
 
 

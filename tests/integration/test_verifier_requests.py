@@ -42,10 +42,9 @@ BAD = {
         pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")), "INVALID_ARGUMENT",
         "no graph 'x' in this process",
     ),
-    "bad words": (request(bad_words=["a"] * 129), "INVALID_ARGUMENT", "bad_words has 129 entries; send at most 128"),
     "long stop text": (request(stop_strings=["a" * 1025]), "INVALID_ARGUMENT", "a text of stop_strings is too long"),
     "schema": (request(json_schema="{"), "INVALID_ARGUMENT", "json_schema is no JSON"),
-    "forms": (request(regex="a", grammar="b"), "INVALID_ARGUMENT", "regex and grammar exclude each other"),
+    "forms": (request(json_schema="{}", grammar="b"), "INVALID_ARGUMENT", "json_schema and grammar exclude each other"),
     "length": (pb.GenerateRequest(prompt="a " * 9_000), "INVALID_ARGUMENT", "but the model"),
 }  # fmt: skip
 

@@ -21,11 +21,11 @@ LENGTHS = (1, 400, 5, 127, 128, 129, 300, 9)
 MIXED = (
     GenerationConfig(),
     GenerationConfig(temperature=0.9, top_p=0.95, seed=11),
-    GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=3),
+    GenerationConfig(repetition_penalty=1.3),
     GenerationConfig(temperature=1.2, top_k=20, min_p=0.05, seed=5, logprobs=2),
-    GenerationConfig(logit_bias={3: 2.0, 7: -9.0}, bad_words=("a", "th"), min_tokens=9, end_token_ids=(65, 66)),
+    GenerationConfig(logit_bias={3: 2.0, 7: -9.0}, min_tokens=9, end_token_ids=(65, 66)),
     GenerationConfig(temperature=2.0, repetition_penalty=1.2, rule="gumbel", seed=3),
-    GenerationConfig(temperature=0.8, top_p=0.9, no_repeat_ngram_size=2, rule="nasd", seed=8),
+    GenerationConfig(temperature=0.8, top_p=0.9, presence_penalty=0.5, rule="nasd", seed=8),
     GenerationConfig(temperature=0.0, logit_bias={9: 1.0}, repetition_penalty=0.9),
 )
 """Settings whose output is a function of prompt, settings and seed, whatever is drafted."""

@@ -27,9 +27,7 @@ def sampling_settings(draw: st.DrawFn, sampled: bool = True) -> GenerationConfig
         top_p=draw(st.sampled_from([0.3, 0.95, 1.0])),
         min_p=draw(st.sampled_from([0.0, 0.1, 1.0])),
         repetition_penalty=draw(st.sampled_from([0.8, 1.0, 1.5])),
-        no_repeat_ngram_size=draw(st.sampled_from([0, 1, 2, 4])),
         logit_bias=draw(st.dictionaries(st.integers(0, 257), st.sampled_from([-math.inf, -3.0, 0.5, 8.0]), max_size=4)),
-        bad_words=tuple(draw(st.lists(st.sampled_from(["a", "the", "é", "\n", "zz"]), max_size=3))),
         min_tokens=draw(st.sampled_from([0, 1, 12])),
     )
 
@@ -47,13 +45,8 @@ def as_transformers(config: GenerationConfig, end_token_ids: list[int] | None) -
         options |= {"min_p": config.min_p or None}
     if config.logit_bias:
         options["sequence_bias"] = {(token,): bias for token, bias in config.logit_bias.items()}
-    if config.bad_words:
-        plain = [TOKENIZER(word, add_special_tokens=False).input_ids for word in config.bad_words]
-        inner = [TOKENIZER(" " + word, add_special_tokens=False).input_ids for word in config.bad_words]
-        options["bad_words_ids"] = [ids for both in zip(plain, inner, strict=True) for ids in both]
     return TransformersConfig(
         repetition_penalty=config.repetition_penalty,
-        no_repeat_ngram_size=config.no_repeat_ngram_size,
         min_new_tokens=config.min_tokens or None,
         **options,
     )

@@ -31,7 +31,7 @@ def of_library(decoder: SpeculativeDecoder, **settings: Any) -> list[str]:
             {"temperature": 1.2, "seed": 3, "extra_body": {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3}},
             {"temperature": 1.2, "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3},
         ),
-        ({"extra_body": {"bad_words": ["B"], "min_tokens": 4}}, {"bad_words": ("B",), "min_tokens": 4}),
+        ({"extra_body": {"min_tokens": 4}}, {"min_tokens": 4}),
         ({"extra_body": {"ignore_eos": True}}, {"ignore_end_tokens": True}),
         ({"extra_body": {"stop_token_ids": [66]}}, {"end_token_ids": (66, 257)}),
         ({"extra_body": {"stop_token_ids": [66], "ignore_eos": True}}, {"end_token_ids": (66,)}),

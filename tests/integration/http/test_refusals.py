@@ -68,7 +68,6 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
         ("chat/completions", {"stop": ""}, "stop", "1 to 1024"),
         ("chat/completions", {"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ("chat/completions", {"logit_bias": {"999": 1}}, "logit_bias", "0..257"),
-        ("chat/completions", {"bad_words": ["<|endoftext|>"]}, "bad_words", "end token"),
         ("completions", {"prompt": ["a"] * 9, "n": 2}, "n", "18 samples"),
         ("completions", {"prompt": ""}, "prompt", "empty"),
         ("completions", {"prompt": [1, "a"]}, "prompt", "give text"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.types import EMPTY_DRAFT, Draft
+from speculant_graph.types import Draft
 from speculant_verifier.rules.follow import follow as follow_target
 
 
@@ -17,32 +17,6 @@ class Chosen:
 
 def follow(draft, choices):
     return follow_target(draft, Chosen(choices), lambda: 0.0)
-
-
-def test_empty_draft_emits_the_models_own_token():
-    verdict = follow(EMPTY_DRAFT, [7])
-    assert verdict.path == ()
-    assert verdict.token_ids == (7,)
-
-
-def test_wrong_first_token_is_rejected():
-    verdict = follow(Draft((5, 6), (0, 1)), [7, 6, 8])
-    assert verdict.path == ()
-    assert verdict.token_ids == (7,)
-
-
-def test_chain_is_followed_to_its_end_with_a_bonus_token():
-    verdict = follow(Draft((5, 6), (0, 1)), [5, 6, 8])
-    assert verdict.path == (0, 1)
-    assert verdict.token_ids == (5, 6, 8)
-
-
-def test_tree_is_followed_across_siblings():
-    #      0: a=1   1: b=2      2: child of b=3   3: child of b=4
-    draft = Draft((1, 2, 3, 4), (0, 0, 2, 2))
-    verdict = follow(draft, [2, 99, 4, 99, 5])
-    assert verdict.path == (1, 3)
-    assert verdict.token_ids == (2, 4, 5)
 
 
 @st.composite

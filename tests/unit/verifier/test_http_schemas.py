@@ -23,7 +23,6 @@ COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}
         (CompletionRequest, {"prompt": ["a"] * MANY}),
         (CompletionRequest, {"prompt": ["a", 1] * MANY}),
         (CompletionRequest, {"stop": [1] * MANY}),
-        (CompletionRequest, {"bad_words": [""] * MANY}),
         (CompletionRequest, {"stop_token_ids": ["x"] * MANY}),
         (CompletionRequest, {"logit_bias": {f"x{number}": 1 for number in range(MANY)}}),
         (CompletionRequest, {f"x{number}": 1 for number in range(MANY)}),

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError
 from speculant_verifier.sampling import end_token_ids_of, processors_of
-from support.transformers_settings import TOKENIZER, sampling_settings, transformers_processors
+from support.transformers_settings import sampling_settings, transformers_processors
 
 CPU = torch.device("cpu")
 
 
 def ours(config, prompt_length=7, end_token_ids=(257,), vocabulary_size=258):
-    return processors_of(config, prompt_length, end_token_ids, vocabulary_size, TOKENIZER, CPU)
+    return processors_of(config, prompt_length, end_token_ids, vocabulary_size, CPU)
 
 
 def parameters(processor):
     def plain(value):
         return value.tolist() if isinstance(value, torch.Tensor) else value
 
-    return {name: plain(value) for name, value in vars(processor).items() if name != "bad_word_ids"}
+    return {name: plain(value) for name, value in vars(processor).items()}
 
 
 @given(sampling_settings(), st.sampled_from([None, [257], [256, 257]]), st.integers(1, 20))
@@ -38,10 +38,9 @@ def test_types_order_and_parameters_are_those_of_transformers(llama, config, end
 
 def test_all_of_them_at_once_are_there():
     config = GenerationConfig(
-        temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.1, no_repeat_ngram_size=2,
-        logit_bias={1: 1.0}, bad_words=("x",), min_tokens=1,
+        temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.1, logit_bias={1: 1.0}, min_tokens=1,
     )  # fmt: skip
-    assert len(ours(config)) == 9
+    assert len(ours(config)) == 7
 
 
 @pytest.mark.parametrize(("config", "message"), [
@@ -49,8 +48,6 @@ def test_all_of_them_at_once_are_there():
     (GenerationConfig(logit_bias={-1: 1.0}), "logit_bias names token -1"),
     (GenerationConfig(logit_bias={3: math.nan}), "logit_bias of token 3 is nan"),
     (GenerationConfig(logit_bias={3: math.inf}), "logit_bias of token 3 is inf"),
-    (GenerationConfig(bad_words=("x", "")), "bad_words has an empty one"),
-    (GenerationConfig(bad_words=("<|endoftext|>",)), "is an end token"),
     (GenerationConfig(stop=("x", "")), "stop text has no characters"),
     (GenerationConfig(end_token_ids=(3, 258)), "end_token_ids names token 258"),
     (GenerationConfig(max_tokens=4, min_tokens=5), "min_tokens 5 is more than max_tokens 4"),
@@ -60,11 +57,6 @@ def test_settings_that_do_not_fit_are_refused_with_what_to_do(config, message):
         ours(config)
     assert ";" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_bad_words_of_a_larger_tokenizer_are_refused():
-    with pytest.raises(GenerationError, match="no tokens that the model has"):
-        ours(GenerationConfig(bad_words=("é",)), vocabulary_size=30)
 
 
 def test_a_request_may_name_its_own_end_tokens():

@@ -22,7 +22,7 @@ PROMPT = TOKENIZER.encode("that the cat")
 
 
 def sampler_of(config, prompt_length=12, end_token_ids=(257,), vocabulary_size=258):
-    processors = processors_of(config, prompt_length, end_token_ids, vocabulary_size, TOKENIZER, CPU)
+    processors = processors_of(config, prompt_length, end_token_ids, vocabulary_size, CPU)
     return Sampler(config, processors)
 
 
@@ -97,9 +97,7 @@ def test_which_requests_need_their_prefix():
         sampler = sampler_of(GenerationConfig(**options))
         assert not sampler.needs_prefix
         assert not sampler.is_plain_greedy
-    for options in (
-        {"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}, {"bad_words": ("ab",)}, {"min_tokens": 1},
-    ):  # fmt: skip
+    for options in ({"repetition_penalty": 1.1}, {"presence_penalty": 1.0}, {"min_tokens": 1}):
         assert sampler_of(GenerationConfig(**options)).needs_prefix
     assert not Sampler(GenerationConfig(), LogitsProcessorList([SuppressTokensLogitsProcessor([1])])).needs_prefix
 

@@ -14,7 +14,7 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.structured.drafts import path_to, with_forced
-from speculant_verifier.structured.grammar import Grammars
+from speculant_verifier.structured.grammar import Grammars, grammar_of_choices, grammar_of_regex
 
 
 def many_properties(count: int) -> str:
@@ -32,10 +32,12 @@ SCHEMA = {
     "required": ["name", "kind", "rooms"],
     "additionalProperties": False,
 }
+REGEX = r"[a-f]{3,9}/\d{2}-(yes|no)"
+CHOICES = ("residential lease", "Zwölf 🦊", 'a "quoted" one\n')
 FORMS = {
     "schema": {"json_schema": json.dumps(SCHEMA)},
-    "regex": {"regex": r"[a-f]{3,9}/\d{2}-(yes|no)"},
-    "choices": {"choices": ("residential lease", "residential sale", 'a "quoted" one\n')},
+    "regex": {"grammar": grammar_of_regex(REGEX)},
+    "choices": {"grammar": grammar_of_choices(CHOICES)},
     "grammar": {"grammar": 'start: item ("," item)* "."\nitem: /[a-z]{1,5}/ | "(" item ")"'},
 }
 
@@ -45,9 +47,9 @@ def fits(form: str, text: str) -> bool:
         value = json.loads(text)
         return list(value) == ["name", "kind", "rooms"] and value["kind"] in ("residential", "commercial")
     if form == "regex":
-        return re.fullmatch(FORMS[form]["regex"], text) is not None
+        return re.fullmatch(REGEX, text) is not None
     if form == "choices":
-        return text in FORMS[form]["choices"]
+        return text in CHOICES
     return re.fullmatch(r"[a-z(),]+\.", text) is not None and text.count("(") == text.count(")")
 
 
@@ -125,7 +127,7 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
 
 
 def test_drafts_are_fitted(llama):
-    wanted = GenerationConfig(choices=("residential lease", "residential sale"))
+    wanted = GenerationConfig(grammar='start: "residential lease" | "residential sale"')
     constraint = llama.grammar(wanted, [1]).constraint(1)
     encode = llama.encode
     r, e, x = (encode(letter)[0] for letter in "rex")
@@ -142,7 +144,7 @@ def test_drafts_are_fitted(llama):
 
 
 def test_a_form_that_spells_a_book_is_asked_once(llama):
-    constraint = llama.grammar(GenerationConfig(regex="a{9000}"), [1]).constraint(1)
+    constraint = llama.grammar(GenerationConfig(grammar="start: /a{9000}/"), [1]).constraint(1)
     assert len(constraint.forced([1])) == 2_048
     assert constraint.forced([1]) == []
     assert constraint.allows([1], [], llama.encode("a")[0])
@@ -151,16 +153,16 @@ def test_a_form_that_spells_a_book_is_asked_once(llama):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"json_schema": "{", "regex": ""}, "json_schema is no JSON"),
-        ({"json_schema": "{}", "regex": "a"}, "json_schema and regex exclude each other"),
-        ({"regex": "("}, "the output's form can't be kept to"),
+        ({"json_schema": "{"}, "json_schema is no JSON"),
+        ({"json_schema": "{}", "grammar": "start: /a/"}, "json_schema and grammar exclude each other"),
+        ({"grammar": grammar_of_regex("(")}, "the output's form can't be kept to"),
         ({"grammar": "start: nothing"}, "the output's form can't be kept to"),
         ({"grammar": "start: start"}, "the output's form can't be kept to"),
         ({"grammar": "{"}, "no JSON with a list of 'grammars'"),
         ({"json_schema": '{"$ref": "#"}'}, "the output's form can't be kept to"),
         ({"json_schema": '{"type": "nonsense"}'}, "the output's form can't be kept to"),
         ({"json_schema": '{"allOf": [{"type": "string"}, {"type": "number"}]}'}, "the output's form can't be kept to"),
-        ({"regex": "a", "ignore_end_tokens": True}, "regex needs an end; leave out ignore_end_tokens"),
+        ({"grammar": "start: /a/", "ignore_end_tokens": True}, "needs an end; leave out ignore_end_tokens"),
     ],
 )
 def test_forms_that_are_refused(llama, settings, complaint):
@@ -171,10 +173,10 @@ def test_forms_that_are_refused(llama, settings, complaint):
 @pytest.mark.parametrize(
     ("settings", "is_kept_to"),
     [
-        ({"choices": ("<|endoftext|>",)}, None),
+        ({"grammar": grammar_of_choices(("<|endoftext|>",))}, None),
         ({"json_schema": many_properties(2_000)}, None),
-        ({"choices": ("a<|endoftext|>b", "<|start|>")}, True),
-        ({"regex": "(?:a?){5000}a{5000}"}, False),
+        ({"grammar": grammar_of_choices(("a<|endoftext|>b", "<|start|>"))}, True),
+        ({"grammar": grammar_of_regex("(?:a?){5000}a{5000}")}, False),
         ({"grammar": "start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(60)) + 'r60: "a"'}, None),
     ],
 )
@@ -191,12 +193,7 @@ def test_a_form_that_is_too_much_ends_its_own_request_alone(decoder, settings, i
         assert len(odd.error) < 400
     else:
         assert is_kept_to is not False or odd.finish_reason == "length"
-        assert is_kept_to is None or "choices" not in settings or odd.text in settings["choices"]
-
-
-def test_choices_of_any_letters(decoder):
-    wanted = ("Zwölf 🦊", 'naïve\\ "x"')
-    assert decoder.generate("x", GenerationConfig(max_tokens=60, choices=wanted)).text in wanted
+        assert not is_kept_to or odd.text in ("a<|endoftext|>b", "<|start|>")
 
 
 def test_a_model_without_an_end(llama):

@@ -70,7 +70,7 @@ class Drafting:
     def wants(self, sequence: ActiveSequence) -> bool:
         """Whether a sequence is drafted for at all."""
         can_draft = self._drafter.state != "off" and sequence.config.speculation != "off"
-        return can_draft and self._most_nodes_of(sequence) > 0
+        return can_draft and self._drafted_nodes > 0
 
     def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
         """Return drafts that could all be emitted; anything unusable becomes no draft."""
@@ -89,9 +89,7 @@ class Drafting:
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
                 _SIBLINGS.get(each.config.rule, "none"),
-                each.config.max_depth,
-                each.config.draft_temperature,
-                each.config.speculation == "auto",
+                is_priced=each.config.speculation == "auto",
             )
             for index, each in ((index, sequences[index]) for index in asked)
         ]
@@ -136,7 +134,7 @@ class Drafting:
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
         constraint = sequence.sampler.constraint
-        most = min(self._most_nodes_of(sequence), self._most_depth(sequence))
+        most = min(self._drafted_nodes, self._most_depth(sequence))
         try:
             usable = constraint.usable(sequence.token_ids, draft)
             fitted = draft.part(usable)
@@ -168,19 +166,12 @@ class Drafting:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
-        most_nodes = self._most_nodes_of(sequence)
-        return most_nodes if makes_trees and most_depth else min(most_nodes, most_depth)
-
-    def _most_nodes_of(self, sequence: ActiveSequence) -> int:
-        wanted = sequence.config.node_budget
-        return self._drafted_nodes if wanted is None else min(self._drafted_nodes, wanted)
+        return self._drafted_nodes if makes_trees and most_depth else min(self._drafted_nodes, most_depth)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         capacity = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-        most = max(0, min(sequence.num_remaining, capacity) - 1)
-        wanted = sequence.config.max_depth
-        return most if wanted is None else min(most, wanted)
+        return max(0, min(sequence.num_remaining, capacity) - 1)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
         """Whether a draft is a tree within its budget, as its type requires."""

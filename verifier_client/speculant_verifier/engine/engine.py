@@ -271,8 +271,7 @@ class Engine:
         request, target, ends = sequence.request, self._target, sequence.end_token_ids
         length, processors = len(request.prompt), request.processors
         if processors is None:
-            size, tokenizer = target.vocabulary_size, target.tokenizer
-            processors = processors_of(request.config, length, ends, size, tokenizer, target.device)
+            processors = processors_of(request.config, length, ends, target.vocabulary_size, target.device)
         constraint = None if request.grammar is None else request.grammar.constraint(length)
         return Sampler(request.config, processors, constraint=constraint)
 

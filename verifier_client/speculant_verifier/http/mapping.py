@@ -24,6 +24,7 @@ from speculant_verifier.load import Load
 from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import changed, session_options
 from speculant_verifier.structured.examples import example_of
+from speculant_verifier.structured.grammar import grammar_of_choices, grammar_of_regex
 from speculant_verifier.tool_calls import STRICT, CallStyle, style_of
 
 _MAX_DRAWN_SEED = 1 << 53
@@ -36,7 +37,6 @@ _SAME_NAMES = (
 _CONVERTED: dict[str, Callable[[Any], object]] = {
     "top_k": lambda k: max(0, k),
     "stop": tuple,
-    "bad_words": tuple,
     "logit_bias": lambda biases: {int(token): bias for token, bias in biases.items()},
     "prediction": lambda prediction: prediction.text,
 }
@@ -234,13 +234,13 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     if (other := request.structured_outputs) is None:
         return form
     own = json.dumps(other.json_) if isinstance(other.json_, dict) else other.json_
-    choices = None if other.choice is None else tuple(other.choice)
-    fields = {"json_schema": own, "regex": other.regex, "choices": choices, "grammar": other.grammar}
-    form |= {name: value for name, value in fields.items() if value is not None}
-    if len(form) != 1:
+    regex = None if other.regex is None else grammar_of_regex(other.regex)
+    choice = None if other.choice is None else grammar_of_choices(other.choice)
+    grammars = [each for each in (other.grammar, regex, choice) if each is not None]
+    if len(form) + (own is not None) + len(grammars) != 1:
         message = "structured_outputs takes one of json, regex, choice and grammar, and no response_format beside it"
         raise ApiError(400, message, param="structured_outputs")
-    return form
+    return {"grammar": grammars[0]} if grammars else {"json_schema": own}
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:

@@ -69,12 +69,6 @@ class SpeculantOptions(Schema):
     """How drafts are verified; 'follow' makes the text a function of prompt, settings and seed."""
     speculation: Literal["auto", "on", "off"] | None = None
     """Whether drafts are used."""
-    node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens drafted per step, if fewer than the server's; 0 uses no drafts."""
-    max_depth: Annotated[int, Field(ge=1, le=255)] | None = None
-    """Longest path drafted, instead of the server's."""
-    draft_temperature: Annotated[float, Field(gt=0)] | None = None
-    """What drafts are drawn with, instead of the server's temperature."""
     tenant: Name | None = None
     """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from no other tenant's."""
     graph: Name | None = None
@@ -168,8 +162,6 @@ class GenerationRequest(Schema):
     """Go on after the model's end tokens."""
     stop_token_ids: Annotated[list[_Token], Field(max_length=128, fail_fast=True)] | None = None
     """Tokens that end the text, besides the model's own."""
-    bad_words: Annotated[list[Word], Field(max_length=128, fail_fast=True)] | None = None
-    """Never emit these texts."""
     structured_outputs: StructuredOutputs | None = None
     """The form of the answer."""
     speculant: SpeculantOptions | None = None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from functools import lru_cache
 
 import torch
+from torch import Tensor
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    PreTrainedTokenizerBase,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
@@ -24,7 +22,25 @@ from transformers import (
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import TokenId
-from speculant_verifier.sampling.penalties import CountPenalties
+
+
+class CountPenalties(LogitsProcessor):
+    """Takes from the logits of emitted tokens: ``presence`` once, and ``frequency`` as often as each was emitted.
+
+    Tokens of the prompt do not count. As in OpenAI's API reference; transformers does not have them.
+    """
+
+    def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
+        """Take the penalties, which may be negative, and how many tokens the prompt has."""
+        self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return new scores ``[n, V]`` after sequences ``[n, L]``."""
+        scores = scores.clone()
+        for row, emitted in zip(scores, input_ids[:, self._prompt_length :], strict=True):
+            tokens, counts = emitted.unique(return_counts=True)
+            row[tokens] -= self._presence + self._frequency * counts.to(row.dtype)
+        return scores
 
 
 def processors_of(
@@ -32,7 +48,6 @@ def processors_of(
     prompt_length: int,
     end_token_ids: Collection[TokenId],
     vocabulary_size: int,
-    tokenizer: PreTrainedTokenizerBase,
     device: torch.device,
 ) -> LogitsProcessorList:
     """Return the processors that ``model.generate`` would make for the same settings, in the same order.
@@ -44,7 +59,6 @@ def processors_of(
         prompt_length: tokens of the prompt.
         end_token_ids: tokens that end this request's text (:func:`end_token_ids_of`).
         vocabulary_size: of the model, that is of its logits.
-        tokenizer: turns bad words into token ids.
         device: where the logits are.
 
     Raises:
@@ -58,13 +72,8 @@ def processors_of(
         processors.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
     if config.presence_penalty or config.frequency_penalty:
         processors.append(CountPenalties(prompt_length, config.presence_penalty, config.frequency_penalty))
-    if config.no_repeat_ngram_size > 0:
-        processors.append(NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
-    ends = torch.tensor(sorted(end_token_ids), device=device) if end_token_ids else None
-    if config.bad_words:
-        words = _known_words(tuple(config.bad_words), frozenset(end_token_ids), vocabulary_size, tokenizer)
-        processors.append(NoBadWordsLogitsProcessor(words, ends))
-    if config.min_tokens > 0 and ends is not None:
+    if config.min_tokens > 0 and end_token_ids:
+        ends = torch.tensor(sorted(end_token_ids), device=device)
         processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device)))
     if config.temperature > 0.0:
         processors.extend(_warpers(config))
@@ -87,36 +96,6 @@ def _warpers(config: GenerationConfig) -> LogitsProcessorList:
 def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) -> frozenset[TokenId]:
     """Return the tokens that end a request's text: its own, or those that the model declares."""
     return frozenset(declared if config.end_token_ids is None else config.end_token_ids)
-
-
-def bad_word_ids(
-    words: Collection[str],
-    end_token_ids: Collection[TokenId],
-    vocabulary_size: int,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[list[TokenId]]:
-    """Return the token ids of texts that must not be emitted, at the start of a word and within one.
-
-    Raises:
-        GenerationError: a text is empty, is nothing but an end token, or has tokens that the model does not have.
-    """
-    sequences: dict[tuple[TokenId, ...], None] = {}  # in order, each once
-    for word in words:
-        if not word:
-            raise GenerationRequestError("bad_words has an empty one; leave it out, or give at least one character")
-        for text in (word, f" {word}"):
-            token_ids: list[TokenId] = tokenizer.encode(text, add_special_tokens=False)
-            if not token_ids or not all(0 <= token < vocabulary_size for token in token_ids):
-                raise GenerationRequestError(f"bad_words: {word!r} has no tokens that the model has; leave it out")
-            if len(token_ids) == 1 and token_ids[0] in end_token_ids:
-                raise GenerationRequestError(
-                    f"bad_words: {word!r} is an end token; to go on after it, set ignore_end_tokens or min_tokens"
-                )
-            sequences[tuple(token_ids)] = None
-    return [list(each) for each in sequences]
-
-
-_known_words = lru_cache(maxsize=8)(bad_word_ids)  # the samples of a request have the same
 
 
 def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:

@@ -183,8 +183,7 @@ class RowTarget:
                 "check its weights, or use --verifier.dtype float32"
             )
         return GenerationRequestError(
-            f"no token is left for position {position} of the sequence; allow more by logit_bias, bad_words, "
-            "no_repeat_ngram_size or min_tokens"
+            f"no token is left for position {position} of the sequence; allow more by logit_bias or min_tokens"
         )
 
 

@@ -31,7 +31,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.random_stream import RULE_STREAM, uniform
 from speculant_graph.types import TokenId
 from speculant_verifier.sampling.nucleus import nucleus
-from speculant_verifier.sampling.penalties import CountPenalties
+from speculant_verifier.sampling.processors import CountPenalties
 from speculant_verifier.structured.constraint import Constraint
 
 _CONTEXT_FREE = frozenset(

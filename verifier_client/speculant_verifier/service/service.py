@@ -41,13 +41,11 @@ RULE_OF_NUMBER: dict[int, RuleName] = {
 """Names of rules by their numbers on the wire."""
 
 _SEED_BITS = 63
-_MOST_ENTRIES = {"logit_biases": 1024, "bad_words": 128, "choices": 1024, "stop_strings": 16, "stop_token_ids": 1024}
+_MOST_ENTRIES = {"logit_biases": 1024, "stop_strings": 16, "stop_token_ids": 1024}
 _MOST_CHARACTERS = 1024
 _GIVEN_IF_PRESENT = ("max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "seed")
-_OF_DRAFTS = ("node_budget", "max_depth", "draft_temperature")
 _GIVEN_IF_NOT_ZERO = (
-    "min_tokens", "top_k", "no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "json_schema", "regex",
-    "grammar", "prediction",
+    "min_tokens", "top_k", "presence_penalty", "frequency_penalty", "json_schema", "grammar", "prediction",
 )  # fmt: skip
 
 
@@ -195,18 +193,13 @@ def generation_config(
     for name, most in _MOST_ENTRIES.items():
         if len(getattr(sampling, name)) > most:
             raise GenerationRequestError(f"{name} has {len(getattr(sampling, name))} entries; send at most {most}")
-    for name in ("bad_words", "stop_strings"):
-        if max(map(len, getattr(sampling, name)), default=0) > _MOST_CHARACTERS:
-            raise GenerationRequestError(f"a text of {name} is too long; send at most {_MOST_CHARACTERS} characters")
+    if max(map(len, sampling.stop_strings), default=0) > _MOST_CHARACTERS:
+        raise GenerationRequestError(f"a text of stop_strings is too long; send at most {_MOST_CHARACTERS} characters")
     wanted: dict[str, Any] = {name: getattr(sampling, name) for name in _GIVEN_IF_PRESENT if sampling.HasField(name)}
     wanted |= {name: value for name in _GIVEN_IF_NOT_ZERO if (value := getattr(sampling, name))}
     wanted.setdefault("seed", secrets.randbits(_SEED_BITS))
     if sampling.logit_biases:
         wanted["logit_bias"] = {each.token_id: each.bias for each in sampling.logit_biases}
-    if sampling.bad_words:
-        wanted["bad_words"] = tuple(sampling.bad_words)
-    if sampling.choices:
-        wanted["choices"] = tuple(sampling.choices)
     if sampling.stop_strings:
         wanted["stop"] = tuple(sampling.stop_strings)
     if sampling.stop_token_ids:
@@ -220,7 +213,6 @@ def generation_config(
         wanted["logprobs"] = sampling.num_top_logprobs
     if speculation.rule:
         wanted["rule"] = _rule(speculation.rule)
-    wanted |= {name: getattr(speculation, name) for name in _OF_DRAFTS if speculation.HasField(name)}
     return changed(defaults, wanted)
 
 

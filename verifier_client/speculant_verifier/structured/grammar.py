@@ -40,24 +40,16 @@ def form_of(config: GenerationConfig) -> str:
     Raises:
         GenerationRequestError: they ask for several, or what they ask for can't be read.
     """
-    wanted = [name for name in ("json_schema", "regex", "choices", "grammar") if getattr(config, name)]
-    if len(wanted) > 1:
-        raise GenerationRequestError(f"{' and '.join(wanted)} exclude each other; give one of them")
-    if wanted and (config.ignore_end_tokens or config.end_token_ids == ()):
-        raise GenerationRequestError(f"{wanted[0]} needs an end; leave out ignore_end_tokens")
+    if config.json_schema and config.grammar:
+        raise GenerationRequestError("json_schema and grammar exclude each other; give one of them")
+    if (config.json_schema or config.grammar) and (config.ignore_end_tokens or config.end_token_ids == ()):
+        raise GenerationRequestError("output of a given form needs an end; leave out ignore_end_tokens")
     if config.json_schema:
         try:
             schema = json.loads(config.json_schema)
             return json.dumps({"json_schema": {"x-guidance": _LOOSE, **schema} if isinstance(schema, dict) else schema})
         except (ValueError, RecursionError) as error:
             raise GenerationRequestError(f"json_schema is no JSON ({error}); give a schema as JSON text") from error
-    if config.regex:
-        grammar = json.loads(LLMatcher.grammar_from_regex(config.regex))["grammars"][0]
-        return json.dumps({"lark_grammar": grammar["lark_grammar"]})
-    if config.choices:
-        return json.dumps(
-            {"lark_grammar": "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in config.choices)}
-        )
     if config.grammar.startswith("{"):
         try:
             if isinstance(json.loads(config.grammar)["grammars"], list):
@@ -66,6 +58,17 @@ def form_of(config: GenerationConfig) -> str:
             pass
         raise GenerationRequestError("grammar begins with '{', but is no JSON with a list of 'grammars'; fix it")
     return json.dumps({"lark_grammar": config.grammar}) if config.grammar else ""
+
+
+def grammar_of_regex(regex: str) -> str:
+    """Return the grammar of texts that a regular expression (Rust's syntax) matches as a whole."""
+    grammar: str = LLMatcher.grammar_from_regex(regex)
+    return grammar
+
+
+def grammar_of_choices(texts: Sequence[str]) -> str:
+    """Return the grammar of a few texts."""
+    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in texts)
 
 
 class Grammar:

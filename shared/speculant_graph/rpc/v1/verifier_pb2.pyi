@@ -55,7 +55,7 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SamplingOptions(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "logit_biases", "bad_words", "stop_strings", "stop_token_ids", "ignore_end_tokens", "seed", "num_samples", "num_top_logprobs", "logprobs", "presence_penalty", "frequency_penalty", "json_schema", "regex", "choices", "grammar", "prediction")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_biases", "stop_strings", "stop_token_ids", "ignore_end_tokens", "seed", "num_samples", "num_top_logprobs", "logprobs", "presence_penalty", "frequency_penalty", "json_schema", "grammar", "prediction")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -63,9 +63,7 @@ class SamplingOptions(_message.Message):
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
-    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_END_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -76,8 +74,6 @@ class SamplingOptions(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
-    REGEX_FIELD_NUMBER: _ClassVar[int]
-    CHOICES_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
@@ -87,9 +83,7 @@ class SamplingOptions(_message.Message):
     top_p: float
     min_p: float
     repetition_penalty: float
-    no_repeat_ngram_size: int
     logit_biases: _containers.RepeatedCompositeFieldContainer[TokenBias]
-    bad_words: _containers.RepeatedScalarFieldContainer[str]
     stop_strings: _containers.RepeatedScalarFieldContainer[str]
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_end_tokens: bool
@@ -100,29 +94,21 @@ class SamplingOptions(_message.Message):
     presence_penalty: float
     frequency_penalty: float
     json_schema: str
-    regex: str
-    choices: _containers.RepeatedScalarFieldContainer[str]
     grammar: str
     prediction: str
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., logit_biases: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[str]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_tokens: bool = ..., seed: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., logprobs: bool = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choices: _Optional[_Iterable[str]] = ..., grammar: _Optional[str] = ..., prediction: _Optional[str] = ...) -> None: ...
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_biases: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_tokens: bool = ..., seed: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., logprobs: bool = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., prediction: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("rule", "node_budget", "graph", "learn", "tenant", "max_depth", "draft_temperature")
+    __slots__ = ("rule", "graph", "learn", "tenant")
     RULE_FIELD_NUMBER: _ClassVar[int]
-    NODE_BUDGET_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     rule: VerificationRule
-    node_budget: int
     graph: str
     learn: bool
     tenant: str
-    max_depth: int
-    draft_temperature: float
-    def __init__(self, rule: _Optional[_Union[VerificationRule, str]] = ..., node_budget: _Optional[int] = ..., graph: _Optional[str] = ..., learn: bool = ..., tenant: _Optional[str] = ..., max_depth: _Optional[int] = ..., draft_temperature: _Optional[float] = ...) -> None: ...
+    def __init__(self, rule: _Optional[_Union[VerificationRule, str]] = ..., graph: _Optional[str] = ..., learn: bool = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
