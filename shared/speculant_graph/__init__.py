@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from speculant_verifier.records.database import read_records, replay_of
     from speculant_verifier.records.record import RequestRecord
-    from speculant_verifier.results import GenerationResult, PhaseTimes, RecentAcceptance, StepEvent, TokenLogprobs
+    from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent, TokenLogprobs
     from speculant_verifier.speculation import CostTable, load_or_measure
     from speculant_verifier.transformers_generate import speculant_generate
 
@@ -71,7 +71,7 @@ _MODULES = {
     ),
     "speculant_verifier.records.database": ("read_records", "replay_of"),
     "speculant_verifier.records.record": ("RequestRecord",),
-    "speculant_verifier.results": ("GenerationResult", "PhaseTimes", "RecentAcceptance", "StepEvent", "TokenLogprobs"),
+    "speculant_verifier.results": ("GenerationResult", "PhaseTimes", "StepEvent", "TokenLogprobs"),
     "speculant_verifier.speculation": ("CostTable", "load_or_measure"),
     "speculant_verifier.transformers_generate": ("speculant_generate",),
 }  # fmt: skip
@@ -83,7 +83,7 @@ __all__ = [
     "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback", "GenerationConfig", "GenerationResult",
     "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage", "LearnedStore", "LocalDrafter",
     "MultinomialProcessor", "NGramStorage", "NgramGraph", "NullDrafter", "OneLevelNGramStorage", "PhaseTimes",
-    "Proposal", "RecentAcceptance", "RecordConfig", "RequestRecord", "SequenceStep", "ServerConfig", "ServiceConfig",
+    "Proposal", "RecordConfig", "RequestRecord", "SequenceStep", "ServerConfig", "ServiceConfig",
     "SessionDrafter", "SpeculantError", "SpeculativeDecoder", "StepEvent", "TargetModel", "TokenLogprobs",
     "VerifierConfig", "load_or_measure", "ngram_assisted_speculative_generate", "read_records", "replay_of",
     "speculant_generate",

@@ -12,7 +12,7 @@ import torch
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import TokenizerMismatchError
-from speculant_graph.types import EMPTY_DRAFT, Draft
+from speculant_graph.types import EMPTY_DRAFT
 from speculant_verifier.engine import Engine, Request
 from support.drafters import ScriptedDrafter, chain, knowing, knowing_tree
 from support.tiny_models import WINDOW, tiny_model
@@ -160,5 +160,5 @@ def test_time_of_a_slow_reader_is_not_counted(gpt_oss):
     started = time.perf_counter()
     for output in Engine(gpt_oss, NullDrafter(), VerifierConfig(), DraftConfig(k=0)).run([Request(0, (1, 2), config)]):
         time.sleep(0.1)
-        counted = output.sequence.total_s
+        counted = output.sequence.times.total_s
     assert counted < time.perf_counter() - started - 0.3

@@ -165,11 +165,11 @@ def test_a_repeated_prompt_comes_from_the_target_cache():
     drafter = local_drafter(graph, "tree", 8)
     first = decode(target, [job for job, _ in greedy], drafter, 8, strategy="tree", target_cache=20_000_000)
     assert first.outputs == [output for _, output in greedy]
-    num_passes, read_s = first.engine.totals.num_passes, first.engine.totals.prefill_s
+    num_passes, read_s = first.engine.totals.num_passes, first.engine.totals.times.prefill_s
     again = decode(target, [job for job, _ in greedy], drafter, engine=first.engine)
     assert again.outputs == first.outputs
     assert again.engine.totals.num_passes == num_passes
-    assert again.engine.totals.prefill_s == read_s
+    assert again.engine.totals.times.prefill_s == read_s
     assert [each.num_from_target_cache for each in again.sequences] == [len(output) for output in again.outputs]
     assert again.engine.logits_cache.hits >= sum(map(len, again.outputs))
 

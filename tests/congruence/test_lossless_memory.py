@@ -6,7 +6,6 @@ import gc
 import random
 
 import psutil
-import pytest
 
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_verifier.engine import Engine, Request
@@ -87,8 +86,3 @@ def serve(number, num_warm):
 
 def test_some_requests():
     assert serve(40, 20) < 30_000_000
-
-
-@pytest.mark.slow
-def test_a_thousand_requests():
-    assert serve(1_000, 500) < 12_000_000

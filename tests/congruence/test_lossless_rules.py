@@ -208,9 +208,6 @@ def test_joint_distribution_with_trees_of_the_real_drafter(rule):
     assert p_value(outputs) > 1e-4
 
 
-COLD = 0.7
-
-
 @pytest.mark.parametrize("rule", ["block", "tree-wor"])
 def test_tokens_that_the_model_does_not_have_bias_nothing(rule):
     """Two tokens are as likely in q as in p; only one of them is always followed by a token without logits."""

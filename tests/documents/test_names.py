@@ -18,7 +18,7 @@ from speculant_graph.cli.bench import BENCHES
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.config import ServiceConfig
 from speculant_graph.settings import SECTIONS
-from speculant_verifier.load import Load
+from speculant_verifier.requests import Load
 from speculant_verifier.service.metrics import render_metrics as render_verifier
 from support.configs import KINDS
 from support.http_api import tiny_decoder

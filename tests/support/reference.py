@@ -33,7 +33,7 @@ MODULES = (
     "speculant_graph.types",
     "speculant_drafter.server",
     "speculant_verifier.http",
-    "speculant_verifier.load",
+    "speculant_verifier.requests",
     "speculant_verifier.results",
 )
 """The public names, and what a user would import beside them."""

@@ -1,17 +1,144 @@
-"""What a request asks for beside its text, over HTTP and gRPC alike: its settings, and its session with the drafter."""
+"""What HTTP and gRPC requests have in common: settings, a session with the drafter, and the capacity that they take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 
-from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import GenerationRequestError
+from speculant_graph.config import GenerationConfig, ServiceConfig
+from speculant_graph.errors import (
+    DrafterUnavailableError,
+    DraftLimitError,
+    GenerationError,
+    GenerationRequestError,
+    SpeculantError,
+)
 from speculant_graph.serving.access import ALL, Principal
 from speculant_graph.types import SessionOptions
 from speculant_graph.validation_messages import humanise
+from speculant_verifier.engine.sequence import OUT_OF_MEMORY
+from speculant_verifier.results import StepEvent
+
+_RETRY_S = 1.0
+_MAX_SAMPLES = 16
+"""Of one request, all prompts together."""
+
+
+class Load:
+    """Counts the sequences that are decoded or wait, and refuses more than its capacity."""
+
+    def __init__(self, config: ServiceConfig, max_batch_size: int) -> None:
+        """Begin with nothing under way.
+
+        Args:
+            config: how many may wait.
+            max_batch_size: sequences decoded together.
+        """
+        self._most = max_batch_size + config.max_waiting
+        self._most_samples = min(_MAX_SAMPLES, self._most)
+        self.num_sequences = 0
+        """Under way."""
+        self.num_refused = 0
+        """Requests refused for want of capacity."""
+        self.is_draining = False
+        """Whether no more are taken."""
+
+    @contextmanager
+    def admitted(self, num_sequences: int) -> Iterator[Callable[[], None]]:
+        """Reserve capacity for the sequences of one request, of either API.
+
+        Yields:
+            What gives the capacity of one sequence back, as soon as that has ended: its client may be slow to read. The
+            rest is given back at the end.
+
+        Raises:
+            SpeculantError: as ``require_capacity`` does.
+        """
+        self.require_capacity(num_sequences)
+        self.num_sequences += num_sequences
+        num_held = num_sequences
+
+        def give_back() -> None:
+            nonlocal num_held
+            num_held -= 1
+            self.num_sequences -= 1
+
+        try:
+            yield give_back
+        finally:
+            self.num_sequences -= num_held
+
+    def require_capacity(self, num_sequences: int) -> None:
+        """Refuse a request of so many sequences, if it would not be taken now.
+
+        Raises:
+            GenerationRequestError: they are more than any request may have.
+            DraftLimitError: there is no capacity; the same request may be taken a little later.
+            DrafterUnavailableError: the service is about to end.
+        """
+        if self.is_draining:
+            raise DrafterUnavailableError("the verifier is shutting down; ask another")
+        if num_sequences > self._most_samples:
+            raise GenerationRequestError(
+                f"n asks for {num_sequences} samples, but a request may have {self._most_samples}; ask for fewer"
+            )
+        if self.num_sequences + num_sequences > self._most:
+            self.num_refused += 1
+            raise DraftLimitError(
+                f"{self.num_sequences} sequences are under way; try again in {_RETRY_S:g} s", _RETRY_S
+            )
+
+
+def failure_of(error: str, *, is_client_error: bool) -> SpeculantError:
+    """Return why a request failed, as servers report it.
+
+    Args:
+        error: of its result.
+        is_client_error: whether the request itself was wrong.
+    """
+    if is_client_error:
+        return GenerationRequestError(error)
+    return DrafterUnavailableError(error) if error == OUT_OF_MEMORY else GenerationError(error)
+
+
+async def read_ahead(
+    events: AsyncGenerator[StepEvent, None], give_back: Callable[[], None]
+) -> AsyncGenerator[StepEvent, None]:
+    """Yield events to a client that may be slow, and give capacity back as soon as the engine is done with a sequence.
+
+    What is not read yet waits in memory, at most an answer. Leaving the iterator ends the generation.
+
+    Args:
+        events: of one request.
+        give_back: what :meth:`Load.admitted` yielded.
+    """
+    waiting: asyncio.Queue[StepEvent | BaseException | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if event.result is not None:
+                        give_back()
+                    waiting.put_nowait(event)
+            waiting.put_nowait(None)
+        except BaseException as error:
+            waiting.put_nowait(error)
+            raise
+
+    reading = asyncio.create_task(read())
+    try:
+        while (item := await waiting.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from speculant_graph.types import TokenId
@@ -26,9 +26,12 @@ class TokenLogprobs:
     """Theirs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PhaseTimes:
-    """Where the time of a request went, in seconds. A batch's shared work is counted in full for each of its rows."""
+    """Where the time of a request or of an engine went, in seconds.
+
+    A batch's shared work is counted in full for each of its rows.
+    """
 
     prefill_s: float = 0.0
     """Reading the prompt."""
@@ -42,28 +45,20 @@ class PhaseTimes:
     """Keeping what was accepted in the cache."""
     stall_s: float = 0.0
     """Of prefill and forward passes, waiting for weights that do not fit into memory; 0 where it holds all."""
-    other_s: float = 0.0
-    """The rest, such as the prompts of others that were read meanwhile."""
     first_token_s: float = 0.0
     """From admission to the first emitted token."""
     total_s: float = 0.0
     """From admission to the last emitted token, without the time between steps, which readers of streams take."""
 
+    @property
+    def other_s(self) -> float:
+        """The rest, such as the prompts of others that were read meanwhile."""
+        named_s = self.prefill_s + self.draft_s + self.forward_s + self.verify_s + self.commit_s
+        return max(0.0, self.total_s - named_s)
 
-@dataclass(frozen=True, slots=True)
-class RecentAcceptance:
-    """How drafts did over the latest finished requests of an engine that had drafts."""
-
-    num_requests: int = 0
-    """How many these are: at most 64."""
-    tokens_per_pass: float | None = None
-    """Tokens emitted per forward pass, those from the target cache left out. None without a pass."""
-    drafted_share: float = 0.0
-    """Share of the emitted tokens that were drafted."""
-
-
-NO_REQUESTS = RecentAcceptance()
-"""Of an engine that has finished none."""
+    def as_dict(self) -> dict[str, float]:
+        """Return all of them by name."""
+        return {**asdict(self), "other_s": self.other_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +97,6 @@ class GenerationResult:
     """What went wrong, if the finish reason is ``error``."""
     is_refused: bool = False
     """Whether an error is of the request's own making: its prompt or its settings."""
-    recent: RecentAcceptance = NO_REQUESTS
-    """How drafts did when it ended, over the engine's latest requests, this one included if it had drafts."""
     warning: str = ""
     """Why there were no drafts, if the request is the reason: it names a graph that the drafter does not serve."""
 

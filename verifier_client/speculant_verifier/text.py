@@ -163,7 +163,7 @@ class Batch:
             num_steps_without_drafter=sequence.num_steps_without_drafter,
             drafted_by_depth=tuple(sequence.drafted_by_depth),
             accepted_by_depth=tuple(sequence.accepted_by_depth),
-            times=sequence.times(),
+            times=sequence.times,
             logprobs=tuple(sequence.logprobs),
             num_drafts=sequence.num_drafts,
             num_from_target_cache=sequence.num_from_target_cache,
@@ -171,7 +171,6 @@ class Batch:
             sample=self._sources[sequence.index][1],
             error=sequence.error,
             is_refused=sequence.is_refused,
-            recent=sequence.recent,
             warning="" if any(sequence.drafted_by_depth) else sequence.drafter_problem,
         )
 

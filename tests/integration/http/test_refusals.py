@@ -13,7 +13,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine.sequence import OUT_OF_MEMORY
 from speculant_verifier.http.errors import error_of as error_of_failure
-from speculant_verifier.load import failure_of
+from speculant_verifier.requests import failure_of
 from support.http_api import MODEL, Api, serving, tiny_decoder
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}

@@ -44,21 +44,6 @@ def test_lengths_around_the_real_window(gpt_oss_128):
         assert rows.verify(range(len(LENGTHS_AROUND_128)), "tree", 11, looked_at=1) < TOLERANCE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_many_rounds_around_the_real_window(gpt_oss_128, seed):
-    generator_lengths = LENGTHS_AROUND_128[seed % 2 :: 2]
-    cache = gpt_oss_128.new_cache(len(generator_lengths), widest_pass=8)
-    rows = Rows(gpt_oss_128, cache, seed)
-    for row, length in enumerate(generator_lengths):
-        rows.start(row, length, chunk=rows.generator.choice([8, 64, 200]))
-    for _ in range(12):
-        taking_part = sorted(rows.generator.sample(range(cache.num_rows), rows.generator.randint(1, cache.num_rows)))
-        if rows.generator.random() < 0.3:
-            rows.start(taking_part[0], rows.generator.randint(1, 280), chunk=50)
-        assert rows.verify(taking_part, rows.generator.choice(["chain", "tree"]), 24) < TOLERANCE
-
-
 @pytest.mark.parametrize("widest", [1, 7, 17])
 def test_a_ring_comes_round_many_times(gpt_oss, widest):
     """Prefilled in pieces of the widest pass, and verified with as many nodes, far past the ring."""
@@ -90,18 +75,6 @@ def test_a_pass_wider_than_the_ring_was_made_for(gpt_oss):
     assert cache._slot_layers[0].num_slots > small
 
 
-def test_rings_save_memory_only_where_there_is_some_to_save():
-    ring, slots = tiny_gpt_oss(), tiny_gpt_oss(ring_cache=False)
-    sizes = {}
-    for name, target in (("ring", ring), ("slots", slots)):
-        for length in (20, 400):
-            cache = target.new_cache(2, length, widest_pass=10)
-            target.prefill([[1, 2, 3]], cache, [0])
-            sizes[name, length] = cache.num_bytes
-    assert sizes["ring", 20] == sizes["slots", 20]
-    assert sizes["ring", 400] == sizes["slots", 400] * (400 + 32) // 800
-
-
 def test_window_edge_inside_the_tree(gpt_oss):
     """A tree deeper than the window: its last nodes must no longer see its first ones, on every branch."""
     cache = gpt_oss.new_cache(1)
@@ -113,32 +86,6 @@ def test_window_edge_inside_the_tree(gpt_oss):
     for node in (1, 2, size - 3, size - 1, size):
         prefix = rows.tokens[0] + [draft.token_ids[j] for j in path_to(draft, node)]
         assert (logits[0, node] - fresh_logits(gpt_oss, prefix)[-1]).abs().max() < TOLERANCE
-
-
-def test_siblings_do_not_see_each_other_even_if_they_are_equal(gpt_oss):
-    cache = gpt_oss.new_cache(1)
-    Rows(gpt_oss, cache, 0).start(0, 20)
-    draft = Draft((7, 7, 9, 9, 11), (0, 0, 1, 2, 0))
-    first = gpt_oss.forward([[5]], cache, [0], [draft])[0]
-    assert torch.allclose(first[1], first[2], atol=TOLERANCE)
-    assert torch.allclose(first[3], first[4], atol=TOLERANCE)
-    changed = gpt_oss.forward([[5]], cache, [0], [Draft((7, 8, 9, 9, 12), draft.parents)])[0]
-    assert torch.allclose(first[3], changed[3], atol=TOLERANCE)
-    assert (first[4] - changed[4]).abs().max() > 100 * TOLERANCE
-
-
-def test_compacting_a_late_path_then_going_on(gpt_oss):
-    cache = gpt_oss.new_cache(2, widest_pass=8)
-    rows = Rows(gpt_oss, cache, 0)
-    for row, length in ((0, 100), (1, WINDOW - 2)):
-        rows.start(row, length, chunk=8)
-    draft = Draft((1, 2, 3, 4, 5, 6), (0, 0, 2, 1, 3, 5))
-    gpt_oss.forward([tokens[-1:] for tokens in rows.tokens.values()], cache, [0, 1], [draft, draft])
-    cache.commit_all([1, 0], [[0, 2, 3, 5, 6], [0, 1, 4]])
-    rows.tokens[1] += [2, 3, 5, 6, 40]
-    rows.tokens[0] += [1, 4, 41]
-    for _ in range(3):
-        assert rows.verify([0, 1]) < TOLERANCE
 
 
 def test_the_sliding_window_is_really_applied(gpt_oss):
@@ -160,23 +107,6 @@ def test_the_sliding_window_is_really_applied(gpt_oss):
     assert (last(right) - expected).abs().max() < TOLERANCE
     # One tensor for all layers is taken for both kinds, and the window is dropped without a word.
     assert (last(plan.full) - expected).abs().max() > 100 * TOLERANCE
-
-
-def test_boolean_masks_in_the_models_own_attention_are_the_trap_that_the_form_avoids():
-    target = tiny_gpt_oss(eager=True)
-    cache = target.new_cache(1)
-    tokens = list(range(40))
-    target.prefill([tokens[:-1]], cache, [0])
-    expected = fresh_logits(target, tokens)[-1]
-    plan = cache.plan([0], [1])
-    assert plan.full.dtype == plan.sliding.dtype == torch.float32
-    assert (target.forward([tokens[-1:]], cache, [0])[0, 0] - expected).abs().max() < TOLERANCE
-    with torch.inference_mode():
-        wrong = target.model(
-            torch.tensor([tokens[-1:]]), position_ids=plan.position_ids, past_key_values=cache,
-            attention_mask={"full_attention": plan.full == 0, "sliding_attention": plan.sliding == 0},
-        ).logits[0, -1]  # fmt: skip
-    assert (wrong - expected).abs().max() > 100 * TOLERANCE
 
 
 def test_the_models_own_attention_verifies_trees_too():

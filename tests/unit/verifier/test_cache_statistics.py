@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speculant_graph.config import GenerationConfig
-from speculant_verifier.results import GenerationResult, PhaseTimes
 from speculant_verifier.run_statistics import RunMeter
-from support.http_api import serving, tiny_decoder
+from support.http_api import tiny_decoder
 
 PROMPT = [1, 2, 3] * 6
 CONFIG = GenerationConfig(max_tokens=24, ignore_end_tokens=True, speculation="on")
@@ -63,27 +62,3 @@ def test_speculation_off_is_a_baseline(decoder):
     fresh = CONFIG.model_copy(update={"speculation": "off", "logit_bias": {5: 3.0}})
     assert measured(decoder, fresh)[0].num_steps == 24
     assert (cache.hits, cache.stored) == before, "nothing of it is kept"
-
-
-def test_the_same_over_http(decoder):
-    with serving(decoder) as api:
-
-        def statistics(speculation, **more):
-            body = {"model": "tiny-gpt-oss", "prompt": PROMPT, "max_tokens": 24, "ignore_eos": True, **more}
-            answer = api.post("completions", body | {"speculant": {"speculation": speculation}})
-            assert answer.status_code == 200, answer.text
-            return answer.json()["speculant"]
-
-        first = statistics("on")
-        assert first["mean_accepted_tokens"] == pytest.approx((24 - first["from_target_cache"]) / first["steps"])
-        assert 0 < first["drafts"] <= first["steps"]
-        again = statistics("on", n=2, temperature=0.0)
-        assert (again["steps"], again["from_target_cache"], again["mean_accepted_tokens"]) == (0, 48, None)
-        assert (again["tree_hit_rate"], again["target_cache_hit_rate"]) == (0.0, 1.0)
-        plain = statistics("off")
-        assert (plain["steps"], plain["from_target_cache"], plain["mean_accepted_tokens"]) == (24, 0, 1.0)
-
-
-def test_no_tokens_have_no_rates():
-    nothing = GenerationResult("", (), (1,), "error", 1, 0, (), (), PhaseTimes())
-    assert (nothing.tree_hit_rate, nothing.target_cache_hit_rate, nothing.num_from_tree) == (0.0, 0.0, 0)

@@ -73,27 +73,6 @@ def test_stops_and_streams_equal_decoding_everything_after_each_token(case):
     assert stream.is_complete == (count is not None)
 
 
-@given(outputs())
-def test_a_stream_alone_ends_before_the_stop_text_also_if_it_is_given_more(case):
-    decode, token_ids, strings, sizes = case
-    stream = Detokenizer(decode, strings)
-    pieces = [stream.push(block) for block in blocks_of(token_ids, sizes)]
-    pieces.append(stream.push([], final=True))
-    whole = decode(token_ids)
-    places = [whole.find(string) for string in strings if string in whole]
-    # The step that completes a text shows what stands before the first; later ones show nothing.
-    assert whole.startswith("".join(pieces))
-    assert bool(places) == stream.is_complete
-    assert not any(string in "".join(pieces) for string in strings)
-
-
-def test_text_is_held_back_only_while_it_may_begin_a_stop_text():
-    stream = Detokenizer(decode_bytes, ["</s>", "\n\n"])
-    shown = [stream.push(TOKENIZER.encode(text)) for text in ("one <", "b", "> </", "s", "two\n", "x", "\n", "\ny")]
-    assert shown == ["one ", "<b", "> ", "", "</stwo", "\nx", "", ""]
-    assert stream.is_complete
-
-
 def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
     def ending(*strings, ends=(256, 257), max_tokens=9):
         check = Detokenizer(decode_bytes, strings).stop_within if strings else None

@@ -96,18 +96,6 @@ def test_prompts_are_read_in_the_order_in_which_they_came(target):
     assert first.num_emitted
 
 
-def test_a_stop_check_that_fails_ends_its_request_alone(target):
-    def failing(token_ids):
-        raise ValueError("no such thing")
-
-    engine = make_engine(target)
-    engine.add(Request(0, (1, 2), CONFIG, stop_check=failing))
-    engine.add(Request(1, (1, 2), CONFIG))
-    ended = finish(engine)
-    assert "stop check" in ended[0].sequence.error
-    assert ended[1].sequence.output == alone(target, (1, 2))
-
-
 def test_a_cancelled_sequence_frees_its_row_and_session(target):
     drafter = ScriptedDrafter(knowing([], 1.0, 258))
     engine = make_engine(target, drafter, max_batch_size=1)

@@ -20,11 +20,11 @@ from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.machine import anonymous_bytes
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import pressure
-from speculant_verifier.load import Load
 from speculant_verifier.model import TargetModel
 from speculant_verifier.offload import experts
 from speculant_verifier.offload.files import StoredTensor, WeightReader, stored_tensors
 from speculant_verifier.offload.plan import plan_for
+from speculant_verifier.requests import Load
 from speculant_verifier.service.metrics import render_metrics
 from speculant_verifier.speculation.cost_measure import STREAMED_TOKENS
 from support.lossless import alone, decode, mixed_jobs

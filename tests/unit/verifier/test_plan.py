@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,18 +53,3 @@ def test_equals_the_obvious(rows, seed, more, window, shape):
             assert sorted(np.flatnonzero(ringed[row, node])) == sorted(index % ring for index in near)
         for node in range(len(sees), width):
             assert full[row, node].any(), "padding that sees nothing would be NaN in some kernels"
-
-
-def test_a_tree_of_a_thousand_nodes():
-    draft = random_draft(random.Random(0), 1_023, "tree")
-    made = shape_of_pass([5], [1], [draft], 1_024)
-    positions, sees = slow(5, 1, draft)
-    assert made.positions[0].tolist() == positions
-    assert [set(np.flatnonzero(row)) for row in full_visibility(made, 1_029)[0]] == sees
-
-
-@pytest.mark.parametrize("pending", [[3], [1, 4]])
-def test_without_drafts_a_pass_is_a_stretch(pending):
-    made = shape_of_pass([2] * len(pending), pending, None, max(pending))
-    assert made.depths[-1].tolist() == list(range(pending[-1]))
-    assert made.ancestors[0].tolist() == np.tri(max(pending), dtype=bool).tolist()

@@ -235,7 +235,7 @@ def test_log_probabilities_are_finite_as_json_has_no_infinity():
     assert np.isfinite(few).all()
 
 
-def test_a_decoder_records_and_tells_how_drafts_do_lately(target, tmp_path):
+def test_a_decoder_records(target, tmp_path):
     config = GenerationConfig(max_tokens=16, speculation="on", ignore_end_tokens=True)
     draft = DraftConfig(strategy="tree", k=4)
     with SpeculativeDecoder(
@@ -246,7 +246,6 @@ def test_a_decoder_records_and_tells_how_drafts_do_lately(target, tmp_path):
         record=RecordConfig(folder=tmp_path),
     ) as decoder:
         results = decoder.generate([[1, 2, 3] * 6, [4, 5] * 4, [6] * 9], config)
-        plain = decoder.generate([[1, 2]], config.model_copy(update={"speculation": "off"}))
     found = [*read_records(tmp_path), *replay_of(tmp_path, "", 9)]
     assert sorted(each.output for each in found) == sorted(each.token_ids for each in results)
     by_prompt = {each.prompt: each for each in found}
@@ -255,10 +254,3 @@ def test_a_decoder_records_and_tells_how_drafts_do_lately(target, tmp_path):
         assert (sum(record.accepted), record.num_passes) == (result.num_accepted, result.num_steps)
         assert record.drafted_share == result.drafted_share
         assert sum(map(len, record.drafted)) <= result.num_drafted
-    recent = decoder.totals.recent
-    assert recent == max((each.recent for each in results), key=lambda each: each.num_requests) == plain[0].recent
-    assert recent.num_requests == 3
-    assert recent.tokens_per_pass == sum(len(each.token_ids) for each in results) / sum(
-        each.num_steps for each in results
-    )
-    assert recent.drafted_share == sum(each.num_accepted for each in results) / 48

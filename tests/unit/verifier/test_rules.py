@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.errors import GenerationError
-from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal, RuleName
+from speculant_graph.types import Draft, Proposal, RuleName
 from speculant_verifier.rules import RULES, WANTS_PROPOSALS
 from support.rule_oracles import (
     DenseDistribution,
@@ -187,14 +187,6 @@ def test_without_temperature_every_rule_emits_the_most_probable_tokens(case, see
         verdict = rule(draft, DenseTarget(draft, p, [0.5] * 12), numbers_of(seed))
         nodes = [0, *(node + 1 for node in verdict.path)]
         assert list(verdict.token_ids) == [p[node].argmax() for node in nodes]
-
-
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_no_draft_is_one_token_of_the_models_own(rule):
-    p = [np.array([0.0, 0.25, 0.75, 0, 0])]
-    verdict = RULES[rule](EMPTY_DRAFT, DenseTarget(EMPTY_DRAFT, p, [0.3]), lambda: 0.3)
-    assert verdict.path == ()
-    assert verdict.token_ids == (2,)
 
 
 def test_every_rule_is_in_the_tables():

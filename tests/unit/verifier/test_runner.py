@@ -130,30 +130,6 @@ def test_an_error_of_the_engine_reaches_everybody_who_waits_and_the_next_call_wo
     assert output(runner.stream([Request(0, PROMPTS[0], CONFIG)])) == expected[0]
 
 
-def test_a_call_that_the_engine_refuses_fails_alone(target, expected, monkeypatch):
-    engine = make_engine(target)
-    runner, add = Runner(engine), engine.add
-
-    def refuse_one(request):
-        if request.index:
-            raise RuntimeError("no memory for its settings")
-        return add(request)
-
-    monkeypatch.setattr(engine, "add", refuse_one)
-
-    async def read(index):
-        return [
-            token async for each in runner.astream([Request(index, PROMPTS[0], CONFIG)]) for token in each.token_ids
-        ]
-
-    async def play():
-        return await asyncio.gather(*map(read, (0, 1, 0)), return_exceptions=True)
-
-    first, failure, last = asyncio.run(asyncio.wait_for(play(), 60))
-    assert tuple(first) == tuple(last) == expected[0]
-    assert isinstance(failure, RuntimeError)
-
-
 def test_closing_ends_those_who_wait(target):
     runner = Runner(make_engine(target))
     reader = runner.stream([Request(0, (3, 3), CONFIG)])

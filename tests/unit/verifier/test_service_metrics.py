@@ -14,7 +14,7 @@ from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.engine.totals import NODE_BOUNDS
-from speculant_verifier.load import Load
+from speculant_verifier.requests import Load
 from speculant_verifier.service.metrics import render_metrics
 from support.adapters import adapted_decoder, adapter_folders
 
@@ -67,11 +67,7 @@ def test_counters_are_those_of_the_engine(decoder):
     assert 0 < found["target_cache_bytes",] == cache.num_bytes <= 100_000
     # Every token has a pass, was accepted in one, or came from the cache.
     assert totals.num_tokens == found["pass_rows_total",] + found["accepted_tokens_total",] + cache.hits
-    recent = totals.recent
-    assert found["recent_requests",] == recent.num_requests == 3
-    assert found["recent_tokens_per_pass",] == recent.tokens_per_pass >= 1
-    assert found["recent_drafted_share",] == recent.drafted_share == found["accepted_tokens_total",] / 72
-    assert found["phase_seconds_total", "forward"] == pytest.approx(totals.forward_s)
+    assert found["phase_seconds_total", "forward"] == pytest.approx(totals.times.forward_s)
 
 
 def test_histograms_are_cumulative_and_count_everything(decoder):
@@ -89,7 +85,7 @@ def test_histograms_are_cumulative_and_count_everything(decoder):
         assert found[f"{name}_sum",] == pytest.approx(histogram.total)
     names = [*map(str, NODE_BOUNDS), "more"]
     assert sum(found["pass_seconds_count", name] for name in names) == totals.num_passes
-    assert sum(found["pass_seconds_sum", name] for name in names) == pytest.approx(totals.forward_s)
+    assert sum(found["pass_seconds_sum", name] for name in names) == pytest.approx(totals.times.forward_s)
 
 
 def test_gauges_show_what_runs(gpt_oss):

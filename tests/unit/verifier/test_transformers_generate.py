@@ -73,14 +73,6 @@ def test_samples_depend_on_seeds_alone(model):
     assert torch.equal(model.generate(**settings), first)
 
 
-def test_several_samples_of_one_prompt(model):
-    rows = model.generate(
-        torch.tensor([[5, 6, 7]]), do_sample=True, num_return_sequences=3, max_new_tokens=9, pad_token_id=PAD,
-        custom_generate=speculant_generate, seeds=[1, 2, 3], return_dict_in_generate=True,
-    ).sequences  # fmt: skip
-    assert len({tuple(row) for row in rows.tolist()}) == 3
-
-
 def test_stopping_criteria_are_asked_after_every_token(model):
     class AfterFourth(StoppingCriteria):
         def __call__(self, input_ids, scores, **_):

@@ -140,8 +140,11 @@ class SlotCache(Cache):
         self.lengths[row] = self._written[row] = 0
 
     @torch.inference_mode()
-    def copy_row(self, source: int, target: int) -> None:
-        """Make a row the same as another, whatever it held: several samples of one prompt read it once."""
+    def move_row(self, source: int, target: int) -> None:
+        """Move a row to another's index, whatever that held; the source is empty then.
+
+        Rows in use that are neighbours are read in place. Others are gathered, which copies them on every pass.
+        """
         if source == target:
             return
         for layer in self._slot_layers:
@@ -149,15 +152,7 @@ class SlotCache(Cache):
             layer.copy_row(source, target, end)
             layer.wipe(target, end, min(self._written[target], layer.num_slots))
         self.lengths[target], self._written[target] = self.lengths[source], self._written[source]
-
-    def move_row(self, source: int, target: int) -> None:
-        """Move a row to another's index, whatever that held; the source is empty then.
-
-        Rows in use that are neighbours are read in place. Others are gathered, which copies them on every pass.
-        """
-        if source != target:
-            self.copy_row(source, target)
-            self.clear(source)
+        self.clear(source)
 
     @property
     def is_empty(self) -> bool:
@@ -281,10 +276,6 @@ class SlotCache(Cache):
             self._move(np.array(moved).T)
         for row, path in zip(rows, paths, strict=True):
             self.lengths[row] += len(path)
-
-    def commit(self, row: int, path: Sequence[int]) -> None:
-        """Keep nodes of one row (see :meth:`commit_all`)."""
-        self.commit_all([row], [path])
 
     @torch.inference_mode()
     def _move(self, moved: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import GenerationRequestError
-from speculant_verifier.engine.prefix_cache import PrefixCache
-from speculant_verifier.engine.sequence import ActiveSequence, Request
+from speculant_verifier.engine.prompts import PrefixCache
+from speculant_verifier.engine.sequence import MOST_PENDING, ActiveSequence, Request
 from speculant_verifier.model import TargetModel
-
-MOST_PENDING = 8
-"""Pending tokens that are read together with a draft; more of them are read before it, like a prompt."""
 
 
 class Admission:

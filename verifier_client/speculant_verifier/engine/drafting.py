@@ -113,11 +113,10 @@ class Drafting:
             sequences[index].draft_nodes = [shallow[index][node] for node in nodes if node < len(shallow[index])]
             drafts[index] = drafts[index].part(nodes)
         elapsed_s = time.perf_counter() - started_s
-        self._totals.draft_s += elapsed_s
         if asked:
             self._totals.draft_times.observe(elapsed_s)
-        for sequence in sequences:
-            sequence.draft_s += elapsed_s
+        for times in (self._totals.times, *(each.times for each in sequences)):
+            times.draft_s += elapsed_s
         return drafts
 
     def _formed(self, sequence: ActiveSequence, nodes: Sequence[int], draft: Draft) -> tuple[Sequence[int], Draft]:

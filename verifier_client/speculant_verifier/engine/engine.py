@@ -19,12 +19,13 @@ from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter
-from speculant_verifier.engine.admission import MOST_PENDING, Admission
+from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
-from speculant_verifier.engine.prefill import Prefill
 from speculant_verifier.engine.pressure import MemoryPressure
+from speculant_verifier.engine.prompts import Prefill
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
+    MOST_PENDING,
     OUT_OF_MEMORY,
     ActiveSequence,
     Request,
@@ -37,7 +38,6 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
-from speculant_verifier.results import FinishReason
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, DraftLengthController
 
@@ -229,14 +229,13 @@ class Engine:
         )
         now_s = time.perf_counter()
         elapsed_s = now_s - started_s
-        self.totals.total_s += elapsed_s
-        for sequence in active:
-            sequence.total_s += elapsed_s
+        for times in (self.totals.times, *(each.times for each in active)):
+            times.total_s += elapsed_s
         for output in outputs:
             sequence = output.sequence
             if output.token_ids:
                 self._has_emitted = True
-                sequence.first_token_s = sequence.first_token_s or sequence.total_s
+                sequence.times.first_token_s = sequence.times.first_token_s or sequence.times.total_s
             self._note(output, now_s)
             if output.finish_reason is not None and sequence in self._running:
                 self._leave(sequence)
@@ -254,18 +253,8 @@ class Engine:
         if output.finish_reason is not None:
             totals.num_ended[output.finish_reason] += 1
             totals.request_times.observe(now_s - sequence.arrived_s)
-            self._end(sequence, output.finish_reason)
-
-    def _end(self, sequence: ActiveSequence, reason: FinishReason) -> None:
-        """Take stock of a sequence that ended."""
-        if reason != "error" and sequence.num_drafts:
-            num_accepted = sum(sequence.accepted_by_depth)
-            self.totals.note_request(
-                sequence.num_emitted, sequence.num_from_target_cache, num_accepted, sequence.num_steps
-            )
-        sequence.recent = self.totals.recent
-        if reason != "error" and self._records is not None:
-            self._records.finish(sequence)
+            if output.finish_reason != "error" and self._records is not None:
+                self._records.finish(sequence)
 
     def _sampler(self, sequence: ActiveSequence) -> Sampler:
         request, target, ends = sequence.request, self._target, sequence.end_token_ids
@@ -318,13 +307,13 @@ class Engine:
             logger.warning("the drafter can't begin a session, going on without drafts: {!r}; fix it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
-        totals = self.totals
-        draft_s, pass_s = totals.draft_s, totals.forward_s
+        times = self.totals.times
+        draft_s, pass_s = times.draft_s, times.forward_s
         weighed_s = self._weighing.weighed_s() if self._weighing is not None else 0.0
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts, self._drafting)
         width = 1 + max(map(len, drafts))
-        draft_s, pass_s = totals.draft_s - draft_s, totals.forward_s - pass_s
+        draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
         if self._weighing is not None:
             self._weighing.note_pass(len(sequences), width, pass_s)
             draft_s -= self._weighing.weighed_s() - weighed_s

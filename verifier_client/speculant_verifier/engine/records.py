@@ -124,7 +124,7 @@ class Records:
                 top_token_ids=trace.top_token_ids,
                 top_logprobs=trace.top_logprobs,
                 num_passes=sequence.num_steps,
-                pass_s=sequence.forward_s / max(1, sequence.num_steps),
+                pass_s=sequence.times.forward_s / max(1, sequence.num_steps),
                 is_failure=sum(trace.accepted) < self._config.threshold * len(output),
                 reservoir_key=self._random.random(),
             )

@@ -13,11 +13,13 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.types import Feedback, SessionOptions, TokenId
 from speculant_verifier.cache.slots import KeysAndValues
 from speculant_verifier.records.record import Trace
-from speculant_verifier.results import NO_REQUESTS, FinishReason, PhaseTimes, RecentAcceptance, TokenLogprobs
+from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.controller import AcceptanceHistory
 from speculant_verifier.structured import Grammar
 
+MOST_PENDING = 8
+"""Pending tokens that are read together with a draft; more of them are read before it, like a prompt."""
 StopCheck = Callable[[Sequence[TokenId]], int | None]
 """Takes newly emitted tokens and returns how many of them stay if the text ends with them, or None. It keeps count of
 them, so every token is passed once."""
@@ -91,19 +93,10 @@ class ActiveSequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     trace: Trace | None = None
     """What is to be recorded of it; None if it is not recorded."""
-    recent: RecentAcceptance = NO_REQUESTS
-    """How drafts did lately, when it ended."""
     error: str = ""
     is_refused: bool = False
     """Whether the error is in the request."""
-    prefill_s: float = 0.0
-    draft_s: float = 0.0
-    forward_s: float = 0.0
-    verify_s: float = 0.0
-    commit_s: float = 0.0
-    stall_s: float = 0.0
-    first_token_s: float = 0.0
-    total_s: float = 0.0
+    times: PhaseTimes = field(default_factory=PhaseTimes)
     arrived_s: float = 0.0
     """When it came, by the clock of ``time.perf_counter``."""
     emitted_s: float = 0.0
@@ -149,21 +142,6 @@ class ActiveSequence:
     def num_pending(self) -> int:
         """Tokens that the model has not read; the last one is the root of the next draft."""
         return len(self.token_ids) - self.num_cached
-
-    def times(self) -> PhaseTimes:
-        """Freeze the clocks."""
-        other_s = self.total_s - self.prefill_s - self.draft_s - self.forward_s - self.verify_s - self.commit_s
-        return PhaseTimes(
-            prefill_s=self.prefill_s,
-            draft_s=self.draft_s,
-            forward_s=self.forward_s,
-            verify_s=self.verify_s,
-            commit_s=self.commit_s,
-            stall_s=self.stall_s,
-            other_s=max(0.0, other_s),
-            first_token_s=self.first_token_s,
-            total_s=self.total_s,
-        )
 
 
 @dataclass(frozen=True, slots=True)

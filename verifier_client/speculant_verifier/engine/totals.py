@@ -6,15 +6,13 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from speculant_graph.types import DraftSourceName
-from speculant_verifier.results import NO_REQUESTS, FinishReason, RecentAcceptance
+from speculant_verifier.results import FinishReason, PhaseTimes
 
 _STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 _DRAFT_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 NODE_BOUNDS = (1, 4, 8, 16, 32, 64)
 """Passes are classified by the most nodes of any row, the root included; one more kind has more than all of these."""
-RECENT_REQUESTS = 64
-"""How many requests recent acceptance is of."""
 
 
 class Histogram:
@@ -44,18 +42,8 @@ class Histogram:
 class EngineTotals:
     """What an engine did since it was made."""
 
-    total_s: float = 0.0
-    """In steps; the parts below, and the rest."""
-    prefill_s: float = 0.0
-    """Reading prompts."""
-    draft_s: float = 0.0
-    """Waiting for drafts."""
-    forward_s: float = 0.0
-    """Forward passes over drafts."""
-    verify_s: float = 0.0
-    """Choosing tokens and applying rules."""
-    commit_s: float = 0.0
-    """Keeping what was accepted in the cache."""
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+    """Where the time of its steps went."""
     num_passes: int = 0
     """Forward passes over drafts."""
     num_rows: int = 0
@@ -100,30 +88,6 @@ class EngineTotals:
     """Seconds between tokens after the first: those that one step emits share the time since the step before."""
     request_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds from a request's arrival to its end."""
-    recent_requests: tuple[tuple[int, int, int, int], ...] = ()
-    """Of the latest requests that ended by themselves and had drafts: tokens, those from the target cache, accepted
-    ones, passes. Replaced as a whole, as other threads look at it."""
-
-    @property
-    def recent(self) -> RecentAcceptance:
-        """How drafts did lately."""
-        if not (requests := self.recent_requests):
-            return NO_REQUESTS
-        num_tokens, num_cached, num_accepted, num_passes = map(sum, zip(*requests, strict=True))
-        tokens_per_pass = (num_tokens - num_cached) / num_passes if num_passes else None
-        return RecentAcceptance(len(requests), tokens_per_pass, num_accepted / num_tokens if num_tokens else 0.0)
-
-    def note_request(self, num_tokens: int, num_cached: int, num_accepted: int, num_passes: int) -> None:
-        """Count a request that ended by itself and had drafts.
-
-        Args:
-            num_tokens: that it emitted.
-            num_cached: how many of them came from the target cache.
-            num_accepted: how many of them were drafted.
-            num_passes: after the prompt.
-        """
-        request = (num_tokens, num_cached, num_accepted, num_passes)
-        self.recent_requests = (*self.recent_requests[1 - RECENT_REQUESTS :], request)
 
     def note_pass(self, seconds: float, most_nodes: int, num_rows: int, num_nodes: int) -> None:
         """Count a pass over drafts.
@@ -137,5 +101,4 @@ class EngineTotals:
         self.num_passes += 1
         self.num_rows += num_rows
         self.num_nodes += num_nodes
-        self.forward_s += seconds
         self.pass_times[bisect_left(NODE_BOUNDS, most_nodes)].observe(seconds)

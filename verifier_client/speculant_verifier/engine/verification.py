@@ -123,20 +123,17 @@ class Verification:
         for each in sequences:
             each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
-        totals = self._totals
-        totals.note_pass(
+        self._totals.note_pass(
             clock[1] - clock[0],
             1 + max(map(len, drafts), default=0),
             len(sequences),
             len(sequences) + sum(map(len, drafts)),
         )
-        totals.verify_s += clock[2] - clock[1]
-        totals.commit_s += clock[3] - clock[2]
-        for each in sequences:
-            each.forward_s += clock[1] - clock[0]
-            each.stall_s += stall_s
-            each.verify_s += clock[2] - clock[1]
-            each.commit_s += clock[3] - clock[2]
+        for times in (self._totals.times, *(each.times for each in sequences)):
+            times.forward_s += clock[1] - clock[0]
+            times.stall_s += stall_s
+            times.verify_s += clock[2] - clock[1]
+            times.commit_s += clock[3] - clock[2]
         return [outcome.output for outcome in outcomes]
 
     def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget, logits: Tensor) -> _Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
@@ -143,7 +142,7 @@ def _fields(result: GenerationResult) -> dict[str, object]:
         "target_cache_hit_rate": round(result.target_cache_hit_rate, 4),
         "drafted_by_depth": list(result.drafted_by_depth),
         "accepted_by_depth": list(result.accepted_by_depth),
-        "times": {name: round(value, 6) for name, value in dataclasses.asdict(result.times).items()},
+        "times": {name: round(value, 6) for name, value in result.times.as_dict().items()},
     }
 
 

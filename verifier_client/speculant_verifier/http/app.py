@@ -36,7 +36,7 @@ from speculant_verifier.http.responses_schemas import ResponsesRequest
 from speculant_verifier.http.responses_store import ResponseStore
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.streaming import GenerationResponse
-from speculant_verifier.load import Load
+from speculant_verifier.requests import Load
 
 API = ("/v1/",)
 """Prefixes of paths that need access."""

@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -339,6 +339,6 @@ def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Fields:
         "acceptance_by_depth": [
             part / whole if whole else 0.0 for part, whole in zip_longest(accepted, drafted, fillvalue=0)
         ],
-        "seconds": {name.removesuffix("_s"): value for name, value in asdict(times).items()},
+        "seconds": {name.removesuffix("_s"): value for name, value in times.as_dict().items()},
         **({"warning": warning} if warning else {}),
     }

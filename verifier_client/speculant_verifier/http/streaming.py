@@ -21,7 +21,7 @@ from speculant_graph.errors import DrafterUnavailableError, GenerationError, Spe
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.builders import AnswerBuilder, RequestContext, to_json
 from speculant_verifier.http.errors import error_of
-from speculant_verifier.load import Load, failure_of, read_ahead
+from speculant_verifier.requests import Load, failure_of, read_ahead
 from speculant_verifier.results import StepEvent
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from speculant_graph.errors import GenerationError, GenerationRequestError
@@ -21,9 +20,6 @@ from speculant_verifier.rules import WANTS_PROPOSALS, TargetDistribution
 from speculant_verifier.sampling.choice import largest_sum, largest_sums
 from speculant_verifier.sampling.distribution import Distribution
 from speculant_verifier.sampling.sampler import Sampler
-
-_INFINITE, _NEGATIVE_INFINITE = 0x7F80, 0xFF80
-"""Bits in bfloat16; those of NaN are above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class RowTarget:
     """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
 
     __slots__ = (
-        "_array", "_choices", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids",
+        "_choices", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +48,6 @@ class RowTarget:
         token_ids: Sequence[TokenId],
         draft: Draft,
         chosen: Sequence[tuple[TokenId, float]] = (),
-        array: NDArray[np.float32] | None = None,
     ) -> None:
         """Wrap a row.
 
@@ -62,10 +57,8 @@ class RowTarget:
             token_ids: the sequence so far; must not change while the target is used.
             draft: what was drafted behind it.
             chosen: per node the choice and a number that is finite unless the choice is void, where they are made.
-            array: the memory of the logits, if they are float32 on a CPU.
         """
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
-        self._array = array
         self._chosen = dict(enumerate(chosen))  # whatever the output's form
         self._choices: dict[int, tuple[TokenId, float]] = {}
         self._scores: dict[int, Tensor] = {}
@@ -90,7 +83,9 @@ class RowTarget:
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
         """
-        return self._distribution_after(node)
+        if node not in self._distributions:
+            self._distributions[node] = self._new_distribution(node)
+        return self._distributions[node]
 
     def top_after(self, node: int, k: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
         """Return the k most probable tokens after a node, best first, and their log-probabilities.
@@ -130,19 +125,13 @@ class RowTarget:
     def _choice_of(self, node: int, logits: Tensor) -> tuple[TokenId, float]:
         sampler = self._sampler
         if sampler.is_plain_greedy:
-            has_array = self._array is not None and sampler.constraint is None
-            return _largest_of_array(self._array[node]) if has_array else _largest(logits)  # type: ignore[index]
+            return _largest(logits)
         scores = self._scores_of(node, logits)
         if sampler.is_greedy:
             return _largest(scores)
         if scores.device.type != "cpu":
             return largest_sums(scores[None], sampler.seed, [self._position_after(node)])[0]
         return largest_sum(scores.numpy(), sampler.seed, self._position_after(node))
-
-    def _distribution_after(self, node: int) -> Distribution:
-        if node not in self._distributions:
-            self._distributions[node] = self._new_distribution(node)
-        return self._distributions[node]
 
     def _new_distribution(self, node: int) -> Distribution:
         if self._sampler.is_greedy:
@@ -194,15 +183,10 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
         logits: ``[n, T, V]``, any float type and device; on a CPU nothing is computed yet.
         rows: one per row, in the same order.
     """
-    chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
-    arrays: Sequence[NDArray[np.float32] | None] = [None] * len(rows)
-    if logits.device.type != "cpu":
-        chosen = choices_at_once(logits, rows)
-    elif logits.dtype == torch.float32:
-        arrays = list(logits.numpy())
+    on_cpu = logits.device.type == "cpu"
+    chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows) if on_cpu else choices_at_once(logits, rows)
     return [
-        RowTarget(row.sampler, logits[index], row.token_ids, row.draft, chosen[index], arrays[index])
-        for index, row in enumerate(rows)
+        RowTarget(row.sampler, logits[index], row.token_ids, row.draft, chosen[index]) for index, row in enumerate(rows)
     ]
 
 
@@ -238,28 +222,9 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
 def _largest(scores: Tensor) -> tuple[TokenId, float]:
     """Return the first of the largest scores; a NaN counts as largest."""
     if scores.device.type == "cpu":
-        found = _largest_of_bfloat16(scores) if scores.dtype == torch.bfloat16 else None
-        return found or _largest_of_array(scores.float().numpy())
+        array = scores.float().numpy()
+        token = int(array.argmax())  # several times faster than torch over one row
+        return token, float(array[token])
     largest = scores.max(-1)
     token, value = torch.stack((largest.indices.double(), largest.values.double())).tolist()
     return int(token), value
-
-
-def _largest_of_array(scores: NDArray[np.float32]) -> tuple[TokenId, float]:
-    token = int(scores.argmax())  # several times faster than torch over one row
-    return token, float(scores[token])
-
-
-def _largest_of_bfloat16(scores: Tensor) -> tuple[TokenId, float] | None:
-    """Return the first of the largest scores without making them wider, which takes longer than looking at them.
-
-    The bits of positive numbers are in the order of the numbers.
-
-    Returns:
-        None where bits do not decide: if no score is above 0, or one is NaN.
-    """
-    bits = scores.view(torch.int16).numpy()
-    token = int(bits.argmax())
-    if not 0 < bits[token] <= _INFINITE or bits.view(np.uint16).max() > _NEGATIVE_INFINITE:
-        return None
-    return token, float(scores[token])

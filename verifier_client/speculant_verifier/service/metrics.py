@@ -18,7 +18,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import BASE
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.engine.totals import NODE_BOUNDS, Histogram
-from speculant_verifier.load import Load
+from speculant_verifier.requests import Load
 
 RequestKey = tuple[str, str, str]
 """Of requests that are over: "http" or "grpc", endpoint or method, and status."""
@@ -67,9 +67,6 @@ _GAUGES = (
     ("kv_bytes", "engine.num_kv_bytes", "Memory of keys and values, free rows included, in bytes."),
     ("prefix_cache_bytes", "prefix_cache.num_bytes", "Memory of the prefix cache, in bytes."),
     ("target_cache_bytes", "target_cache.num_bytes", "Memory of the target cache, in bytes."),
-    ("recent_requests", "recent.num_requests", "Latest finished requests with drafts, which the next two are of."),
-    ("recent_tokens_per_pass", "recent.tokens_per_pass", "Their tokens per pass; 0 before any."),
-    ("recent_drafted_share", "recent.drafted_share", "Share of their tokens that was drafted."),
     ("drafter_paused", "drafter.is_paused", "1 while the sidecar is not asked, as it failed."),
     ("draft_model_judged_tokens", "draft_model.num_judged",
      f"Latest tokens by which the present adapter is judged, at most {HIT_WINDOW}; it begins again with every swap."),
@@ -87,7 +84,7 @@ _LABELLED_COUNTERS: tuple[tuple[str, str, str, _Numbers], ...] = (
     ("accepted_by_source", "Drafted tokens that were emitted, by what proposed them, where there is a draft model.",
      "source", lambda it: it.totals.accepted_by_source.items()),
     ("phase_seconds", "Time of the engine, by phase.", "phase",
-     lambda it: [(phase, getattr(it.totals, f"{phase}_s")) for phase in _PHASES]),
+     lambda it: [(phase, getattr(it.totals.times, f"{phase}_s")) for phase in _PHASES]),
     ("memory_reductions", "What was reduced as memory was short, and how often.", "what",
      lambda it: it.totals.num_reductions.items()),
 )  # fmt: skip
@@ -167,7 +164,6 @@ def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
         "prefix_cache": decoder.engine.prefixes,
         "settings": decoder.verifier_config,
         "totals": decoder.totals,
-        "recent": decoder.totals.recent,
         "target_cache": decoder.engine.logits_cache,
         "drafter": decoder.drafter.statistics,
         "draft_model": None if decoder.adapters is None else decoder.adapters.state,

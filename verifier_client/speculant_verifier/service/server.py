@@ -24,7 +24,7 @@ from speculant_graph.serving.http import METRICS_TYPE, HttpServer
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import API, MAX_BODY_BYTES, MAX_REQUESTS, create_app, refuse
-from speculant_verifier.load import Load
+from speculant_verifier.requests import Load
 from speculant_verifier.service import admin
 from speculant_verifier.service.admin import VerifierAdminService
 from speculant_verifier.service.learning import Learning

@@ -18,8 +18,7 @@ from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.calls import Call, CallInterceptor
 from speculant_graph.types import RuleName, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.load import Load, failure_of, read_ahead
-from speculant_verifier.requests import changed, session_options
+from speculant_verifier.requests import Load, changed, failure_of, read_ahead, session_options
 from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
