@@ -80,7 +80,7 @@ def test_accepted_tokens_are_coloured_and_explained(folder: Path, sidecar: Sidec
     assert f"{YELLOW}the model's own" in legend
     assert GREEN in body
     assert YELLOW in body
-    assert re.search(r"40 tokens, .* of \d+ drafted accepted .*draft p50 \d+ .*drafter ok, 0 of \d+ steps", body)
+    assert re.search(r"40 tokens, .* of \d+ drafted accepted .*drafter ok, 0 of \d+ steps", body)
     plain = subprocess.run([*PROGRAM, *arguments], cwd=folder, capture_output=True, text=True, check=True)
     assert "\x1b" not in plain.stdout
     assert plain.stdout.strip() in re.sub(r"\x1b\[[\d;]*m", "", body).replace("\r\n", "\n")
@@ -102,25 +102,6 @@ def test_ctrl_c_keeps_what_was_written(folder: Path) -> None:
     assert "Traceback" not in shown
     assert re.search(r"\d+ tokens, .*no drafter, interrupted", shown)
     assert shown.rstrip().endswith("speculant: interrupted")
-
-
-def test_ctrl_c_keeps_objects(folder: Path) -> None:
-    arguments = ["generate", "def loads(s):", "def x", *MODEL, "--max-tokens", "3500", "--ignore-end-tokens", *PLAINLY]
-    process = subprocess.Popen(
-        [*PROGRAM, *arguments, "--json"], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("plain decoding")  # so the model is there
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(3)
-    process.send_signal(2)
-    shown, complaints = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert complaints == "speculant: interrupted\n"
-    reports = [json.loads(line) for line in shown.splitlines()]
-    assert [report["prompt_index"] for report in reports] == [0, 1]
-    assert {report["finish_reason"] for report in reports} == {"interrupted"}
-    assert all(report["token_ids"] and report["text"] for report in reports)
 
 
 def test_ctrl_c_while_the_model_is_loaded(folder: Path) -> None:

@@ -33,7 +33,9 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
         raise GenerationRequestError(
             "the tokenizer has no chat template; give the prompt as text, or choose a chat model"
         )
-    _check(messages)
+    is_list = isinstance(messages, Sequence) and bool(messages)
+    if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
+        raise GenerationRequestError('messages must be a list such as [{"role": "user", "content": "Hello"}]; give one')
     try:
         token_ids: Any = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
@@ -45,18 +47,3 @@ def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
             f"the chat template refuses the messages: {reason}; change their roles, contents or the options"
         ) from error
     return [int(token) for token in token_ids]
-
-
-def _check(messages: object) -> None:
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise GenerationRequestError('messages must be a list such as [{"role": "user", "content": "Hello"}]; give one')
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise GenerationRequestError(
-                f'message {index} has no role; give it as {{"role": "user", "content": "Hello"}}'
-            )
-        content = message.get("content")
-        if not isinstance(content, str | list | tuple) and not (content is None and set(message) - {"role", "content"}):
-            raise GenerationRequestError(
-                f"the content of message {index} is neither text nor a list of parts; give text"
-            )

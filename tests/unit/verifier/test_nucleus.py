@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TopPLogitsWarper
 
-from speculant_verifier.sampling.nucleus import nucleus
+from speculant_verifier.sampling.sampler import nucleus
 
 
 def assert_same(scores, top_p):

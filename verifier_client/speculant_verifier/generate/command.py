@@ -103,9 +103,7 @@ def _generate(
     console, notes = make_console(settings.color), make_console(settings.color, stderr=True)
     meter = RunMeter(decoder)
     printer = (
-        JsonPrinter(sys.stdout, decoder.target.decode, meter.statistics)
-        if settings.json_output
-        else TextPrinter(console, num_samples)
+        JsonPrinter(sys.stdout, decoder.target.decode) if settings.json_output else TextPrinter(console, num_samples)
     )
     reasons: list[str] = []
 

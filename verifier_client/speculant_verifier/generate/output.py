@@ -11,7 +11,6 @@ from rich.console import Console
 from speculant_graph.types import TokenId
 from speculant_verifier.console import print_event
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
-from speculant_verifier.run_statistics import RunStatistics
 
 _Key = tuple[int, int]
 
@@ -80,45 +79,23 @@ class TextPrinter:
 
 
 class JsonPrinter:
-    """Prints an object a line for every sample that has ended, or was stopped."""
+    """Prints an object a line for every sample that has ended."""
 
-    def __init__(
-        self, output: TextIO, decode: Callable[[Sequence[TokenId]], str], measure: Callable[[], RunStatistics]
-    ) -> None:
-        """Take where objects go, what turns token ids into text, and what shows how the run is going."""
-        self._output, self._decode, self._measure = output, decode, measure
-        self._unfinished: dict[_Key, list[StepEvent]] = {}
+    def __init__(self, output: TextIO, decode: Callable[[Sequence[TokenId]], str]) -> None:
+        """Take where objects go, and what turns token ids into text."""
+        self._output, self._decode = output, decode
 
     def print(self, event: StepEvent) -> None:
         """Take one event."""
-        key = event.prompt_index, event.sample
-        if event.result is None:
-            self._unfinished.setdefault(key, []).append(event)
-            return
-        self._unfinished.pop(key, None)
-        self._write(key, _fields(event.result) | self._logprobs(event.result.logprobs))
+        if event.result is not None:
+            report = {"prompt_index": event.prompt_index, "sample": event.sample, **_fields(event.result)}
+            if event.result.logprobs:
+                report["logprobs"] = [_logprobs(each, self._decode) for each in event.result.logprobs]
+            self._output.write(json.dumps(report) + "\n")
+            self._output.flush()
 
     def stop(self) -> None:
-        """Print what of unfinished samples there is."""
-        for key, events in self._unfinished.items():
-            fields: dict[str, object] = {
-                "text": "".join(event.text for event in events),
-                "token_ids": [token for event in events for token in event.token_ids],
-                "finish_reason": "interrupted",
-                "error": None,
-            }
-            self._write(key, fields | self._logprobs([at for event in events for at in event.logprobs]))
-        self._unfinished.clear()
-
-    def _write(self, key: _Key, fields: dict[str, object]) -> None:
-        run = self._measure()
-        drafter = {"state": run.drafter, "draft_us_p50": run.draft_us(0.5), "draft_us_p99": run.draft_us(0.99)}
-        report = {"prompt_index": key[0], "sample": key[1], **fields, "drafter": drafter}
-        self._output.write(json.dumps(report) + "\n")
-        self._output.flush()
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, object]:
-        return {"logprobs": [_logprobs(each, self._decode) for each in logprobs]} if logprobs else {}
+        """Do nothing: what was interrupted has no object."""
 
 
 def _fields(result: GenerationResult) -> dict[str, object]:

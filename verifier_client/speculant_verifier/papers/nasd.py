@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,9 +90,23 @@ class _CountingStorage(INgramStorage):
     tensors of another shape or type, before anything is learned.
     """
 
-    def __init__(self, n: int, vocab_size: int, shortest_context: int, max_contexts: int) -> None:
+    _keeps_shorter_contexts: ClassVar[bool]
+
+    def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
+        """Make an empty storage.
+
+        Args:
+            n: tokens of the longest n-gram, one more than its context.
+            vocab_size: tokens of the model; random tokens, where nothing is known, are below it.
+            max_contexts: most contexts stored, about 450 bytes each; beyond it those go that were learned from the
+                longest time ago.
+
+        Raises:
+            ConfigError: a number is too small.
+        """
         super().__init__(n, vocab_size)
-        self._counts = NGramCounts(n, vocab_size, shortest_context=shortest_context, max_contexts=max_contexts)
+        shortest = 1 if self._keeps_shorter_contexts else n - 1
+        self._counts = NGramCounts(n, vocab_size, shortest_context=shortest, max_contexts=max_contexts)
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Predict by :class:`INgramStorage`; a random token depends on the length of the sequence alone."""
@@ -124,15 +138,7 @@ class _CountingStorage(INgramStorage):
 class OneLevelNGramStorage(_CountingStorage):
     """N-grams of n tokens alone: nothing is known of shorter contexts."""
 
-    def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
-        """Make an empty storage.
-
-        Args:
-            n: tokens of an n-gram, one more than its context.
-            vocab_size: tokens of the model.
-            max_contexts: most contexts stored.
-        """
-        super().__init__(n, vocab_size, n - 1, max_contexts)
+    _keeps_shorter_contexts = False
 
     @property
     def counts(self) -> dict[Context, dict[TokenId, int]]:
@@ -148,19 +154,7 @@ class OneLevelNGramStorage(_CountingStorage):
 class NGramStorage(_CountingStorage):
     """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens decides."""
 
-    def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
-        """Make an empty storage.
-
-        Args:
-            n: tokens of the longest n-gram, one more than its context.
-            vocab_size: tokens of the model; random tokens, where nothing is known, are below it.
-            max_contexts: most contexts stored, about 450 bytes each; beyond it those go that were learned from the
-                longest time ago.
-
-        Raises:
-            ConfigError: a number is too small.
-        """
-        super().__init__(n, vocab_size, 1, max_contexts)
+    _keeps_shorter_contexts = True
 
     @property
     def counts(self) -> dict[int, dict[Context, dict[TokenId, int]]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from speculant_graph.types import Draft, RuleName
-from speculant_verifier.rules.block import block
+from speculant_verifier.rules.chains import block, token
 from speculant_verifier.rules.follow import follow, nasd
 from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
-from speculant_verifier.rules.token import token
 from speculant_verifier.rules.trees import tree_independent, tree_without_replacement
 
 Rule = Callable[[Draft, DraftTarget, UniformStream], Verdict]

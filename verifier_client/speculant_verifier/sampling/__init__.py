@@ -1,10 +1,9 @@
 """From logits to tokens, by a request's own settings and random stream."""
 
-from speculant_verifier.sampling.distribution import Distribution
+from speculant_verifier.sampling.distribution import Distribution, top_tokens
 from speculant_verifier.sampling.processors import check_settings, end_token_ids_of, processors_of
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of
 from speculant_verifier.sampling.sampler import Sampler
-from speculant_verifier.sampling.top_tokens import top_tokens
 
 __all__ = [
     "Distribution",

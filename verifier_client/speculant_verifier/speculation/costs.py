@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from speculant_graph.draft.cost import MAX_POINT, CostCurve
 
