@@ -21,14 +21,22 @@ from speculant_graph.bench.report import (
     show_progress,
     shown,
 )
+from speculant_graph.client import NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import TypedPath, load_settings
 from speculant_graph.view.formatting import counted
+from speculant_verifier.bench.decoding import Decode, EngineDecoding, Trials, interleaved
+from speculant_verifier.bench.workload import (
+    BenchRequest,
+    describe,
+    load_target,
+    read_prompts,
+    replayed_requests,
+    requests_of,
+)
 
 if TYPE_CHECKING:
-    from speculant_verifier.bench.decoding import Trials
-    from speculant_verifier.bench.workload import BenchRequest
     from speculant_verifier.model import TargetModel
 
 _MAX_TOKENS = 128
@@ -108,10 +116,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _measured(settings: BenchGenerateSettings, progress: BenchProgress) -> dict[str, Any]:
     """Decode everything in every way and return the figures, ready for JSON."""
-    from speculant_graph.client import NullDrafter
-    from speculant_verifier.bench.decoding import Decode, EngineDecoding, interleaved
     from speculant_verifier.bench.transformers_decoding import decode_transformers
-    from speculant_verifier.bench.workload import describe, load_target
     from speculant_verifier.decoder import SpeculativeDecoder
 
     progress.begin("loading the model")
@@ -156,8 +161,6 @@ def _measured(settings: BenchGenerateSettings, progress: BenchProgress) -> dict[
 
 
 def _groups(settings: BenchGenerateSettings, target: TargetModel, max_tokens: int) -> dict[str, list[BenchRequest]]:
-    from speculant_verifier.bench.workload import read_prompts, replayed_requests, requests_of
-
     if settings.prompts is not None:
         texts = read_prompts(settings.prompts, settings.limit)
         return {settings.prompts.stem: requests_of(texts, target, max_tokens)}
@@ -165,8 +168,6 @@ def _groups(settings: BenchGenerateSettings, target: TargetModel, max_tokens: in
 
 
 def _warm_up(target: TargetModel) -> BenchRequest:
-    from speculant_verifier.bench.workload import BenchRequest
-
     generator = random.Random(0)
     prompt = [generator.randrange(target.vocabulary_size) for _ in range(_WARM_UP_PROMPT)]
     return BenchRequest(tuple(prompt), _WARM_UP_TOKENS)
