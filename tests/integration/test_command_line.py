@@ -119,24 +119,20 @@ def test_user_errors_are_one_line(arguments: list[str], message: str, capfd: pyt
     assert len(shown.splitlines()) == 1, shown
 
 
-def test_flags_beat_environment_beats_file_beats_defaults(elsewhere: Path, monkeypatch, capsys) -> None:
-    (elsewhere / "text.txt").write_text("one two three one two four " * 20, encoding="utf-8")
+def test_flags_beat_environment_beats_file_beats_defaults(elsewhere: Path, monkeypatch) -> None:
+    def max_order(*flags: str) -> int:
+        return load_settings(BuildSettings, "build", ["text.txt", *flags]).graph.max_order
 
-    def built(*flags: str) -> int:
-        arguments = ["build", "text.txt", "--tokenizer", str(MODEL_FOLDER), "--json", *flags]
-        assert main(arguments) == 0
-        return json.loads(capsys.readouterr().out.splitlines()[-1])["max_order"]
-
-    assert built() == 5
+    assert max_order() == 5
     (elsewhere / "speculant.toml").write_text("[graph]\nmax_order = 2\n[draft]\nk = 3\n", encoding="utf-8")
-    assert built() == 2
+    assert max_order() == 2
     monkeypatch.setenv("SPECULANT_GRAPH__MAX_ORDER", "3")
-    assert built() == 3
-    assert built("--max-order", "4") == 4
-    assert built("--graph.max-order=1") == 1
+    assert max_order() == 3
+    assert max_order("--max-order", "4") == 4
+    assert max_order("--graph.max-order=1") == 1
     (elsewhere / "other.toml").write_text("[graph]\nmax_order = 6\n", encoding="utf-8")
     monkeypatch.delenv("SPECULANT_GRAPH__MAX_ORDER")
-    assert built("--config", "other.toml") == 6
+    assert max_order("--config", "other.toml") == 6
 
 
 @pytest.mark.parametrize("command", ["generate", "view", "export", "inspect"])
