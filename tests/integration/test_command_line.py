@@ -105,10 +105,9 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
         (["drafter", "--listen", "nonsense"], "--server.listen: 'nonsense' is not an address; write host:port, [::1]"),
         (["drafter", "--metrics-listen", "unix:///tmp/x"], "unix:///tmp/x is a Unix socket; write host"),
-        (["verifier", "--http", "192.0.2.1:80", "--model", "nowhere"], "it is no address of this machine"),
         (["bench", "build"], "bench: build: corpus: is missing; give it"),
         (["probe", " "], "set client.address to unix:///path/to.sock or host:port"),
-        (["admin", "lsit"], "admin: action: must be 'list', 'load',"),
+        (["admin", "lsit"], "admin: action: must be 'list', 'reload' or"),
     ],
 )
 def test_user_errors_are_one_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
