@@ -106,7 +106,7 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
         (["drafter", "--listen", "nonsense"], "--server.listen: 'nonsense' is not an address; write host:port, [::1]"),
         (["drafter", "--metrics-listen", "unix:///tmp/x"], "unix:///tmp/x is a Unix socket; write host"),
         (["bench", "build"], "bench: build: corpus: is missing; give it"),
-        (["probe", " "], "set client.address to unix:///path/to.sock or host:port"),
+        (["probe", " "], "is not an address; write host:port"),
         (["admin", "lsit"], "admin: action: must be 'list', 'reload' or"),
     ],
 )
