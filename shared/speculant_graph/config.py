@@ -64,7 +64,8 @@ class DraftConfig(Config):
     """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
     distribution, which is returned as q; a tree for the rules 'tree-wor' and 'tree-iid', else a chain. 'adaptive': a
     chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'specexec':
-    the tree, however much verifying it costs."""
+    the tree, however much verifying it costs. A verifier's own: 'nasd', a chain from n-grams of the sequence, stored
+    as it is decoded; 'model', the draft model alone."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0

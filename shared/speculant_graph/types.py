@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TokenId = int
 """Index into a tokenizer's vocabulary."""
 
-StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "model"]
+StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "nasd", "model"]
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 
 CouplingName = Literal["none", "gumbel"]

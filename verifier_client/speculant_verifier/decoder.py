@@ -33,6 +33,7 @@ from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
+from speculant_verifier.papers.nasd_drafter import NasdDrafter
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
@@ -165,6 +166,8 @@ class SpeculativeDecoder:
                 wants_proposals=self.draft_config.strategy == "sampling",
                 cost=curve,
             )
+        if self.draft_config.strategy == "nasd":
+            return NasdDrafter(self.target.vocabulary_size)
         if drafts and self.draft_config.strategy != "model":
             return LocalDrafter(None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size)
         return NullDrafter()  # the other strategies draft from a graph alone

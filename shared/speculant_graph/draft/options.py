@@ -15,7 +15,7 @@ from speculant_graph.validation_messages import humanise
 __all__ = ["CALIBRATED", "DEFAULT_OPTIONS", "NEED_GRAPH", "REQUEST_OPTIONS", "STRATEGIES", "DraftOptions"]
 
 STRATEGIES: dict[StrategyName, int] = {"greedy": 1, "sampling": 2, "adaptive": 3, "tree": 4, "specexec": 6}
-"""Of n-grams, with their numbers on the wire. ``model`` is a verifier's own."""
+"""Of n-grams, with their numbers on the wire. ``nasd`` and ``model`` are a verifier's own."""
 CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec"))
 """Strategies whose path probabilities are calibrated."""
 NEED_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
@@ -88,14 +88,14 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
     """Refuse a strategy that has nothing to draft from.
 
     Raises:
-        ConfigError: the strategy needs a graph, or a draft model.
+        ConfigError: the strategy needs a graph, or is a verifier's own.
     """
     if config.strategy not in STRATEGIES:
-        raise ConfigError(f"strategy {config.strategy} needs a draft model, which a verifier has; choose tree here")
+        raise ConfigError(f"strategy {config.strategy} drafts in a verifier, without a graph; choose tree here")
     if config.strategy in NEED_GRAPH and not has_graph:
         raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
 
 
 def target_row_width(config: DraftConfig) -> int:
     """Return how many of the target's top tokens a strategy learns at every verified position; 0 if it learns none."""
-    return ROW_WIDTH if config.strategy in CALIBRATED and "recycled" in config.sources else 0
+    return ROW_WIDTH if config.strategy in (*CALIBRATED, "nasd") and "recycled" in config.sources else 0

@@ -76,7 +76,7 @@ def test_every_strategy_of_ngrams() -> None:
     assert generator.draft([1], 2, "adaptive").token_ids == (2, 3)
     with pytest.raises(DraftRequestError, match="strategy must be 'greedy', 'sampling'"):
         generator.generate([1], strategy="best")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="strategy model needs a draft model"):
+    with pytest.raises(ConfigError, match="strategy model drafts in a verifier"):
         generator.generate([1], strategy="model")
 
 

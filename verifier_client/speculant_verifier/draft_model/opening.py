@@ -39,8 +39,9 @@ def require_strategy(
     problem = ""
     if wanted is None and strategy == "model":
         problem = "strategy model drafts by a draft model; name one with --draft-model"
-    elif strategy == "model" and has_ngrams:
-        problem = "strategy model drafts by the draft model alone; choose tree, or leave the graph and the sidecar out"
+    elif strategy in ("model", "nasd") and has_ngrams:
+        source = "the draft model" if strategy == "model" else "the sequence"
+        problem = f"strategy {strategy} drafts from {source} alone; choose tree, or leave the graph and the sidecar out"
     elif wanted is not None and (has_drafter or strategy not in _WITH_MODEL):
         problem = "a draft model drafts by the strategies tree and model, with no drafter of your own; leave one out"
     if problem:
