@@ -118,14 +118,9 @@ def test_no_tenant_but_the_own_ones(tenants: set[str], asked: str) -> None:
     ("text", "complaint"),
     [
         ("", r"clients: is missing; give it"),
-        ("clients = []", r"clients: .*at least 1 item"),
-        ("[server]", r"server: there is no such setting"),
         ("[[clients]]\nname = 'a'\nx = 1\ncertificate_name = 'c'", r"clients\.1\.x: there is no such setting"),
         ("[[clients]]\nname = 'a'", r"clients\.1: 'a' has neither token_sha256 nor certificate_name; add one"),
         ("[[clients]]\nname = 'a'\ntoken_sha256 = 'hush'", r"clients\.1\.token_sha256: must be the 64 hex"),
-        ("[[clients]]\nname = 'a'\ncertificate_name = 'c'\ntenants = 'b'", r"clients\.1\.tenants: .*list"),
-        ("clients = [1]", r"clients\.1: must be an object"),
-        ("[[clients]", r"is not TOML: "),
         ("\udcff", r"is not TOML: "),
         *(
             (
@@ -161,8 +156,3 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(path, 12_345, -1)
     with pytest.raises(ConfigError, match="belongs to another user"):
         AccessPolicy.load(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml': No such file or directory; check the setting access_file"):
-        AccessPolicy.load(tmp_path / "none.toml")

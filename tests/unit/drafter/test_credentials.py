@@ -72,11 +72,6 @@ def ask_names(config: ServerConfig, connect: Callable[[str], grpc.aio.Channel]) 
     return asyncio.run(exchange())
 
 
-def test_without_settings_there_is_no_tls() -> None:
-    assert server_credentials(ServerConfig()) is None
-    assert certificate_names({}) == []
-
-
 def test_a_client_without_certificate_has_no_names(files: Files) -> None:
     config = ServerConfig(tls_certificate=files.certificate, tls_key=files.key)
     for leaf in (None, files.client):  # one that nobody asked for proves nothing

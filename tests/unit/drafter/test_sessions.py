@@ -55,38 +55,6 @@ def ended(server: LiveServer) -> dict[str, int]:
     return found
 
 
-def test_takes_tokens_and_says_where_it_stands(serving: Serve) -> None:
-    server = serving()
-    opened = server.drafter.OpenSession(pb.OpenSessionRequest(session_id=7))
-    assert (opened.next_position, opened.graph_generation) == (0, 1)
-    assert (opened.vocabulary_size, opened.max_order, opened.tokenizer_name) == (50, 4, "tests/alphabet")
-    assert opened.tokenizer_sha256 == b"\xab" * 32
-    assert told(server, 7, 0, [1, 2]) == (OK, 2)
-    assert told(server, 7, 2, [3, 4, 5, 6]) == (OK, 6)
-    assert told(server, 7, 6, []) == (OK, 6)
-    assert server.drafter.OpenSession(pb.OpenSessionRequest(session_id=7)).next_position == 6
-    assert ended(server) == {}
-
-
-def test_unknown_and_closed_sessions_are_lost(serving: Serve) -> None:
-    server = serving()
-    assert told(server, 7, 0, [1]) == (LOST, 0)
-    server.open(7)
-    server.close(7)
-    server.close(7)
-    assert told(server, 7, 0, [1]) == (LOST, 0)
-    assert ended(server) == {"closed": 1}
-
-
-def test_a_contradiction_drops_the_session(serving: Serve) -> None:
-    server = serving()
-    server.open(7)
-    told(server, 7, 0, [1, 2, 3])
-    assert told(server, 7, 1, [2, 9, 4]) == (LOST, 0)
-    assert ended(server) == {"diverged": 1}
-    assert server.drafter.OpenSession(pb.OpenSessionRequest(session_id=7)).next_position == 0
-
-
 def test_the_longest_idle_goes_first_and_busy_ones_never(serving: Serve, clock: Clock) -> None:
     server = serving(max_sessions=2, busy_s=3.0)
     server.open(1)
@@ -102,18 +70,6 @@ def test_the_longest_idle_goes_first_and_busy_ones_never(serving: Serve, clock: 
     assert told(server, 2, 0, [5]) == (LOST, 0)
     assert told(server, 1, 1, [5]) == (OK, 2)
     assert ended(server) == {"limit": 1}
-
-
-def test_idle_sessions_are_lost(serving: Serve, clock: Clock) -> None:
-    server = serving(idle_timeout_s=10.0)
-    server.open(1)
-    server.open(2)
-    clock.now_s += 8.0
-    assert told(server, 1, 0, []) == (OK, 0)
-    clock.now_s += 8.0
-    assert told(server, 2, 0, []) == (LOST, 0)
-    assert told(server, 1, 0, []) == (OK, 0)
-    assert ended(server) == {"idle": 1}
 
 
 def test_ids_are_not_shared_between_tenants(serving: Serve) -> None:
@@ -162,13 +118,3 @@ def test_a_sequence_that_makes_room_for_another_of_its_batch_is_lost_alone(servi
     assert list(answer.sequence_statuses) == [LOST, OK]
     assert list(answer.next_positions) == [0, 20_000]
     assert answer.draft_lengths[0] == 0
-
-
-def test_closed_sessions_give_their_memory_back(serving: Serve) -> None:
-    server = serving()
-    for _ in range(3):
-        session_id = server.open()
-        told(server, session_id, 0, TEXT)
-        assert server.metrics()["session_bytes"] > 0
-        server.close(session_id)
-        assert server.metrics()["session_bytes"] == 0

@@ -18,7 +18,7 @@ from speculant_drafter.service import StepAnswerer
 from speculant_drafter.sessions import Limits, SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError, UnservedRequestError
+from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import SequenceRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -327,49 +327,3 @@ def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
     with pytest.raises(DraftRequestError, match="can't be parsed"):
         server.steps.answer_enveloped(b"\x12\x05\xff", ANONYMOUS)
     assert server.counts.steps == 1
-
-
-def test_options_are_looked_at_even_where_nobody_drafts(graph_path: Path) -> None:
-    server = Server(graph_path)
-    payload = pb.DraftRequest(options={"max_depth": 999}).SerializeToString()
-    for _ in range(2):
-        with pytest.raises(DraftRequestError, match="max_depth"):
-            server.steps.answer(payload, ANONYMOUS)
-
-
-def test_delays_are_told(graph_path: Path) -> None:
-    server = Server(graph_path, limits={"busy_s": 4.0}, max_session_memory=1_000_000)
-    for session_id in range(1, 7):
-        server.open(session_id)
-    payloads = [convert.encode_step(None, chain_step(number, 0, CORPUS * 10)) for number in range(1, 7)]
-    for payload in payloads[:5]:
-        server.steps.answer(payload, ANONYMOUS)
-    with pytest.raises(DraftLimitError, match=r"memory for sessions is full; .*, or try again in 4 s") as caught:
-        server.steps.answer(payloads[5], ANONYMOUS)
-    assert caught.value.retry_delay_s == 4.0
-    assert len(server.sessions) == len(server.sessions.table) == 5
-
-
-@pytest.mark.parametrize(
-    ("fields", "error", "reason"),
-    [
-        ({"context_lengths": [2], "context_tokens": [1]}, DraftRequestError, "context_tokens has 1"),
-        ({"context_lengths": [0], "positions": [1, 2]}, DraftRequestError, "positions has 2"),
-        ({"context_lengths": [0, 0], "session_ids": [1]}, DraftRequestError, "session_ids has 1"),
-        ({"context_lengths": [0], "feedback_row_counts": [1]}, DraftRequestError, "feedback_nodes has 0"),
-        ({"feedback_tokens": [1]}, DraftRequestError, "feedback_tokens has 1"),
-        ({"context_lengths": [0] * 6}, DraftLimitError, "at most 5"),
-        ({"context_lengths": [0], "node_budgets": [65]}, DraftLimitError, "65 nodes asked for; ask for at most 64"),
-        ({"options": {"strategy": 99}}, UnservedRequestError, "99"),
-        ({"options": {"sources": 16}}, UnservedRequestError, "source"),
-        ({"options": {"max_depth": 256}}, DraftRequestError, "max_depth"),
-        ({"options": {"min_path_probability": float("nan")}}, DraftRequestError, "min_path_probability"),
-        ({"context_lengths": [41], "context_tokens": [0] * 41}, DraftLimitError, "at most 40"),
-    ],
-)
-def test_bad_requests_are_refused(
-    graph_path: Path, fields: dict[str, Any], error: type[Exception], reason: str
-) -> None:
-    server = Server(graph_path, limits={"max_sequences": 5, "max_tokens": 40})
-    with pytest.raises(error, match=reason):
-        server.steps.answer(pb.DraftRequest(**fields).SerializeToString(), ANONYMOUS)

@@ -141,12 +141,7 @@ def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["list"], "name the server's admin address by --address"),
         (["list", "--address", "nowhere"], "'nowhere' is not an address"),
         (["reload", "--address", "localhost:1"], "'reload' that of a graph"),
-        (["list", "docs", "--address", "localhost:1"], "'list' takes no name"),
         (["adapter", "unload", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
-        (["adapter", "load", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
-        (["adapter", "list", "x", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
-        (["forget", "--address", "localhost:1"], "action"),
-        ([], "ACTION"),
         (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),
     ],
 )

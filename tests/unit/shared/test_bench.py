@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import subprocess
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.bench.build import count_by_hand, count_by_iterators
-from speculant_graph.cli.bench import BENCHES, run
+from speculant_graph.cli.bench import run
 from speculant_graph.errors import ConfigError, GraphError
-from speculant_graph.settings import CommandSettings
 from support.oracle import OracleGraph
 
 BUILD_KEYS = {
@@ -44,35 +42,11 @@ def test_bench_build(tmp_path: Path, tokenizer_folder: Path, capfd: pytest.Captu
     assert "has no tokenizer.json" in capfd.readouterr().err
 
 
-def test_the_list_of_benches(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["--help"]):
-        assert run(arguments) == 0
-        shown = capsys.readouterr().out
-        assert shown.startswith("usage: speculant bench")
-        assert all(name in shown for name in BENCHES)
-    with pytest.raises(ConfigError, match=r"no bench 'biuld'.*build, start"):
-        run(["biuld"])
-
-
 @given(token_ids=st.lists(st.integers(0, 4), max_size=60), max_order=st.integers(1, 5))
 def test_plain_python_counts_as_the_oracle(token_ids: list[int], max_order: int) -> None:
     slow = OracleGraph([token_ids], max_order).context_index
     assert count_by_hand(token_ids, max_order) == slow
     assert count_by_iterators(token_ids, max_order) == slow
-
-
-@pytest.mark.parametrize("bench", BENCHES)
-def test_help_says_how_few_are_taken(bench: str) -> None:
-    module = importlib.import_module(BENCHES[bench][0])
-    [kind] = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, CommandSettings) and each.__module__ == module.__name__
-    ]
-    for name, field in kind.model_fields.items():
-        for bound in field.metadata:
-            if getattr(bound, "ge", 0) > 1:
-                assert f"at least {bound.ge:,}" in (field.description or ""), name
 
 
 @pytest.mark.slow

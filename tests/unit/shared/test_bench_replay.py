@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from speculant_graph.bench.replay_loop import PromptLookupDrafter, ReplayStep, agreeing_path, replay, replay_figures
 from speculant_graph.bench.texts import Trace
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.types import EMPTY_DRAFT, Draft
+from speculant_graph.types import Draft
 
 
 @dataclass
@@ -46,10 +46,6 @@ class ScriptedDrafter:
 
     def close(self, session_id: int) -> None:
         self.closed.append(session_id)
-
-
-def chain(*token_ids: int, probabilities: Sequence[float] = ()) -> Draft:
-    return Draft(token_ids, tuple(range(len(token_ids))), tuple(probabilities))
 
 
 def path_of(draft: Draft, node: int) -> list[int]:
@@ -100,15 +96,6 @@ def test_every_token_is_accounted_for(scripted: list[Draft], texts: list[list[in
         assert sum(step.num_tokens for step in steps) == len(text)
         assert all(step.num_tokens == step.num_accepted + 1 for step in steps[:-1])
         assert steps[-1].num_accepted <= steps[-1].num_tokens <= steps[-1].num_accepted + 1
-
-
-def test_what_the_drafter_is_told() -> None:
-    drafter, curve = ScriptedDrafter([EMPTY_DRAFT]), CostCurve((1, 2), (1.0, 1.5))
-    replay(drafter, [Trace((), (5, 6, 7))], 3, cost=curve)
-    assert drafter.opened == [(False, curve)]
-    assert drafter.recycled == [], "only what learns is fed"
-    with pytest.raises(AssertionError, match="over its budget"):
-        replay(ScriptedDrafter([chain(1, 2)]), [Trace((), (5,))], 1)
 
 
 @given(scripted=st.lists(drafts(), min_size=1, max_size=6), texts=st.lists(outputs, min_size=1, max_size=4))

@@ -12,11 +12,8 @@ import pytest
 
 from speculant_graph.bench.texts import read_workloads
 from speculant_graph.cli.bench import run
-from speculant_graph.cli.main import main
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, CorpusError, TokenizerMismatchError
-from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
-from speculant_graph.types import Fingerprint
+from speculant_graph.errors import ConfigError, CorpusError
 from support.oracle import OracleGraph
 
 RESULT_KEYS = {
@@ -142,21 +139,6 @@ def test_replaying_from_a_corpus(bench: Bench, corpus: Path, traces: Path, token
     assert positions == sorted(positions)
 
 
-def test_replaying_with_a_price(bench: Bench, corpus: Path, traces: Path, tmp_path: Path) -> None:
-    steep = tmp_path / "steep.json"
-    steep.write_text('{"tokens": [1, 32], "relative": [1.0, 100.0]}', encoding="utf-8")
-    options = ("--corpus", corpus, "--traces", traces, "--budget", 4, "--limit", 2, "--strategy", "tree,greedy")
-    priced, flat = (bench(*options, "--cost", cost) for cost in (steep, "flat"))
-    assert "relative" in priced["printed"]
-    (tree, greedy), (free, _) = priced["results"], flat["results"]
-    assert tree["traces"] == 2
-    assert greedy["expected_over_actual"] is None, "greedy has no probabilities"
-    assert greedy["relative_speed"] < 1, "greedy knows no price"
-    assert (tree["drafted"], tree["relative_speed"]) == (0, 1), "no node is worth three plain steps"
-    assert free["drafted"] > 0
-    assert free["relative_speed"] == free["mean_accepted_tokens"]
-
-
 def test_replaying_online(bench: Bench, tmp_path: Path) -> None:
     output = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=150))
     path = tmp_path / "twice.jsonl"
@@ -166,42 +148,3 @@ def test_replaying_online(bench: Bench, tmp_path: Path) -> None:
     online, alone = bench(*options, "--online"), bench(*options)
     assert (online["online"], alone["online"]) == (True, False)
     assert online["results"][0]["steps"] < 0.75 * alone["results"][0]["steps"], "the second time the output is known"
-
-
-def test_replaying_without_a_graph_and_from_a_file(
-    bench: Bench, corpus: Path, traces: Path, tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    options = ("--traces", traces, "--strategy", "tree,prompt-lookup", "--budget", 4)
-    assert bench(*options)["graph_tokens"] is None
-    path = tmp_path / "graph.pkl"
-    graph = GraphBuilder(tokenizer_folder).build([corpus], path)
-    from_file = bench(*options, "--graph", path)
-    assert from_file["graph_tokens"] == graph.metadata.num_tokens
-    same = bench(*options, "--corpus", corpus)
-    for first, second in zip(from_file["results"], same["results"], strict=True):
-        assert (first["steps"], first["drafted"]) == (second["steps"], second["drafted"])
-
-
-def test_refusals(
-    corpus: Path, traces: Path, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(kind: type[Exception], message: str, *arguments: object) -> None:
-        with pytest.raises(kind, match=message):
-            run(["replay", "--traces", str(traces), *map(str, arguments), "--tokenizer", str(tokenizer_folder)])
-
-    other = tmp_path / "other.pkl"
-    build_from_token_ids([1, 2, 3], Fingerprint("test", "00" * 32, 50)).save(other)
-    refused(TokenizerMismatchError, "built with tokenizer", "--graph", other)
-    refused(ConfigError, "give one of them", "--graph", other, "--corpus", corpus)
-    refused(ConfigError, "no curve and no file 'cheap'; choose from flat", "--cost", "cheap")
-    for budget in ("0", "8,x", ""):
-        refused(ConfigError, "replay: budget", "--budget", budget)
-    refused(ConfigError, "-k is set by this bench itself; set --budget", "-k5")
-    refused(ConfigError, "--draft.strategy is set by this bench itself; set --strategy", "--draft.strategy=tree")
-    refused(ConfigError, "replay: strategy.* 'tree'", "--strategy", "fastest")
-    refused(ConfigError, "'sampling' drafts from a graph alone; give --corpus", "--strategy", "tree,sampling")
-    traces.write_text('{"prompt": "a"}\n', encoding="utf-8")
-    assert main(["bench", "replay", "--traces", str(traces), "--tokenizer", str(tokenizer_folder)]) == 1
-    *told, last = capsys.readouterr().err.splitlines()
-    assert told[-2:] == ["reading the tokenizer …", "tokenising the traces …"]
-    assert last.startswith(f"speculant: bench: {traces}:1: 'output' is missing; give one JSON object")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,17 +71,11 @@ def test_text_is_what_the_file_has_with_plain_line_ends(
     ("name", "data", "message"),
     [
         ("a.txt", b"fine \xff", r"a\.txt: is not UTF-8 \(invalid start byte\); convert the file first"),
-        ("a.txt", b"abcd\xe2\x82", r"is not UTF-8 \(unexpected end of data\)"),
         ("a.txt", b"\x7fELF\x02\0\0", r"looks binary; leave it out, or convert it"),
         ("a.jsonl", b'"good"\n{oops', r"a\.jsonl: line 2: is no JSON \(.*correct it"),
         ("a.jsonl", b'"good"\n' + b"[" * 100_000, r"line 2: is no JSON"),
-        ("a.jsonl", b"\n3", r"line 2: a number where an object with field 'a\.b' should be"),
         ("a.jsonl", b'{"b": 1, "c": 2}', r"line 1: no field 'a\.b' \(there are: b, c\); set --graph\.text-field"),
-        ("a.jsonl", b'{"a": {"b": ["x", 1]}}', r"line 1: field 'a\.b' is a list, not text"),
-        ("a.jsonl", b'{"a.b": 1, "a": {"b": "y"}}', r"line 1: field 'a\.b' is a number, not text"),
         ("a.json", b'["one", "half \\ud83d"]', r"record 2: half of a surrogate pair .* correct"),
-        ("a.json", b'"one"\n"two"', r"a\.json: is no JSON .*name the file \.jsonl"),
-        ("a.json", b'["a", 1]', r"a\.json: record 2: a number where an object"),
         ("a.pdf", b"%PDF-1.4 and nothing more", r"a\.pdf: is no PDF that can be read"),
         ("gone.txt", None, r"can't be read \(No such file or directory\); check"),
     ],
@@ -112,11 +105,6 @@ def test_json_files(tmp_path: Path) -> None:
     assert _texts(_file(path, b"[]")) == _texts(_file(path, b" \n")) == []
 
 
-def test_text_fields_lead_into_objects_and_may_have_dots_in_their_names(tmp_path: Path) -> None:
-    lines = b'{"a": {"b": {"c": "x"}}}\n"y"\n{"a": {"b": {"c": "z"}}, "a.b.c": ["v", "w"]}'
-    assert _texts(_file(tmp_path / "a.jsonl", lines), text_field="a.b.c") == ["x", "y", "v\nw"]
-
-
 def test_token_ids_of_records(tmp_path: Path) -> None:
     lines = b'{"a": {"ids": [3, 0, 9]}}\n{"a.ids": [1], "a": 2}\n{"a": {"ids": []}, "text": 5}\n'
     documents = _read(_file(tmp_path / "a.jsonl", lines), token_ids_field="a.ids")
@@ -134,8 +122,6 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
     ("record", "message"),
     [
         ('{"text": "x"}', r"no field 'ids' \(there are: text\); set --graph\.token-ids-field to one with token ids$"),
-        ('"text"', "a string where an object with field 'ids' should be; correct the record$"),
-        ('{"ids": "1 2"}', "field 'ids' is no list of token ids; set --graph.token-ids-field"),
         ('{"ids": [1, true]}', "field 'ids' is no list of token ids; set"),
         ('{"ids": [9, 10]}', r"field 'ids' has other ids than 0 to 9; set --graph\.tokenizer-name"),
         (f'{{"ids": [{2**70}]}}', "field 'ids' has other ids than 0 to 9; set"),
@@ -181,9 +167,3 @@ def test_pdf_pages_are_joined(tmp_path: Path, warnings: list[str]) -> None:
     assert _texts(_file(tmp_path / "scan.pdf", _pdf("", ""))) == [""]
     assert ["scan.pdf has pages but no text" in message for message in warnings] == [True]
     assert _texts(_file(tmp_path / "empty.pdf", b"")) == [""]
-
-
-def test_a_missing_module_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(ModuleNotFoundError, match=r'a\.pdf needs: pip install "speculant-graph\[build\]"'):
-        _texts(_file(tmp_path / "a.pdf", b"data"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from speculant_graph.corpus.files import STANDARD_INPUT, list_corpus_files
+from speculant_graph.corpus.files import list_corpus_files
 from speculant_graph.errors import CorpusError
 
 
@@ -53,26 +52,6 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         list_corpus_files(["docs/a.md", "docs/*.tex"])
 
 
-def test_folders_that_can_not_be_read_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _write(tmp_path, "docs/a.md", "docs/b/closed/d.md", "docs/.git/f.md")
-    monkeypatch.chdir(tmp_path)
-    scan = os.scandir
-
-    def forbid(path: Any) -> Any:  # permissions of files do not keep an administrator from reading
-        if Path(path).name in {"closed", ".git"}:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", forbid)
-    with pytest.raises(CorpusError, match=r"^docs/b/closed can't be read \(Permission denied\); check"):
-        list_corpus_files("docs")
-
-
-def test_standard_input_and_pipes_are_taken_by_name(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert list_corpus_files(["-", tmp_path / "pipe", "-"]) == [STANDARD_INPUT, tmp_path / "pipe"]
-
-
 def _listen(folder: Path) -> Path:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket.txt")
@@ -84,9 +63,7 @@ def _listen(folder: Path) -> Path:
     [
         (lambda folder: [folder / "nothing.txt"], "does not exist; name"),
         (lambda folder: [folder], "holds no text; name files"),
-        (lambda _: [], "no corpus"),
         (_listen, "device or a socket; name"),
-        (lambda _: "x" * 5000, r"can't be read \(File name too long\); check"),
     ],
 )
 def test_what_can_not_be_read_is_refused(

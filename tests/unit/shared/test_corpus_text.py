@@ -25,16 +25,6 @@ def test_cuts_are_only_where_words_begin() -> None:
     assert _pieces(text, 1000) == [text]
 
 
-@pytest.mark.parametrize("block", [1, 3, 11])
-def test_no_cut_is_missed_between_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    words = "a b c d\ne f g h i jj k l m n ooo p q r"
-    assert _pieces(words, 2, block=block) == _pieces(words, 2)
-    monkeypatch.setattr(text_module, "_PATIENCE", 8)
-    pieces = _pieces("7" * 500 + " 1" * 500, 4, block=block)
-    assert len(pieces[0]) == 500
-    assert max(map(len, pieces[1:])) <= 8 + block
-
-
 @settings(max_examples=200)
 @given(
     text=st.text(alphabet="ab  the'd/.é\n\n\n1{\u0301𝄞", max_size=120),

@@ -124,7 +124,3 @@ def test_a_process_that_was_forked_drafts_on_threads_of_its_own(graph: NgramGrap
     if child == 0:
         os._exit(0 if tokens_of(draft_batch(drafter, *arguments)) == expected else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_nothing_is_a_batch_too(drafter: SessionDrafter) -> None:
-    assert draft_batch(drafter, [], [], []) == []

@@ -46,37 +46,21 @@ def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int)
     assert curve.at(num_tokens) == table[num_tokens]
 
 
-def test_between_beyond_and_falling_points() -> None:
-    curve = CostCurve((1, 3, 5), (2.0, 4.0, 3.0))
-    assert curve.table(7).tolist() == [1.0, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0]
-    assert CostCurve((1, 3), (1.0, 2.0)).at(5) == 3.0
-    assert CostCurve((1,), (7.0,)).at(4_000) == 1.0
-
-
 @pytest.mark.parametrize(
     ("tokens", "relative", "message"),
     [
-        ((), (), "ascend from 1"),
         ((1, 2), (1.0,), "2 numbers of tokens and 1 costs"),
         ((2, 3), (1.0, 2.0), "ascend from 1"),
-        ((1, 2, 2), (1.0, 2.0, 3.0), "ascend from 1"),
         ((1, MAX_POINT + 1), (1.0, 2.0), "point 1: .* less than or equal to 4096"),
-        ((1.0, 2.0), (1.0, 2.0), "point 0: .* integer"),
         ((True, 2), (1.0, 2.0), "point 0"),
-        (None, (1.0, 2.0), "tuple"),
         ((1, 2), (1.0, 0.0), "point 1: .* greater than 0"),
         ((1, 2), (float("nan"), 1.0), "point 0: .* finite"),
-        ((1, 2), (1, 10**400), "point 1"),
     ],
 )
 def test_points_that_make_no_curve(tokens: tuple[int, ...], relative: tuple[float, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"{message}.*; make it look like") as raised:
         CostCurve(tokens, relative)
     assert "\n" not in str(raised.value)
-
-
-def test_the_last_point_may_be_the_largest() -> None:
-    assert CostCurve((1, MAX_POINT), (1.0, 2.0)).at(MAX_POINT) == 2.0
 
 
 def test_curves_that_come_with_the_project() -> None:
@@ -99,9 +83,6 @@ def test_a_file(tmp_path: Path) -> None:
     [
         (b"{", "holds no cost curve"),
         (b"\xff\xfe\x00", "holds no cost curve"),
-        (b"[1, 2]", "holds no cost curve"),
-        (b'{"tokens": [1, 2]}', "holds no cost curve"),
-        (b'{"tokens": [1, null], "relative": [1, 2]}', "point 1"),
         (b'{"tokens": [1, 2], "relative": [1, Infinity]}', "finite"),
         (b"[" * 100_000, "holds no cost curve"),
     ],
@@ -112,9 +93,3 @@ def test_a_file_without_a_curve(tmp_path: Path, content: bytes, message: str) ->
     with pytest.raises(ConfigError, match=message) as raised:
         CostCurve.from_file(path)
     assert str(raised.value).startswith(str(path))
-
-
-def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(ConfigError, match=r"can't read the cost curve .*; check the path"):
-            CostCurve.from_file(path)

@@ -13,38 +13,12 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, DraftRequestError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
-from speculant_graph.types import Draft, Fingerprint
+from speculant_graph.types import Fingerprint
 
 
 def generator_of(token_ids: list[int], max_order: int = 3, config: DraftConfig | None = None) -> DraftGenerator:
     graph = build_from_token_ids(token_ids, Fingerprint("test", "00" * 32, 100), max_order=max_order)
     return DraftGenerator(graph, config)
-
-
-@pytest.mark.parametrize(
-    ("stream", "max_order", "prompt", "k", "drafted"),
-    [
-        pytest.param([1, 2, 3, 1, 2, 4, 1, 2, 4, 5], 3, [1, 2], 2, (4, 1), id="the most frequent successor"),
-        pytest.param([1, 9, 1, 3, 1, 7], 3, [1], 1, (3,), id="ties go to the lowest id"),
-        pytest.param([5, 1, 2, 6, 1, 3, 7, 1, 3, 8], 3, [1], 1, (3,), id="a short context"),
-        pytest.param([5, 1, 2, 6, 1, 3, 7, 1, 3, 8], 3, [99, 5, 1], 1, (2,), id="the longest known context decides"),
-        pytest.param([1, 2, 3], 3, [1], 8, (2, 3), id="a dead end gives a partial draft"),
-        pytest.param([3, 8, 1, 2, 3], 2, [1, 2], 3, (3, 8, 1), id="2 3 has no successor, but 3 alone has one"),
-        pytest.param([1, 2, 3, 4, 5, 6], 5, [1, 2], 2, (3, 4), id="a prompt shorter than the order"),
-        # After 1, order 1 goes on to 2, and from there to the most frequent successor of 2 alone.
-        pytest.param([1, 2, 3, 5, 2, 9, 6, 2, 9, 7], 2, [1], 2, (2, 9), id="the matched order is kept"),
-        pytest.param([1, 2, 3], 3, [1], 0, (), id="nothing asked"),
-        pytest.param([1, 2, 3], 3, [1], -3, (), id="less than nothing asked"),
-        *(
-            pytest.param([1, 2, 3], 3, prompt, 4, (), id=f"{prompt} is unknown")
-            for prompt in ([], [50], [1, 50], [1, -1], [1, 2**40])
-        ),
-    ],
-)
-def test_greedy_chains(stream: list[int], max_order: int, prompt: list[int], k: int, drafted: tuple[int, ...]) -> None:
-    draft = generator_of(stream, max_order).generate(prompt, k=k)
-    assert draft == Draft(drafted, tuple(range(len(drafted))), terminated_early=len(drafted) < k)
-    assert draft.is_chain or not drafted
 
 
 def test_draws_depend_on_seed_and_position_alone() -> None:
@@ -55,11 +29,6 @@ def test_draws_depend_on_seed_and_position_alone() -> None:
     later = generator.draft([3, 1, *whole.token_ids[:3]], 3, "sampling", seed=5)
     assert later.token_ids == whole.token_ids[3:]
     assert {generator.draft([3, 1], 6, "sampling", seed=seed).token_ids for seed in range(5)} != {whole.token_ids}
-
-
-def test_numpy_contexts_are_contexts() -> None:
-    generator = generator_of([1, 2, 3, 4])
-    assert generator.draft(np.array([1, 2], np.uint32), 2, "greedy").token_ids == (3, 4)  # type: ignore[arg-type]
 
 
 def test_the_cap_keeps_the_most_frequent_and_renormalises() -> None:

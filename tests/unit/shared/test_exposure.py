@@ -19,11 +19,9 @@ KEYS, OPEN = "keys can be read by others on their way to {}; set service.tls_cer
     ("settings", "address", "told"),
     [
         (ACCESS, "0.0.0.0:8000", KEYS),
-        (ACCESS, "example.internal:8000", KEYS),
         (ACCESS, "127.0.0.1:8000", ""),
         (ACCESS, "unix:///run/v.sock", ""),
         (ACCESS | CERTIFICATE, "0.0.0.0:8000", ""),
-        (CERTIFICATE | AUTHORITY, "0.0.0.0:8000", ""),
         (CERTIFICATE, "0.0.0.0:8000", OPEN),
         ({}, "0.0.0.0:8000", OPEN),
         ({}, "[::1]:8000", ""),

@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError, GraphError, GraphFileError
@@ -38,18 +37,6 @@ def test_look_ups_of_what_is_not_in_the_graph() -> None:
     assert (1, 2) in graph.context_index
     for key in ((1.0,), ("1",), (1, (2,)), ([1],), (None,), (), [1], 1, "1", (1, 2, 3)):
         assert key not in graph.context_index
-
-
-def test_look_ups_want_token_ids() -> None:
-    graph = small_graph()
-    for wrong in ("text", [1.5], ["1"], [(1,)], [[1], [2, 3]], [None]):
-        with pytest.raises(GraphError, match="encode text"):
-            graph.match(wrong)  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match="encode text"):
-        graph.probability([1], (2,))  # type: ignore[arg-type]
-    for ngram in ([], [1, 2, 3, 1]):
-        with pytest.raises(GraphError, match="n-grams of 1 to 3 tokens"):
-            graph.count(ngram)
 
 
 @pytest.mark.parametrize("jobs", [1, 64, 1024])
@@ -111,29 +98,6 @@ def test_documents_are_wrapped_and_joined(tmp_path: Path, tokenizer_folder: Path
     assert builder.report is not None
     assert builder.report.total_s >= builder.report.tokenize_s > 0
     assert builder.report.peak_anon_bytes > 1_000_000
-
-
-def test_builder_saves_what_it_built(tmp_path: Path, tokenizer_folder: Path, sample_text: str) -> None:
-    builder = GraphBuilder(tokenizer_name=str(tokenizer_folder), hf_token=SecretStr("secret"))
-    with pytest.raises(ConfigError, match="build_from_files first"):
-        builder.save(tmp_path / "graph.pkl")
-    (tmp_path / "a.txt").write_text(sample_text, "utf-8")
-    graph = builder.build_from_files(tmp_path / "a.txt")
-    phases: list[str] = []
-    builder.save(tmp_path / "graph.pkl", progress=lambda report: phases.append(report.phase))
-    assert phases == ["save", "save"]
-    assert NgramGraph.load(tmp_path / "graph.pkl").metadata == graph.metadata
-    assert (tmp_path / "graph.pkl").read_bytes() == pickle.dumps(graph, protocol=5)
-    built = builder.build(tmp_path / "a.txt", tmp_path / "built.pkl")
-    assert (tmp_path / "built.pkl").read_bytes() == pickle.dumps(built, protocol=5)
-
-
-@pytest.mark.parametrize("wrong", [{"max_order": 11}, {"chunk_size": 1}, {"memory": "1MB"}, {"no_such_setting": 1}])
-def test_settings_are_checked(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        GraphBuilder("x", **wrong)
-    assert GraphBuilder("x", hf_token="secret").config.hf_token == SecretStr("secret")
-    assert GraphBuilder("x", memory="2GB").config.memory == 2_000_000_000
 
 
 @pytest.mark.parametrize("output", ["none/graph.pkl", "."])

@@ -19,6 +19,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.container import MIN_BLOCK_BYTES, aligned_text_bytes, before_and_after
 from speculant_graph.graph.layout import Trie
+from speculant_graph.graph.metadata import MAX_CALIBRATION_BYTES
 from speculant_graph.graph.ngrams import NgramGraph
 from support.damage import assert_refused, damaged, rewrite
 from support.graphs import assert_same_arrays, graph_of
@@ -144,6 +145,8 @@ WRONG_DESCRIPTIONS: list[tuple[str, object]] = [
     ("tail_token_ids", [1] * 9),
     ("min_count", 0),
     ("special_tokens", "both"),
+    ("calibration", "Y Q="),
+    ("calibration", "A" * 4 * (MAX_CALIBRATION_BYTES // 3 + 1)),
 ]
 
 WRONG_ARRAYS = {

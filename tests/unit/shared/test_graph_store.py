@@ -183,16 +183,6 @@ def test_a_flipped_bit_anywhere_is_refused(path: Path) -> None:
         assert_refused(path, verify=True)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "graph.pkl"
-    assert_refused(path)
-    assert_refused(tmp_path)
-    for content in (b"", b"text" * 100, pickle.dumps({"graph": list(range(100))})):
-        path.write_bytes(content)
-        with pytest.raises(GraphFileError, match="is not a graph file; build one"):
-            NgramGraph.load(path)
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path) -> None:
     before = path.read_bytes()
     script = f"""

@@ -14,13 +14,12 @@ from speculant_graph.cli.main import main
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, CorpusError, GraphFileError, TokenizerMismatchError
+from speculant_graph.errors import ConfigError, GraphFileError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 from support.oracle import OracleGraph
 
-FINGERPRINT = Fingerprint("nowhere/tokenizer", "00" * 32, 200)
 TEXT = "a[i] = b[/j]\n\tthe value of a\x1b[31m\n" * 20 + "the value of b\n" * 5
 
 
@@ -108,23 +107,6 @@ def test_coverage_of_a_text(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"{coverage['right']:.1%}" in shown
 
 
-def test_coverage_reads_as_a_build_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = CorpusTokenizer.load(folder / "tokenizer")
-    (folder / "records").mkdir()
-    (folder / "records" / "r.jsonl").write_text('{"body": "the value of a"}\n', encoding="utf-8")
-    _, report = inspect(capsys, folder / "g.pkl", "--coverage", folder / "records", "--text-field", "body")
-    coverage: dict[str, object] = report["coverage"]  # type: ignore[assignment]
-    assert coverage["tokens"] == len(tokenizer.encode("the value of a"))
-
-
-def test_nothing_is_printed_before_what_is_asked_for_wrongly(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CorpusError, match=r"missing\.txt"):
-        run([str(folder / "g.pkl"), "--coverage", str(folder / "missing.txt")])
-    with pytest.raises(ConfigError, match="not valid UTF-8"):
-        run([str(folder / "g.pkl"), "--prompt", "\udcff"])
-    assert capsys.readouterr().out == ""
-
-
 def test_without_the_tokenizer_ids_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "tokenizer").rename(folder / "moved")
     shown, report = inspect(capsys, folder / "g.pkl", "--top", 1)
@@ -137,21 +119,6 @@ def test_without_the_tokenizer_ids_are_shown(folder: Path, capsys: pytest.Captur
     assert report["draft_token_ids"]
     shown, _ = inspect(capsys, folder / "g.pkl", "--tokenizer", folder / "moved")
     assert "only token ids" not in shown
-
-
-def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "other.pkl"
-    build_from_token_ids([1, 2, 1, 3], FINGERPRINT, max_order=2).save(path)
-    with pytest.raises(TokenizerMismatchError):
-        run([str(path), "--tokenizer", str(folder / "tokenizer")])
-    shown, report = inspect(capsys, path)
-    assert "only token ids" in shown
-    assert report["corpus_files"] == 0
-    # Something else has taken the place of the graph's tokenizer.
-    named = Fingerprint(str(folder / "tokenizer"), "00" * 32, 200)
-    build_from_token_ids([1, 2, 1, 3], named, max_order=2).save(path)
-    shown, _ = inspect(capsys, path)
-    assert "only token ids" in shown
 
 
 def with_metadata(path: Path, **changes: object) -> None:

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from speculant_graph.draft.learning.files import MAX_OPEN_DATABASES
-from speculant_graph.errors import ConfigError, SpeculantError, TokenizerMismatchError
+from speculant_graph.errors import SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Fingerprint
 from support.learned import TOKENIZER, ids, learning, loaded, newest, opened, path_of
 
 STRANGE_TENANTS = ["", "acme", "../../etc/passwd", "a/b\x00c\n", "名前", "\ud800", "🌍" * 1000, ".", "shared"]
 TENANTS = st.sampled_from(STRANGE_TENANTS[:2])
-TEXTS = [[1, 2, 3], [70_000], [999_999, 0, 5, 6], [7, 7], [8] * 9]
 
 
 class FilesAgainstLists(RuleBasedStateMachine):
@@ -173,26 +172,3 @@ def test_other_formats_are_refused_and_left_alone(tmp_path: Path) -> None:
     before = (tmp_path / "shared.sqlite").read_bytes()
     assert "format 2 of learned text and this release reads 1; update" in refusal(tmp_path)
     assert (tmp_path / "shared.sqlite").read_bytes() == before
-
-
-def test_a_database_does_not_grow(tmp_path: Path) -> None:
-    with opened(tmp_path, 1000) as files:
-        for number in range(2000):
-            files.append("", ids([number] * 10))
-        assert loaded(files) == [[number] * 10 for number in range(1900, 2000)]
-    assert path_of(tmp_path).stat().st_size < 4 * 2000 + 40_000
-    with opened(tmp_path, 45) as files:
-        assert loaded(files) == newest([[number] * 10 for number in range(2000)], 45)
-        files.append("", ids([5]))
-    with opened(tmp_path, 1000) as files:
-        assert loaded(files) == [[number] * 10 for number in range(1995, 2000)] + [[5]]
-
-
-def test_after_closing_everything_is_an_error(tmp_path: Path) -> None:
-    files = opened(tmp_path)
-    files.append("", ids([1]))
-    files.close()
-    files.close()
-    for call in (files.save, lambda: files.load(""), lambda: files.forget(""), lambda: files.append("", ids([1]))):
-        with pytest.raises(ConfigError, match="closed; open its folder again"):
-            call()

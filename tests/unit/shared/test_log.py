@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -15,29 +14,6 @@ from speculant_graph.log import LogFormat, json_line, log_to_stderr
 
 def fail(secret: str) -> None:
     raise ValueError(f"of {len(secret)} characters")
-
-
-def say(message: str, *arguments: object, **bound: object) -> None:
-    # The packages' own messages are meant, so the record must look like one of them.
-    logger.patch(lambda record: record.update(name="speculant_drafter.service")).bind(**bound).info(message, *arguments)
-
-
-def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    log_to_stderr("INFO", "json")
-    say("two\nlines {}", "and {braces}", request_id="abc", worker=3)
-    logger.debug("not shown")
-    (line,) = capsys.readouterr().err.splitlines()
-    found = json.loads(line)
-    time = datetime.fromisoformat(found.pop("time"))
-    assert time.utcoffset() == timedelta(0)
-    assert abs(datetime.now(UTC) - time) < timedelta(minutes=1)
-    assert found == {
-        "level": "INFO",
-        "message": "two\nlines and {braces}",
-        "logger": "speculant_drafter.service",
-        "request_id": "abc",
-        "worker": 3,
-    }
 
 
 def test_json_of_an_exception_has_its_type_and_traceback_but_no_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,15 +21,10 @@ def test_addresses() -> None:
     [
         "",
         "unix:/run/a",
-        "unix://run/a",
         "localhost",
-        "localhost:",
-        ":1",
         "http://a:1",
         "a:70000",
-        "a:x",
         "::1:5",
-        "[::1]",
     ],
 )
 def test_other_addresses_are_refused(address: str) -> None:

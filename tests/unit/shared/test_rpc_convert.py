@@ -178,12 +178,6 @@ def test_what_is_no_token_is_not_sent(tokens: Any) -> None:
         convert.encode_step(None, StepRequest((SequenceRequest(tokens),)))
 
 
-def test_numbers_of_numpy_are_sent() -> None:
-    request = StepRequest((SequenceRequest(np.array([3, 4]), np.uint64(5), np.int64(6), np.int32(7)),))
-    message = pb.DraftRequest.FromString(convert.encode_step(None, request))
-    assert entries_of(message) == [(5, 6, (3, 4), 7, 0, None)]
-
-
 def test_budgets_are_for_all_or_for_none() -> None:
     with pytest.raises(DraftRequestError, match="mixed"):
         convert.encode_step(None, StepRequest((SequenceRequest((1,), node_budget=1), SequenceRequest((1,)))))

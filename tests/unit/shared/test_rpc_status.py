@@ -23,16 +23,3 @@ def test_every_error_of_a_server_is_an_error_of_ours_at_the_client() -> None:
 @pytest.mark.parametrize("error", [KeyError("secret"), errors.GraphFileError("secret"), ConfigError("secret")])
 def test_inner_failures_are_not_told(error: Exception) -> None:
     assert to_status(error) == (grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE)
-
-
-@pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        ("addr: unix:/a.sock error: Connection refused", "UNAVAILABLE: no server answers there (Connection refused)"),
-        ("unix:/a.sock: No such file or directory", "UNAVAILABLE: no server answers there (No such file or directory)"),
-        ("Ssl handshake failed: certificate verify failed", None),
-    ],
-)
-def test_where_nobody_listens_is_said_shortly_and_all_else_in_full(end: str, told: str | None) -> None:
-    details = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:1: {end}"
-    assert str(from_status(grpc.StatusCode.UNAVAILABLE, details)) == (told or f"UNAVAILABLE: {details}")

@@ -14,7 +14,7 @@ from speculant_graph.draft.learning import store as store_module
 from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.learning.tables import load_calibration, save_calibration
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.errors import ConfigError
 from support.graphs import graph_of
 from support.learned import TOKENIZER, opened
 from support.sessions import draft_of, drafter_of, started, values_of
@@ -63,22 +63,6 @@ def test_rows_name_nodes_of_the_draft_they_come_after() -> None:
     assert 50 in draft_of(drafter, 1).token_ids
     drafter.accept(1, [2])
     assert 60 in draft_of(drafter, 1).token_ids
-
-
-def test_rows_may_hold_what_is_no_token() -> None:
-    drafter = drafter_of(graph_of([CORPUS], 4, 100))
-    started(drafter, 1, [61, 62])
-    drafter.recycle(1, [0], [[70, 71, -1, 2**40, 100, 2**31 - 2, 72]])
-    drafter.accept(1, [63, 62])
-    assert set(draft_of(drafter, 1).token_ids) <= {*range(12), 63, 62, 70, 71}
-    assert set(draft_of(drafter, 1).token_ids) & {70, 63}
-    drafter.recycle(1, [0], [[2**40]])
-    drafter.recycle(1, [0], np.array([[73, -1]]))
-    drafter.recycle(1, [], [])
-    drafter.accept(1, [62])
-    with pytest.raises(DraftRequestError, match="give whole numbers"):
-        drafter.recycle(1, [0], [["a"]])  # type: ignore[list-item]
-    drafter.accept(1, [1])
 
 
 def test_the_same_tenant_drafts_from_rows() -> None:

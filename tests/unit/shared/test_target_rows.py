@@ -16,7 +16,7 @@ from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of
 from support.learned import TOKENIZER, path_of
-from support.sessions import draft_of, drafter_of, started
+from support.sessions import drafter_of, started
 
 
 def rows_of(table: TargetRows) -> dict[int, list[list[int]]]:
@@ -92,20 +92,3 @@ def test_rows_of_a_tenant_survive_a_restart_and_are_nobody_elses(tmp_path: Path)
         store.forget("a")
         assert not path_of(tmp_path, "a").exists(), "forgotten on disk, too"
         assert started(drafter, 3, [30, 31], tenant="a").token_ids == ()
-
-
-def test_routine_saves_write_rows_now_and_then_and_others_always(tmp_path: Path) -> None:
-    with store_of(tmp_path) as store:
-        drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store)
-        started(drafter, 1, [30, 31], tenant="a", learn=True)
-
-        def saved_after(row: list[int], *, is_routine: bool) -> bytes:
-            draft_of(drafter, 1)
-            drafter.recycle(1, [0], [row])
-            drafter.accept(1, [row[0]])
-            drafter.save(is_routine=is_routine)
-            return path_of(tmp_path, "a").read_bytes()
-
-        first = saved_after([70], is_routine=True)
-        assert saved_after([71], is_routine=True) == first, "not again so soon"
-        assert saved_after([72], is_routine=False) != first

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from playwright.sync_api import expect
 
 from speculant_graph.cli.view import run
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.errors import ConfigError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.view.snapshot import render_snapshot
 from support.browser import chromium, needs_chromium, opened, settled
@@ -157,44 +154,3 @@ def test_the_command_writes_a_page(
     assert data["list"]["graphs"][0]["tokenizer"] == tokenizer_folder.name
     assert str(tokenizer_folder.parent) not in output.read_text("utf-8"), "a page is shared with others"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "said"),
-    [
-        ([], "the graph's most frequent tokens; no prompt"),
-        (["--prompt", "ZZZ"], "the graph's most frequent tokens; no end of the prompt is in it"),
-    ],
-)
-def test_the_command_without_a_known_prompt(
-    tmp_path: Path, graph_file: Path, capsys: pytest.CaptureFixture[str], prompt: list[str], said: str
-) -> None:
-    output = tmp_path / "out.HTML"
-    assert run([str(graph_file), *prompt, "-o", str(output), "--successors", "5"]) == 0
-    assert said in capsys.readouterr().out
-    answer = parse(output.read_text("utf-8"))[1]["answer"]
-    counts = [successor["count"] for successor in answer["anywhere"]]
-    assert counts == sorted(counts, reverse=True)
-    assert len(counts) == 5
-    assert math.fsum(successor["probability"] for successor in answer["anywhere"]) < 1
-
-
-def test_the_command_refuses_what_is_wrong(
-    tmp_path: Path, graph_file: Path, make_tokenizer: Callable[..., Path], tokenizer_folder: Path
-) -> None:
-    page = str(tmp_path / "page.html")
-    with pytest.raises(ConfigError, match=r"page\.png does not end in \.html; choose"):
-        run([str(graph_file), "-o", str(tmp_path / "page.png")])
-    with pytest.raises(GraphFileError, match="check the path"):
-        run([str(tmp_path / "none.pkl"), "-o", page])
-    other = make_tokenizer(vocabulary_size=300)
-    with pytest.raises(TokenizerMismatchError, match="tokenizer"):
-        run([str(graph_file), "-o", page, "--tokenizer", str(other)])
-    with pytest.raises(ConfigError, match="nodes: must be"):
-        run([str(graph_file), "-o", page, "--nodes", "0"])
-    with pytest.raises(ConfigError, match="not valid UTF-8"):
-        run([str(graph_file), "-o", page, "--prompt", "\udcff"])
-    with pytest.raises(GraphFileError, match="can't be written"):
-        run([str(graph_file), "-o", str(tmp_path / "none" / "page.html")])
-    assert list(tmp_path.iterdir()) == []
-    assert run([str(graph_file), "-o", page, "--tokenizer", str(tokenizer_folder), "--prompt", "a" * 30_000]) == 0

@@ -67,11 +67,3 @@ def test_a_graph_of_another_tokenizer_is_refused(gguf: Path, tmp_path: Path) -> 
         SpeculantDraft(gguf, graph_path=tmp_path / "other.pkl")
     with pytest.raises(TokenizerMismatchError, match="not with"):
         SpeculantDraft(gguf, graph_path=tmp_path / "other.pkl", tokenizer=MODEL_FOLDER)
-
-
-def test_settings_are_checked(gguf: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown setting graphpath; it may have .*graph_path"):
-        SpeculantDraft(gguf, graphpath="graph.pkl")
-    for wrong in (0, -3, "8"):
-        with pytest.raises(ConfigError, match="whole number from 1"):
-            SpeculantDraft(gguf, wrong)

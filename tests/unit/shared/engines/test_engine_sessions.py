@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
 from speculant_graph.engines.price import LearnedCost
-from speculant_graph.engines.sessions import EngineRow, EngineSessions, SequenceTracker, TrackedSequence
+from speculant_graph.engines.sessions import EngineRow, EngineSessions, SequenceTracker
 from support.engine_runner import EngineRunner, KnownCost, Request, WatchedDrafter
 from support.graphs import graph_of
 
@@ -64,25 +64,6 @@ def test_every_strategy_gives_chains(seed, strategy):
     _run(20, 4, seed, strategy)
 
 
-def test_the_watch_notices_sequences_that_are_told_by_their_last_tokens_alone(monkeypatch):
-    def by_tail(self, token_ids, most_new):
-        length = self.text.size
-        return length <= token_ids.size <= length + most_new and np.array_equal(
-            token_ids[max(length - 3, 0) : length], self.text[-3:]
-        )
-
-    monkeypatch.setattr(TrackedSequence, "is_begun_by", by_tail)
-    monkeypatch.setattr("speculant_graph.engines.sessions._TAIL", 3)
-    assert any(_complaints(seed) for seed in range(20))
-
-
-def _complaints(seed: int) -> list[str]:
-    drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
-    sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=_VOCABULARY)
-    EngineRunner(drafter, sessions, _requests(100, seed), batch=8, seed=seed).run()
-    return drafter.complaints
-
-
 def _row(*token_ids: int, **more: str) -> EngineRow:
     return EngineRow(np.array(token_ids, np.int32), 8, **more)
 
@@ -131,28 +112,6 @@ def test_a_drafter_that_fails_costs_nothing_but_its_drafts():
     assert sessions.counts.failed_steps == 1
     sessions.close()
     assert [len(draft) for draft in sessions.draft([_row(1, 2)])] == [0]
-
-
-class _Unfinishing(WatchedDrafter):
-    is_closed = False
-
-    def finish(self, session_id):
-        super().finish(session_id)
-        raise RuntimeError("no")
-
-    def close(self):
-        super().close()
-        self.is_closed = True
-
-
-def test_all_sequences_end_and_the_drafter_is_closed_where_ending_one_fails():
-    drafter = _Unfinishing(LocalDrafter(None, DraftConfig(strategy="adaptive")))
-    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
-    sessions.draft([_row(1, 2), _row(3, 4)])
-    sessions.close()
-    assert sessions.counts.failed_steps == 2
-    assert drafter.is_closed
-    assert not drafter.texts
 
 
 def test_ids_that_the_model_does_not_have_are_not_drafted():

@@ -125,13 +125,6 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
         SpeculantProposer(_config(**settings))
 
 
-def test_a_setting_in_the_place_of_all_is_refused() -> None:
-    config = _config()
-    config.additional_config = {"speculant": "graph.pkl"}
-    with pytest.raises(ConfigError, match="is no object"):
-        SpeculantProposer(config)
-
-
 def test_a_graph_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     build_from_token_ids(_TEXT, Fingerprint("other", "11" * 32, 4_096)).save(tmp_path / "other.pkl")
     with pytest.raises(TokenizerMismatchError, match="built with tokenizer other"):
