@@ -13,7 +13,7 @@ from speculant_graph.extras import missing_extra
 from speculant_graph.log import silence
 
 if TYPE_CHECKING:
-    from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
+    from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter, NullDrafter
     from speculant_graph.config import (
         ClientConfig,
         DraftConfig,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from speculant_verifier.transformers_generate import speculant_generate
 
 _MODULES = {
-    "speculant_graph.client": ("DrafterClient", "LocalDrafter", "NullDrafter"),
+    "speculant_graph.client": ("AsyncDrafterClient", "DrafterClient", "LocalDrafter", "NullDrafter"),
     "speculant_graph.config": (
         "ClientConfig", "DraftConfig", "DraftModelConfig", "GenerationConfig", "GraphConfig", "RecordConfig",
         "ServerConfig", "ServiceConfig", "VerifierConfig",
@@ -79,7 +79,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig", "DraftGenerator",
+    "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig", "DraftGenerator",
     "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback", "GenerationConfig", "GenerationResult",
     "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage", "LearnedStore", "LocalDrafter",
     "MultinomialProcessor", "NGramStorage", "NgramGraph", "NullDrafter", "OneLevelNGramStorage", "PhaseTimes",

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from speculant_graph.client.asynchronous import AsyncDrafterClient
 from speculant_graph.client.drafter_client import DrafterClient
 
 if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter as LocalDrafter
     from speculant_graph.client.local import NullDrafter as NullDrafter
 
-__all__ = ["DrafterClient"]
+__all__ = ["AsyncDrafterClient", "DrafterClient"]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import grpc
 from loguru import logger
 
+from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.client.core import ClientCore
 from speculant_graph.client.sessions import CloseSession, DropStream, Opening, OpenSession, Report, Send
 from speculant_graph.errors import (
@@ -94,8 +95,11 @@ class DrafterClient:
         from speculant_graph.draft.options import options_of  # settings are there, so what they load is, too
 
         self._strict = strict
-        self._deadline_s = config.deadline_ms / 1e3
-        self._open_deadline_s = max(_OPEN_S, self._deadline_s)
+        self.deadline_s = config.deadline_ms / 1e3
+        """How long a step is waited for."""
+        self._open_call_s = max(_OPEN_S, self.deadline_s)
+        self.open_deadline_s = self._open_call_s + _OPEN_GRACE_S
+        """How long an opening is waited for."""
         # What is not set is left to the sidecar, but for the strategy, which drafts name.
         options = replace(options_of(draft), strategy=draft.strategy, omit_proposals=not wants_proposals)
         opening = OpenRequest(
@@ -150,26 +154,47 @@ class DrafterClient:
             TokenizerMismatchError: the drafter's graph is of another tokenizer.
             SpeculantError: the session can't be opened, and the client is strict.
         """
-        lock = _held_lock()
-        error = self._do(self._core.open, session_id, time.monotonic(), lock.release, options)
-        if isinstance(error, Opening):
-            opening = error
-            lock.acquire(timeout=self._open_deadline_s + _OPEN_GRACE_S)
-            error = self._do(self._core.note_open, opening, time.monotonic())
+        return blocking(partial(self.submit_open, session_id, options), self.open_deadline_s)
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft for a batch within the deadline; never raises."""
+        return blocking(partial(self.submit, steps), self.deadline_s)
+
+    def submit_open(
+        self, session_id: int, options: SessionOptions | None, finished: Callable[[], None]
+    ) -> Callable[[], str | None]:
+        """Do the first half of :meth:`open`, which waits for nothing.
+
+        Args:
+            session_id: the caller's id.
+            options: what this session wants beside the client's settings.
+            finished: called once, by any thread, when there is nothing more to wait for.
+
+        Returns:
+            The second half, which waits for nothing either: to be called after that, or when time is up.
+        """
+        outcome = self._do(self._core.open, session_id, time.monotonic(), finished, options)
+        if not isinstance(outcome, Opening):
+            finished()
+        return partial(self._end_open, outcome, options)
+
+    def submit(self, steps: Sequence[SequenceStep], finished: Callable[[], None]) -> Callable[[], list[Draft]]:
+        """Do the first half of :meth:`draft`; see :meth:`submit_open`."""
+        batch = self._guarded(self._core.begin, steps, time.monotonic(), finished) if steps else None
+        if batch is None:
+            finished()
+        return partial(self._end, steps, batch)
+
+    def _end_open(self, outcome: Opening | SpeculantError | None, options: SessionOptions | None) -> str | None:
+        error = self._do(self._core.note_open, outcome, time.monotonic()) if isinstance(outcome, Opening) else outcome
         if error is not None and (self._strict or isinstance(error, TokenizerMismatchError)):
             raise error
         if options is not None and options.graph and isinstance(error, UnknownGraphError):
             return f"there were no drafts, as the drafter serves no graph '{options.graph}'; name one that it serves"
         return None
 
-    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch within the deadline; never raises."""
-        lock = _held_lock()
-        batch = self._guarded(self._core.begin, steps, time.monotonic(), lock.release) if steps else None
-        if batch is None:
-            return [EMPTY_DRAFT] * len(steps)
-        lock.acquire(timeout=max(batch.started_s + self._deadline_s - time.monotonic(), 0.0))
-        drafts = self._guarded(self._core.end, batch, time.monotonic())
+    def _end(self, steps: Sequence[SequenceStep], batch: InFlightBatch | None) -> list[Draft]:
+        drafts = self._guarded(self._core.end, batch, time.monotonic()) if batch is not None else None
         return [EMPTY_DRAFT] * len(steps) if drafts is None else drafts
 
     def finish(self, session_id: int) -> None:
@@ -181,7 +206,7 @@ class DrafterClient:
         if self._is_closed:
             return
         self._is_closed = True
-        deadline_s = time.monotonic() + self._open_deadline_s
+        deadline_s = time.monotonic() + self._open_call_s
         stream = self._stream
         self._do(self._core.close)
         for call in list(self._calls):
@@ -283,7 +308,7 @@ class DrafterClient:
             self._start_call("CloseSession", pb.CloseSessionRequest(session_id=wire_id, tenant=tenant))
 
     def _start_call(self, method: str, request: object) -> Any:
-        call = getattr(self._stub, method).future(request, timeout=self._open_deadline_s, metadata=self._metadata)
+        call = getattr(self._stub, method).future(request, timeout=self._open_call_s, metadata=self._metadata)
         self._calls.add(call)  # one that is not held is cancelled
         call.add_done_callback(self._calls.discard)
         return call
@@ -354,8 +379,11 @@ class _StepStream:
             self._on_end(error)
 
 
-def _held_lock() -> threading.Lock:
-    """Return a lock to wait at, the quickest way to wake a thread."""
-    lock = threading.Lock()
+def blocking(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
+    """Wait between the two halves of what a client does; see :meth:`DrafterClient.submit_open`."""
+    deadline_s = time.monotonic() + timeout_s
+    lock = threading.Lock()  # the quickest way to wake a thread
     lock.acquire()
-    return lock
+    collect = submit(lock.release)
+    lock.acquire(timeout=max(deadline_s - time.monotonic(), 0.0))
+    return collect()
