@@ -92,7 +92,7 @@ class EngineDecoding:
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
         """Decode requests."""
-        before = replace(self._engine.totals)
+        before, num_passes = replace(self._engine.totals.times), self._engine.totals.num_passes
         rows = [DecodedRow() for _ in requests]
         started = time.perf_counter()
         for output in self._engine.run([self._request(index, each) for index, each in enumerate(requests)]):
@@ -105,12 +105,12 @@ class EngineDecoding:
                 row.num_drafted = sum(output.sequence.drafted_by_depth)
                 row.num_steps_without_drafter = output.sequence.num_steps_without_drafter
         total_s = time.perf_counter() - started
-        totals = self._engine.totals
+        times = self._engine.totals.times
         phase_s = {
-            phase: getattr(totals, f"{phase}_s") - getattr(before, f"{phase}_s") for phase in (*PHASES[:-1], "prefill")
+            phase: getattr(times, f"{phase}_s") - getattr(before, f"{phase}_s") for phase in (*PHASES[:-1], "prefill")
         }
         phase_s["other"] = total_s - sum(phase_s.values())
-        return Decoded(rows, total_s, totals.num_passes - before.num_passes, phase_s)
+        return Decoded(rows, total_s, self._engine.totals.num_passes - num_passes, phase_s)
 
     def close(self) -> None:
         """Let the engine go."""
