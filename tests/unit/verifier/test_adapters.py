@@ -95,6 +95,29 @@ def test_swaps_in_mid_request_change_no_text_and_can_be_taken_back(folders: dict
     assert identity.adapter == ""
 
 
+def run_long(drafter: ModelDrafter) -> None:
+    """Decode requests, and compare."""
+    jobs = [
+        Job((*range(3 + index, 20),), GenerationConfig(max_tokens=160, ignore_end_tokens=True, speculation="on"))
+        for index in range(3)
+    ]
+    assert decode(base(), jobs, drafter, 8, strategy="model").outputs == [alone(base(), job) for job in jobs]
+
+
+@pytest.mark.parametrize(("name", "stays"), [("random", False), ("small", True)])
+def test_a_worse_one_is_taken_back_by_itself(folders: dict[str, Path], name: str, *, stays: bool) -> None:
+    drafter, adapters, identity = made(folders)
+    while drafter.hits[0] < 400:
+        run_long(drafter)
+    adapters.load(name)
+    for _ in range(2 if stays else 10):  # a model that is of no use is seldom asked, but it is tried
+        run_long(drafter)
+        if adapters.state.previous is None:
+            break
+    assert (adapters.state.present.name == name) == stays
+    assert (adapters.state.previous is None, identity.adapter == "") == (not stays, not stays)
+
+
 def test_an_adapter_says_whose_text_it_learned(folders: dict[str, Path], tmp_path: Path) -> None:
     legal = write_adapter(tmp_path / "legal", base().model, std=0.0003)
     add_to_note(legal, {"tenants": ["acme", ""]})

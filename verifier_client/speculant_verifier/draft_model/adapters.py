@@ -1,12 +1,14 @@
 """The draft model's LoRA adapters while it serves: loaded, swapped between two steps, and taken back.
 
 An adapter is checked as a whole, and added to a copy of the base model, before anything changes: the weights that serve
-are never touched. Going back is loading the one before again. The output can't change by any of this.
+are never touched. Going back is loading the one before again, which happens by itself where the new one is right about
+fewer of its first tokens than the one before was about its latest. The output can't change by any of this.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,15 @@ from loguru import logger
 from speculant_graph.config import DraftModelConfig
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.drafter import ModelDrafter
+from speculant_verifier.draft_model.drafter import HIT_WINDOW, ModelDrafter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RecordIdentity
+
+_FEWEST_JUDGED = 400
+"""Tokens of either adapter before the new one may be taken back; with the window full it stays, as adapters that are
+compared for ever are worse some day."""
+_ERRORS = 4.0
+"""Standard errors that it must be worse by. Texts differ, too, so this is more than chance alone would want."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,9 @@ class Adapters:
         identity.draft_model = config.name
         self._lock = threading.Lock()
         self._present, self._previous = BASE, None  # type: tuple[Adapter, Adapter | None]
-        self._previous_acceptance: float | None = None
+        self._hits_before = (0, 0)
+        self._is_on_trial = False
+        drafter.ended = self._judge
         if config.adapter:
             self.load(config.adapter)
             self._previous = None
@@ -101,17 +111,12 @@ class Adapters:
         return AdapterState(
             present=self._present,
             previous=self._previous,
-            acceptance=self._acceptance,
+            acceptance=_share(self._drafter.hits),
             num_judged=self._drafter.hits[0],
-            previous_acceptance=self._previous_acceptance,
+            previous_acceptance=None if self._previous is None else _share(self._hits_before),
             num_passes=self._drafter.num_passes,
             passes_s=self._drafter.passes_s,
         )
-
-    @property
-    def _acceptance(self) -> float | None:
-        num_judged, num_right = self._drafter.hits
-        return num_right / num_judged if num_judged else None
 
     def load(self, name: str) -> Adapter:
         """Load an adapter and draft with it from the next step on; the one that drafts already changes nothing.
@@ -135,8 +140,31 @@ class Adapters:
             if self._previous is None:
                 raise ConfigError("there is no adapter to go back to; load one by its name")
             adapter = self._load(self._previous.name, Path(self._previous.folder))
-            self._previous = self._previous_acceptance = None
+            self._previous, self._is_on_trial = None, False
         return adapter
+
+    def _judge(self) -> None:
+        """Take the adapter back if it is worse than what drafted before; a sequence has ended."""
+        (num_before, right_before), (num_now, right_now) = self._hits_before, self._drafter.hits
+        if not self._is_on_trial or min(num_before, num_now) < _FEWEST_JUDGED:
+            return
+        share = (right_before + right_now) / (num_before + num_now)
+        error = math.sqrt(share * (1 - share) * (1 / num_before + 1 / num_now))
+        if right_before / num_before - right_now / num_now > _ERRORS * error:
+            self._is_on_trial = False
+            logger.warning(
+                "{} is right about {:.0%} of {} tokens, and {:.0%} were before it: it is taken back",
+                described(self._present), right_now / num_now, num_now, right_before / num_before,
+            )  # fmt: skip
+            threading.Thread(target=self._take_back, daemon=True).start()  # requests go on meanwhile
+        elif num_now >= HIT_WINDOW:
+            self._is_on_trial = False
+
+    def _take_back(self) -> None:
+        try:
+            self.rollback()
+        except ConfigError as error:
+            logger.warning("{}", error)
 
     def _load(self, name: str, folder: Path) -> Adapter:
         try:
@@ -148,7 +176,7 @@ class Adapters:
         present = self._present
         if (adapter.digest, adapter.tenants) == (present.digest, present.tenants):
             return present  # a swap would lose what there is to go back to
-        self._previous, self._previous_acceptance = present, self._acceptance
+        self._previous, self._hits_before, self._is_on_trial = present, self._drafter.hits, True
         self._present, self._identity.adapter = adapter, adapter.digest
         tenants = adapter.tenants
         if tenants is not None:  # the empty one is of requests that name none, whosever these are here
@@ -166,6 +194,11 @@ class Adapters:
         # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
         adapted = merge(copy.deepcopy(self._base.model), info.folder)
         return Adapter(name, str(info.folder), info.digest, info.tenants), self._base.with_weights(adapted)
+
+
+def _share(hits: tuple[int, int]) -> float | None:
+    num_judged, num_right = hits
+    return num_right / num_judged if num_judged else None
 
 
 def described(adapter: Adapter) -> str:

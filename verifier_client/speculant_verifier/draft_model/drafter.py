@@ -135,6 +135,8 @@ class ModelDrafter:
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
         self.num_passes = 0
         """Passes of the model since it was made."""
+        self.ended: Callable[[], None] = lambda: None
+        """Called when a sequence has ended."""
         self.passes_s = 0.0
         """Seconds that they took."""
 
@@ -204,6 +206,7 @@ class ModelDrafter:
         self._price.allowance.add(session.charged_s)  # what became of its latest step will not be known
         if session.cached is not None:
             self._passes.drop(session.cached)
+        self.ended()
 
     def close(self) -> None:
         """End everything, the n-grams' drafter too."""
