@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from speculant_graph.client import DrafterClient
+from speculant_graph.client import DrafterClient, SidecarFleet
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, SequenceStep
@@ -44,7 +44,7 @@ def tokens(drafts: Sequence[Draft]) -> list[tuple[int, ...]]:
     return [draft.token_ids for draft in drafts]
 
 
-def recovered(client: DrafterClient, steps: Sequence[SequenceStep]) -> list[Draft]:
+def recovered(client: DrafterClient | SidecarFleet, steps: Sequence[SequenceStep]) -> list[Draft]:
     """Step until every sequence has a draft."""
     give_up_s = time.monotonic() + GIVE_UP_S
     while time.monotonic() < give_up_s:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
-from speculant_graph.client import DrafterClient, LocalDrafter, NullDrafter
+from speculant_graph.client import LocalDrafter, NullDrafter, client_of
 from speculant_graph.config import (
     ClientConfig,
     DraftConfig,
@@ -159,7 +159,7 @@ class SpeculativeDecoder:
             require_same(graph.metadata.tokenizer, self.target.fingerprint)
             return LocalDrafter(graph, self.draft_config, cost=curve)
         if sidecar is not None:
-            return DrafterClient(
+            return client_of(
                 sidecar,
                 tokenizer=self.target.fingerprint,
                 draft=self.draft_config,

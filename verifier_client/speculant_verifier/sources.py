@@ -28,9 +28,11 @@ def require_sources(config: VerifierConfig, graph_path: Path | None = None, clie
     sidecar = client if client is not None and client.address else None
     require_one_source(graph_path, sidecar)
     if sidecar is not None:
+        from speculant_graph.rpc.addresses import split_addresses
         from speculant_graph.rpc.channel import Endpoint
 
-        Endpoint.of(sidecar.address, sidecar)
+        for address in split_addresses(sidecar.address):
+            Endpoint.of(address, sidecar)
     if graph_path is not None:
         from speculant_graph.graph.ngrams import NgramGraph
 

@@ -71,26 +71,28 @@ def check_settings(named: Path | None) -> Iterator[CheckResult]:
     yield CheckResult("settings", "ok", f"{shown}, environment variables: {variables}")
 
 
-def check_drafter(
+def check_drafters(
     config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
 ) -> Iterator[CheckResult]:
-    """Check the sidecar of a client's settings: a session, and drafts as a verifier would ask for them.
+    """Check every sidecar of a client's settings: a session, and drafts as a verifier would ask for them.
 
     Args:
-        config: address, credentials, graph and deadline.
+        config: addresses, credentials, graph and deadline.
         draft: how to draft.
-        tokenizers: takes that of its graph, by owner.
+        tokenizers: takes those of their graphs, by owner.
 
     Raises:
-        ConfigError: the address or a credential is wrong.
+        ConfigError: an address or a credential is wrong.
     """
     if not config.address:
         yield CheckResult("drafter", "skip", "not named; --address unix:///path/to.sock or host:port")
         return
+    from speculant_graph.rpc.addresses import split_addresses
     from speculant_graph.rpc.channel import Endpoint
 
-    endpoint = Endpoint.of(config.address, config)
-    yield from guarded("drafter", partial(_check_drafts, endpoint, config, draft, tokenizers))
+    for address in split_addresses(config.address):
+        one = config.model_copy(update={"address": address})
+        yield from guarded("drafter", partial(_check_drafts, Endpoint.of(address, config), one, draft, tokenizers))
 
 
 def _check_drafts(

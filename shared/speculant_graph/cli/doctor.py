@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from speculant_graph.cli.checks import CheckResult, Status, check_drafter, check_settings, guarded
+from speculant_graph.cli.checks import CheckResult, Status, check_drafters, check_settings, guarded
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.settings import CommandSettings, load_settings
@@ -73,7 +73,7 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
     yield from guarded("settings", lambda: check_settings(settings.config))
     yield from _check_model(settings, tokenizers)
     yield from guarded("graph", lambda: _check_graph(settings, tokenizers))
-    yield from guarded("drafter", lambda: check_drafter(settings.client, settings.draft, tokenizers))
+    yield from guarded("drafter", lambda: check_drafters(settings.client, settings.draft, tokenizers))
     yield _compare(tokenizers)
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from speculant_graph.client.asynchronous import AsyncDrafterClient
 from speculant_graph.client.drafter_client import DrafterClient
+from speculant_graph.client.fleet import SidecarFleet, client_of
 
 if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter as LocalDrafter
     from speculant_graph.client.local import NullDrafter as NullDrafter
 
-__all__ = ["AsyncDrafterClient", "DrafterClient"]
+__all__ = ["AsyncDrafterClient", "DrafterClient", "SidecarFleet", "client_of"]
 
 
 def __getattr__(name: str) -> Any:

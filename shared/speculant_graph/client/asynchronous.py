@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from speculant_graph.client.drafter_client import DrafterClient
+from speculant_graph.client.fleet import client_of
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import Draft, DrafterState, DrafterStatistics, Fingerprint, SequenceStep, SessionOptions
 
@@ -39,8 +39,20 @@ class AsyncDrafterClient:
         wants_proposals: bool = True,
         cost: CostCurve | None = None,
     ) -> None:
-        """Make a client, with the arguments and errors of the threaded one."""
-        self._client = DrafterClient(
+        """Make a client; it connects when the first session is opened.
+
+        Args:
+            config: addresses, patience and credentials.
+            tokenizer: the verifier's; None leaves the comparison out.
+            draft: how to draft; what is not set is the sidecar's.
+            strict: raise if a session can't be opened, instead of going on without drafts.
+            wants_proposals: have the distributions q of sampling strategies sent.
+            cost: what verifying costs; None: nothing.
+
+        Raises:
+            ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
+        """
+        self._client = client_of(
             config, tokenizer=tokenizer, draft=draft, strict=strict, wants_proposals=wants_proposals, cost=cost
         )
 

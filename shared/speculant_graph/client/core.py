@@ -107,7 +107,12 @@ class ClientCore:
 
     def statistics(self) -> DrafterStatistics:
         """Return the counts as they are now, and whether the drafter is left alone."""
-        return replace(self.counts.snapshot(), is_paused=self._breaker.is_down)
+        return replace(self.counts.snapshot(), is_paused=self.is_paused)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the drafter is left alone, as it failed."""
+        return self._breaker.is_down
 
     def take_actions(self) -> list[Action]:
         """Return what is to be done since the last call, in order."""
@@ -140,7 +145,7 @@ class ClientCore:
         session = self._registry.session(session_id, options)
         if session.is_open:
             return None
-        self._probe(now_s)
+        self.probe(now_s)
         if self._breaker.is_down:
             return DrafterUnavailableError(f"the drafter at {self._address} is down: {self.counts.last_failure}")
         opening = self._registry.begin_opening(session, now_s)
@@ -176,7 +181,7 @@ class ClientCore:
         """
         self.counts.steps += 1
         if self._breaker.is_down:
-            self._probe(now_s)
+            self.probe(now_s)
         if self._is_closed or self._breaker.is_down:
             self.counts.failed_steps += 1
             self.counts.skipped_steps += 1
@@ -217,6 +222,14 @@ class ClientCore:
             self._actions.append(Report("WARNING", f"drafting failed, going on without drafts: {reason}"))
         self.counts.failed_steps += 1
         self.state, self.counts.last_failure = "unavailable", reason
+
+    def probe(self, now_s: float) -> None:
+        """Send a drafter that is down a step without sequences; nothing waits for the answer."""
+        if self._breaker.has_lost_probe(now_s):
+            self._drop_stream(SILENT)
+        if self._breaker.begin_probe(now_s):
+            self._probe_id = next(self._step_ids)
+            self._actions.append(Send(convert.encode_step(self._probe_id, StepRequest(()))))
 
     def finish(self, session_id: int) -> None:
         """End a session; unknown ids are ignored."""
@@ -363,14 +376,6 @@ class ClientCore:
         return True
 
     # --- failures
-
-    def _probe(self, now_s: float) -> None:
-        """Send a drafter that is down a step without sequences; nothing waits for the answer."""
-        if self._breaker.has_lost_probe(now_s):
-            self._drop_stream(SILENT)
-        if self._breaker.begin_probe(now_s):
-            self._probe_id = next(self._step_ids)
-            self._actions.append(Send(convert.encode_step(self._probe_id, StepRequest(()))))
 
     def _refused(self, sent: SentMessage | None, error: SpeculantError, now_s: float) -> None:
         """Note a message that was answered with an error."""

@@ -140,6 +140,11 @@ class DrafterClient:
         with self._lock:
             return self._core.statistics()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the sidecar is not asked now, as it failed."""
+        return self._core.is_paused
+
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session; if the drafter does not answer, its first steps try again.
 
@@ -196,6 +201,11 @@ class DrafterClient:
     def _end(self, steps: Sequence[SequenceStep], batch: InFlightBatch | None) -> list[Draft]:
         drafts = self._guarded(self._core.end, batch, time.monotonic()) if batch is not None else None
         return [EMPTY_DRAFT] * len(steps) if drafts is None else drafts
+
+    def probe(self) -> None:
+        """Ask a sidecar that is paused whether it is back, if it is time to; a step does it by itself."""
+        if self.is_paused:
+            self._do(self._core.probe, time.monotonic())
 
     def finish(self, session_id: int) -> None:
         """End a session without waiting for the drafter."""

@@ -108,12 +108,13 @@ def open_sessions(
 
 
 def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> Drafter:
-    from speculant_graph.client import DrafterClient
+    from speculant_graph.client import SidecarFleet, client_of
 
-    client = DrafterClient(settings.client, tokenizer=tokenizer, draft=config, wants_proposals=False)
+    client = client_of(settings.client, tokenizer=tokenizer, draft=config, wants_proposals=False)
     try:
-        client.open(_PROBE)  # a sidecar that is away may come later, one of another tokenizer must not
-        client.finish(_PROBE)
+        for each in client.clients.values() if isinstance(client, SidecarFleet) else [client]:
+            each.open(_PROBE)  # a sidecar that is away may come later, one of another tokenizer must not
+            each.finish(_PROBE)
     except BaseException:
         client.close()
         raise
