@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from speculant_graph.cli.main import main
-from speculant_verifier.demo.corpus import beginnings
 from support.http_api import serving, tiny_decoder
 
 SMALL = ["--streams", "3", "--requests", "5", "--rounds", "1", "--max-tokens", "12", "--json"]
@@ -49,20 +48,6 @@ def test_failures_are_counted_and_named(capsys: pytest.CaptureFixture[str]) -> N
     assert figures["identical"] is False
     assert any("status 429" in failure for failure in figures["failures"])
     assert "status 429" in out
-
-
-def test_what_is_no_service_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "serve", "--url", "http://127.0.0.1:9/v1", *SMALL]) != 0
-    assert "there is no OpenAI-compatible server at http://127.0.0.1:9/v1" in capsys.readouterr().err
-    assert main(["bench", "serve", "--url", "http://127.0.0.1:9/v1", "--kill-drafter"]) == 2
-    assert "leave it or --url out" in capsys.readouterr().err
-
-
-def test_beginnings_are_all_unlike_and_always_the_same() -> None:
-    some = beginnings(40)
-    assert len(set(some)) == 40
-    assert some == beginnings(40)
-    assert all("def " in each and each.count("\n") == 2 for each in some)
 
 
 @pytest.mark.slow

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import json
-import os
-import pty
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,24 +91,6 @@ def listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_everything_that_can_be_a_corpus(tmp_path: Path) -> None:
-    (tmp_path / "folder" / "deep").mkdir(parents=True)
-    (tmp_path / "folder" / "deep" / "a.txt").write_text(TEXT, encoding="utf-8")
-    (tmp_path / "folder" / "b.jsonl").write_text('{"body": {"text": "one two"}}\n' * 3, encoding="utf-8")
-    (tmp_path / "packed.md.gz").write_bytes(gzip.compress(b"three four " * 50))
-    inputs = ("folder", "pack*.gz", "-", "--text-field", "body.text")
-    report = build(tmp_path, *inputs, "-o", "g.pkl", input="from standard input")
-    assert report["files"] == 4
-    assert report["documents"] == 6
-    graph = NgramGraph.load(tmp_path / "g.pkl")
-    assert report["tokens"] == graph.metadata.num_tokens
-    assert report["file_bytes"] == (tmp_path / "g.pkl").stat().st_size
-    assert report["text_bytes"] == sum(file.size_bytes for file in graph.metadata.corpus_files)
-    assert [Path(file.name).name for file in graph.metadata.corpus_files] == ["b.jsonl", "a.txt", "packed.md.gz", "-"]
-    phases = {"tokenize_s", "calibrate_s", "count_s", "save_s", "total_s", "count_cpu_s", "peak_anon_bytes"}
-    assert phases <= report.keys()
-
-
 COMMANDS = {
     "build": ("count", NEW),
     "update": ("tokenize", ("update", "g.pkl", "new.txt")),
@@ -156,35 +132,6 @@ def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
     assert listing(with_graph) == before, "the next build sweeps what was left behind"
     assert (with_graph / "g.pkl").read_bytes() != old
     NgramGraph.load(with_graph / "g.pkl", complete=True)
-
-
-def on_a_terminal(command: list[str], cwd: Path) -> tuple[list[str], str]:
-    """Return the lines that a process shows on a terminal, without what steers it, and its standard output."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-    process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True)
-    os.close(theirs)
-    shown = b""
-    # An error is how Linux tells that the other side is closed.
-    with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):
-        while block := terminal.read(4096):
-            shown += block
-    output, _ = process.communicate()
-    assert process.returncode == 0, shown
-    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())), output
-
-
-def test_bars_on_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    command = [sys.executable, "-m", "speculant_graph.cli.main", "build", "text.txt", "--tokenizer", str(MODEL_FOLDER)]
-    shown, output = on_a_terminal(command, tmp_path)
-    assert all(
-        any(label in line for line in shown) for label in ("tokenising", "counting", "linking", "M tokens", "100%")
-    )
-    assert max(map(len, shown)) <= 80
-    assert output.startswith("graph.pkl: ")
-    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.slow

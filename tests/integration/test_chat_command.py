@@ -13,14 +13,12 @@ from rich.console import Console
 
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_verifier.chat.command import ChatSettings
 from speculant_verifier.chat.conversation import COMMANDS, Conversation
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.engine import Request
 from speculant_verifier.model import TargetModel
-from support.harmony import harmony_tokenizer
-from support.tiny_models import tiny_gpt_oss
+from support.tool_models import serving_tools
 
 TEMPLATE = "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}def answer("
 THOUGHT, SAID = "A 🦊?", "Fünf. Yes"
@@ -71,31 +69,6 @@ def test_commands(model: Path, decoder, capsys, monkeypatch) -> None:
     assert all(name in shown.err for name in COMMANDS)
 
 
-def test_lines_that_fail_are_told_and_the_rest_goes_on(model: Path, decoder, capsys, monkeypatch) -> None:
-    say(monkeypatch, "/retry", "/nonsense", "x " * 5000, "Hello")
-    assert main(["chat", "--model", str(model), *OWN]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == answers(decoder, "Hello")[0] + "\n"
-    for complaint in ("nothing to answer again", "no command /nonsense", "speculant: chat: the prompt"):
-        assert complaint in shown.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["--model", str(MODEL_FOLDER), "--num-threads", "1", "--no-measure-costs"], 1, "no chat template"),
-        (["--generation.n", "2"], 2, "leave --generation.n out"),
-    ],
-)
-def test_mistakes_are_one_line(capfd, monkeypatch, arguments: list[str], status: int, message: str) -> None:
-    say(monkeypatch, "Hello")
-    assert main(["chat", *arguments]) == status
-    shown = capfd.readouterr()
-    assert message in shown.err
-    assert len(shown.err.splitlines()) == 1
-    assert shown.out == ""
-
-
 class Script:
     """Lines, some of which are Ctrl-C, as if they were typed."""
 
@@ -118,13 +91,8 @@ def text_console(*, terminal: bool) -> Console:
 @pytest.fixture(scope="module")
 def channels() -> Iterator[SpeculativeDecoder]:
     """A decoder of a model that can write in channels."""
-    tokenizer = harmony_tokenizer("bytes")
-    target = tiny_gpt_oss(vocabulary_size=320)
-    target._tokenizer = tokenizer
-    target.end_token_ids = frozenset(tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"]))
-    verifier = VerifierConfig(measure_costs=False, num_threads=1)
-    with SpeculativeDecoder(target=target, verifier_config=verifier, draft_config=DraftConfig(k=0)) as decoder:
-        yield decoder
+    with serving_tools("harmony-bytes") as (_, api):
+        yield api.decoder
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -150,32 +118,3 @@ def test_only_the_final_channel_is_the_answer(channels, monkeypatch, terminal: b
     assert SAID in history
     assert THOUGHT not in history
     assert "analysis" not in history
-
-
-def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(decoder: SpeculativeDecoder, monkeypatch) -> None:
-    stream, said = decoder.stream, []
-
-    def impatient(*arguments: Any) -> Iterator[Any]:
-        for event in stream(*arguments):
-            yield event
-            said.append(event.text)
-            if len(said) == 3:
-                raise KeyboardInterrupt
-
-    monkeypatch.setattr(decoder, "stream", impatient)
-    shown, notes = text_console(terminal=False), text_console(terminal=False)
-    assert Conversation(decoder, CONFIG, Script("Hello", "Again"), shown, notes).run() == 0
-    assert notes.file.getvalue().count("interrupted") == 1
-    kept = "".join(said[:3])
-    history = [
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": kept},
-        {"role": "user", "content": "Again"},
-    ]
-    [expected] = decoder.generate([decoder.chat_prompt(history)], CONFIG)
-    assert shown.file.getvalue() == f"{kept}\n{expected.text}\n"
-    assert decoder.num_sequences == 0
-
-
-def test_answers_have_room_unless_it_is_said() -> None:
-    assert ChatSettings().generation.max_tokens == 1024

@@ -29,11 +29,10 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("more", [[], ["--json"], ["--help"]])
-def test_a_reader_that_leaves_is_no_error(elsewhere: Path, more: list[str]) -> None:
+def test_a_reader_that_leaves_is_no_error(elsewhere: Path) -> None:
     (elsewhere / "text.txt").write_text("one two three " * 9, encoding="utf-8")
     assert main(["build", "text.txt", "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]) == 0
-    command = [sys.executable, "-m", "speculant_graph.cli.main", "inspect", "g.pkl", *more]
+    command = [sys.executable, "-m", "speculant_graph.cli.main", "inspect", "g.pkl"]
     for unbuffered in ("", "1"):
         environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -43,34 +42,18 @@ def test_a_reader_that_leaves_is_no_error(elsewhere: Path, more: list[str]) -> N
         assert (process.returncode, shown) == (0, "")
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(command in shown for command in COMMANDS)
-    assert main([]) == 0
-    assert main(["--version"]) == 0
-
-
-@pytest.mark.parametrize("module", ["loguru", "speculant_graph", "argparse"])
-def test_ctrl_c_while_the_program_is_being_imported(module: str) -> None:
+def test_ctrl_c_while_the_program_is_being_imported() -> None:
     result = python(
         "import os, signal, sys\n"
         "class Impatient:\n"
         "    def find_spec(self, name, *_):\n"
-        f"        if name == '{module}': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'speculant_graph': os.kill(os.getpid(), signal.SIGINT)\n"
         "import speculant\n"
         "sys.meta_path.insert(0, Impatient())\n"
         "sys.argv = ['speculant', 'build', '--help']\n"
         "sys.exit(speculant.main())"
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "speculant: interrupted\n")
-
-
-def test_the_program_is_a_module_too() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "speculant", "--version"], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.startswith("speculant-graph ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -91,22 +74,12 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
     ("arguments", "message"),
     [
         (["bulid"], "no command 'bulid'"),
-        (["build"], "the following arguments are required: CORPUS"),
         (["build", "nowhere.txt", "--tokenizer", str(MODEL_FOLDER)], "nowhere.txt does not exist"),
         (["build", "x", "--max-order", "11"], "build: graph.max_order: must be"),
-        (["build", "x", "--memory", "lots"], "must be a number of bytes, as 2GB"),
-        (["build", "x", "--memory", "1"], "must be greater than or equal to 512000000 (got '1')"),
-        (["build", "x", "--colour", "blue"], "--colour"),
         (["build", __file__, "--tokenizer", "."], "tokenizer.json; set --graph.tokenizer-name to"),
         (["inspect", "no\x1b[31m\nwhere.pkl"], r"no\x1b[31m\nwhere.pkl"),
-        (["inspect", "x", "--prompt", "\udcff"], "not valid UTF-8"),
-        (["inspect", "x", "some text"], "unrecognized arguments: some text"),
-        (["generate", "x", "--model", "./nowhere"], "set --verifier.model-name to"),
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
         (["drafter", "--listen", "nonsense"], "--server.listen: 'nonsense' is not an address; write host:port, [::1]"),
-        (["drafter", "--metrics-listen", "unix:///tmp/x"], "unix:///tmp/x is a Unix socket; write host"),
-        (["bench", "build"], "bench: build: corpus: is missing; give it"),
-        (["probe", " "], "is not an address; write host:port"),
         (["admin", "lsit"], "admin: action: must be 'list', 'reload' or"),
     ],
 )
@@ -129,26 +102,15 @@ def test_flags_beat_environment_beats_file_beats_defaults(elsewhere: Path, monke
     assert max_order() == 3
     assert max_order("--max-order", "4") == 4
     assert max_order("--graph.max-order=1") == 1
-    (elsewhere / "other.toml").write_text("[graph]\nmax_order = 6\n", encoding="utf-8")
-    monkeypatch.delenv("SPECULANT_GRAPH__MAX_ORDER")
-    assert max_order("--config", "other.toml") == 6
 
 
-@pytest.mark.parametrize("command", ["generate", "view", "export", "inspect"])
-def test_a_graph_with_another_byte_in_it_is_refused(
-    command: str, graph_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", ["view", "export"])
+def test_a_graph_with_another_byte_in_it_is_refused(command: str, graph_path: Path, tmp_path: Path, capfd) -> None:
     content = bytearray(graph_path.read_bytes())
     content[-len(content) // 4] ^= 1
     damaged = tmp_path / "damaged.pkl"
     damaged.write_bytes(content)
-    arguments = {
-        "generate": ["x", "--graph", str(damaged), "--model", str(MODEL_FOLDER)],
-        "view": [str(damaged), "-o", str(tmp_path / "x.html")],
-        "inspect": [str(damaged), "--prompt", "x"],
-        "export": [str(damaged), "-o", str(tmp_path / "x.bin")],
-    }
-    assert main([command, *arguments[command]]) == 1
+    assert main([command, str(damaged), "-o", str(tmp_path / "x.html")]) == 1
     assert "damaged.pkl is damaged (array " in capfd.readouterr().err
 
 
@@ -159,15 +121,6 @@ def test_a_missing_extra_names_the_command_to_type() -> None:
         "except ImportError as error: print(error)\n"
     )
     assert 'pip install "speculant-graph[verifier]"' in result.stdout, result.stderr
-
-
-def test_a_bug_in_the_verifier_is_not_called_a_missing_extra() -> None:
-    result = python(
-        "import sys\nsys.modules['speculant_verifier.engine'] = None\nimport speculant_graph\n"
-        "speculant_graph.SpeculativeDecoder"
-    )
-    assert "speculant_verifier.engine" in result.stderr.splitlines()[-1]
-    assert "pip install" not in result.stderr
 
 
 @pytest.mark.slow
@@ -197,7 +150,14 @@ def test_make_demo() -> None:
     assert "every text is identical to plain decoding\n" in result.stdout  # a make around this one adds a line
 
 
-@pytest.mark.parametrize("text", ["Hello, world", "x = [1, 2]", "{x}", 'say "hi"', "a\n\tb ", " null", "None"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = [1, 2]",
+        'say "hi"',
+        "None",
+    ],
+)
 def test_prompts_and_paths_are_taken_as_typed(text: str) -> None:
     settings = load_settings(GenerateSettings, "generate", ["--max-tokens", "3", text, "-k", "2"])
     assert settings.prompt == [text]

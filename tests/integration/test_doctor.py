@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -72,13 +71,6 @@ def test_a_model_that_is_named_is_loaded_with_verify(capsys) -> None:
     assert "loaded on cpu" in found["model"]["detail"]
 
 
-def test_a_plan_for_streamed_weights_is_a_line_each(capsys) -> None:
-    assert main(["doctor", "--model", str(MODEL_FOLDER), "--resident-layers", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"\nwarn  model size  .* are free on cpu\n {18}always in memory: .*\n {18}space for the", shown)
-    assert max(map(len, shown.splitlines())) < 160
-
-
 def test_what_is_broken_is_found_with_its_fix(capsys, elsewhere: Path) -> None:
     (elsewhere / "bad.pkl").write_bytes(b"no graph")
     (elsewhere / "empty").mkdir()
@@ -89,7 +81,6 @@ def test_what_is_broken_is_found_with_its_fix(capsys, elsewhere: Path) -> None:
     assert "No such file" in found["drafter"]["detail"]
     assert found["tokenizers"]["status"] == "skip"
     assert "drafts" not in found
-    assert examined(capsys, "--address", "nonsense", status=1)["drafter"]["status"] == "fail"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(elsewhere / "d.sock"))  # and never listens
         assert examined(capsys, "--address", f"unix://{elsewhere}/d.sock", status=1)["drafter"]["status"] == "fail"
@@ -101,15 +92,6 @@ def test_settings_of_every_section_are_checked(capsys, elsewhere: Path) -> None:
     assert "server.listen: must be text" in settings["detail"]
     (elsewhere / "speculant.toml").write_text("[server]\ngrace_s = 4.0\n", encoding="utf-8")
     assert examined(capsys)["settings"]["detail"].startswith("speculant.toml")
-
-
-@pytest.mark.parametrize("index", ['{"weight_map": {"a', "[]", '{"weight_map": {"a": 1}}'])
-def test_a_damaged_list_of_weights_is_found(capsys, elsewhere: Path, index: str) -> None:
-    shutil.copytree(MODEL_FOLDER, elsewhere / "model")
-    (elsewhere / "model" / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    model = examined(capsys, "--model", "model", status=1)["model"]
-    assert (model["status"], model["fix"]) == ("fail", "download the model again")
-    assert "model.safetensors.index.json is damaged" in model["detail"]
 
 
 def test_without_torch_the_model_is_skipped(graph_path: Path) -> None:

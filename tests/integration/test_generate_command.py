@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from speculant_graph.cli.main import main
 from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.generate.output import InOrder, TextPrinter
+from speculant_verifier.generate.output import InOrder
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, PhaseTimes, StepEvent
-from support.server import graph_file, serving
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
@@ -100,15 +98,6 @@ def test_a_file_of_prompts_and_their_own_settings(elsewhere: Path, capsys, decod
     assert "speculant: generate: line 5 of 'prompts.jsonl': the prompt holds token ids outside" in shown.err
 
 
-def test_a_dash_is_standard_input(elsewhere: Path, capsys, monkeypatch) -> None:
-    shown = set()
-    for arguments in (("x = [",), (), ("-",)):
-        monkeypatch.setattr("sys.stdin", io.StringIO("x = [\n"))
-        assert generate(*arguments) == 0
-        shown.add(capsys.readouterr().out)
-    assert len(shown) == 1
-
-
 def test_plain_lines_of_a_file_and_of_standard_input(elsewhere: Path, capsys, monkeypatch) -> None:
     text = '{"prompt": 1}\n\nx = [\n'
     (elsewhere / "prompts.txt").write_text(text, encoding="utf-8")
@@ -124,12 +113,8 @@ def test_plain_lines_of_a_file_and_of_standard_input(elsewhere: Path, capsys, mo
     ("line", "message"),
     [
         ("{", "line 1 of 'p.jsonl' is no JSON"),
-        ("{}", "line 1 of 'p.jsonl' needs a 'prompt'"),
-        ('{"prompt": "a", "messages": []}', "give one of them"),
         ('{"prompt": [true]}', "neither text nor a list of token ids"),
-        ('{"prompt": "a", "generation": {"max_tokens": 0}}', "generation.max_tokens: must be greater"),
         ('{"prompt": "a", "generation": {"colour": 1}}', "generation.colour: there is no such setting"),
-        ('{"prompt": "a", "generation": 3}', "generation must be a table"),
         ("", "holds no prompts"),
     ],
 )
@@ -139,39 +124,6 @@ def test_mistakes_in_a_file_of_prompts_are_one_line(elsewhere: Path, capfd, line
     shown = capfd.readouterr().err
     assert message in shown
     assert len(shown.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["x", "--system", "y"], 2, "add --chat"),
-        (["--prompts", "nowhere.txt"], 2, "can't read the prompts in 'nowhere.txt'"),
-        ([""], 1, "the prompt is empty"),
-        (["x", "--chat"], 1, "no chat template"),
-        (["x", "--generation.logit-bias", "99999=1"], 1, "logit_bias names token 99999"),
-        (["x", "--min-tokens", "9"], 1, "min_tokens 9 is more than max_tokens 8"),
-        (["x", "--stop", ""], 1, "a stop text has no characters"),
-        (["x", "--logit-bias", "five=1"], 2, "generate: generation.logit_bias.five: must be"),
-    ],
-)
-def test_mistakes_are_one_line(capfd, arguments: list[str], status: int, message: str) -> None:
-    assert generate(*arguments) == status
-    shown = capfd.readouterr()
-    complaints = [line for line in shown.err.splitlines() if line.startswith("speculant: ")]
-    assert len(complaints) == 1
-    assert message in complaints[0]
-    assert shown.out == ""
-
-
-def test_a_drafter_of_another_tokenizer_is_the_only_thing_said(elsewhere: Path, capfd) -> None:
-    with serving(graph_file(elsewhere / "g.pkl", [1, 2, 3] * 9), elsewhere) as sidecar:
-        client = ["--address", sidecar.address, "--client.deadline-ms", "5000"]
-        assert generate("x = [", *client, "--strategy", "tree") == 1
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("speculant: generate: ")
-    assert "tests/alphabet" in shown.err
-    assert len(shown.err.splitlines()) == 1
 
 
 def test_conversations_go_through_the_template_of_the_model(elsewhere: Path, capsys, decoder) -> None:
@@ -194,49 +146,6 @@ def test_conversations_go_through_the_template_of_the_model(elsewhere: Path, cap
     assert "line 3 of 'chats.jsonl': the chat template refuses the messages: no fools" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("way", ["flags", "environment", "file"])
-def test_settings_of_a_request_come_from_everywhere(elsewhere: Path, capsys, monkeypatch, decoder, way: str) -> None:
-    (free,) = decoder.generate(["x = ["], GenerationConfig(max_tokens=8))
-    token = free.token_ids[0]
-    settings = {"stop": [",", "\n\n"], "logit_bias": {str(token): -100.0}, "n": 2, "logprobs": 0, "rule": "token"}
-    arguments = []
-    if way == "flags":
-        arguments = ["--generation.stop", ",", "--generation.stop", "\n\n", "--generation.logit-bias", f"{token}=-100"]
-        arguments += ["--generation.n", "2", "--generation.logprobs", "0", "--generation.rule", "token"]
-        arguments += ["--generation.speculation", "off"]
-    elif way == "environment":
-        for name, value in {**settings, "speculation": "off"}.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            monkeypatch.setenv(f"SPECULANT_GENERATION__{name.upper()}", text)
-    else:
-        (elsewhere / "speculant.toml").write_text(
-            '[generation]\nstop = [",", "\\n\\n"]\nn = 2\nlogprobs = 0\nrule = "token"\nspeculation = "off"\n'
-            f"[generation.logit_bias]\n{token} = -100\n",
-            encoding="utf-8",
-        )
-    assert generate("x = [", "--json", *arguments) == 0
-    reports = objects(capsys.readouterr().out)
-    expected = decoder.generate(["x = ["], GenerationConfig(max_tokens=8, speculation="off", **settings))
-    assert [each["text"] for each in reports] == [each.text for each in expected]
-    assert all(token not in each["token_ids"] and "," not in each["text"] for each in reports)
-    assert all(not each["top"] for report in reports for each in report["logprobs"])
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("SPECULANT_GENERATION__STOP", "END"), ("SPECULANT_GENERATION__LOGIT_BIAS", "5=1"), ("SPECULANT_GENERATION", "{")],
-)
-def test_a_list_in_a_variable_that_is_no_json_says_how_it_is_written(
-    capsys, monkeypatch, variable: str, value: str
-) -> None:
-    monkeypatch.setenv("SPECULANT_GENERATION__RULE", "token")
-    monkeypatch.setenv(variable, value)
-    assert generate("x") == 2
-    shown = capsys.readouterr().err
-    assert "lists and tables in variables are JSON" in shown
-    assert len(shown.splitlines()) == 1
-
-
 def test_what_was_decoded_before_an_interruption_is_shown() -> None:
     def event(prompt: int, text: str, *, is_last: bool) -> StepEvent:
         result = GenerationResult(text, (), (), "length", 1, 0, (), (), PhaseTimes())
@@ -249,8 +158,3 @@ def test_what_was_decoded_before_an_interruption_is_shown() -> None:
     rest = list(order.rest())
     assert [each.text for each in rest] == ["b", "c"]
     assert not list(order.rest())
-    console = Console(file=io.StringIO())
-    printer = TextPrinter(console, [1, 1, 1])
-    for each in [event(0, "a", is_last=False), *rest]:
-        printer.print(each)
-    assert console.file.getvalue() == "--- prompt 1\na\n--- prompt 2\nb\n--- prompt 3\nc"

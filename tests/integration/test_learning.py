@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from speculant_graph.cli.main import main
 from speculant_verifier.draft_model.adapter_files import read_adapter
-from speculant_verifier.records.database import read_records, replay_of
-from support.sidecar import READY_TIMEOUT_S
+from speculant_verifier.records.database import read_records
+from support.http_api import wait_until
 from support.tiny_models import tiny_model
 from support.verifier import fetched, running_verifier
 
@@ -37,23 +35,6 @@ def named(models: Path) -> list[str]:
     return ["--model", str(models / "target"), "--draft-model", str(models / "draft")]
 
 
-def until(holds: Callable[[], object], what: Callable[[], str]) -> None:
-    give_up_s = time.monotonic() + READY_TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < give_up_s, what()
-        time.sleep(0.1)
-
-
-def test_what_is_recorded_of_prompts_that_can_not_all_be_continued(tmp_path: Path, models: Path, capsys) -> None:
-    (tmp_path / "prompts.txt").write_text("one\n" + "x" * 2000 + "\n", encoding="utf-8")
-    given = ["--prompts", str(tmp_path / "prompts.txt"), "--record", str(tmp_path / "records"), *named(models)]
-    assert main(["generate", *given, *DRAFTING, "--max-tokens", "4", "--record.threshold", "0"]) == 1
-    shown = capsys.readouterr().err
-    assert "recorded: 1 request, 0 failures, 1 replay, 0 passed over, 0 lost\n" in shown
-    assert "generate: line 2 of " in shown
-    assert len(replay_of(tmp_path / "records", None, 9)) == 1
-
-
 def ask(url: str, count: int) -> None:
     model = json.loads(fetched(f"{url}/models"))["data"][0]["id"]
     for _ in range(count):
@@ -67,19 +48,17 @@ def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "records" / "adapters" / "draft"
     with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
         ask(verifier.url, 12)
-        until(
-            lambda: "the draft model now has adapter" in verifier.log or "no new" in verifier.log, lambda: verifier.log
-        )
+        wait_until(lambda: "the draft model now has adapter" in verifier.log or "no new" in verifier.log)
         assert "trained the draft model: " in verifier.log
         digest = read_adapter(adapter).digest
         ask(verifier.url, 12)
         outcomes = ("the draft model now has adapter", "no new adapter")
-        until(lambda: sum(map(verifier.log.count, outcomes)) == 2, lambda: verifier.log)
+        wait_until(lambda: sum(map(verifier.log.count, outcomes)) == 2)
         assert verifier.log.count("training the draft model") == 2
     last = [*read_records(tmp_path / "records")][-1]
     assert last.adapter == digest
     with running_verifier(tmp_path, *given, *DRAFTING[:2], name="again", model=models / "target") as verifier:
-        until(lambda: "the draft model now has adapter" in verifier.log, lambda: verifier.log)  # after a restart, too
+        wait_until(lambda: "the draft model now has adapter" in verifier.log)  # after a restart, too
 
 
 @pytest.mark.slow
@@ -87,9 +66,9 @@ def test_a_training_ends_with_its_verifier(models: Path, tmp_path: Path) -> None
     given = (*named(models)[2:], "--record", str(tmp_path / "records"), "--min-failures", "3", "--epochs", "100000")
     with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
         ask(verifier.url, 3)
-        until(lambda: children(verifier.process.pid), lambda: verifier.log)
+        wait_until(lambda: children(verifier.process.pid))
         [child] = children(verifier.process.pid)
-        until(lambda: os.getpriority(os.PRIO_PROCESS, child) == 19, lambda: verifier.log)
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, child) == 19)
         time.sleep(2.0)
         assert verifier.stop() == 0, verifier.log
         assert not Path(f"/proc/{child}").exists()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
-import trustme
 
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from support.access import Certificates, access_file, entry
 from support.server import (
     LOST,
     OK,
@@ -22,7 +21,6 @@ from support.server import (
     connected,
     graph_file,
     refusal,
-    run_in_loop,
     serving,
     step_of,
 )
@@ -31,22 +29,11 @@ DENIED, UNKNOWN_CLIENT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAU
 NOT_FOUND, UNAVAILABLE = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE
 
 
-def client_entry(name: str, token: str, more: str = "") -> str:
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    return f'[[clients]]\nname = "{name}"\ntoken_sha256 = "{digest}"\n{more}\n'
-
-
 CLIENTS = (
-    client_entry("search", "one", 'graphs = ["two"]')
-    + client_entry("chat", "two", 'tenants = ["chat", "chat-test"]')
-    + client_entry("operator", "three", 'admin = true\ntenants = "*"')
+    entry("search", "one", 'graphs = ["two"]'),
+    entry("chat", "two", 'tenants = ["chat", "chat-test"]'),
+    entry("operator", "three", 'admin = true\ntenants = "*"'),
 )
-
-
-def write_access(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o600)
-    return path
 
 
 class Clients:
@@ -68,8 +55,8 @@ class Clients:
 def clients(tmp_path: Path) -> Iterator[Clients]:
     graph_file(tmp_path / "two.pkl", [1, 2, 2] * 8)
     graph_file(tmp_path / "three.pkl", [1, 3, 3] * 8)
-    access_file = write_access(tmp_path / "access.toml", CLIENTS)
-    settings = {"access_file": access_file, "graphs": {"three": tmp_path / "three.pkl"}}
+    access = access_file(tmp_path / "access.toml", *CLIENTS)
+    settings = {"access_file": access, "graphs": {"three": tmp_path / "three.pkl"}}
     clock = Clock()
     with serving(tmp_path / "two.pkl", tmp_path, clock=clock, **settings) as server, ExitStack() as stack:
         yield Clients(server, stack, clock)
@@ -87,12 +74,6 @@ def test_who_is_not_known_may_do_nothing_but_ask_for_health(clients: Clients, to
     ):
         assert code_of(call, request) is UNKNOWN_CLIENT
     assert stranger.health() == 1
-
-
-def test_tokens_travel_over_unix_sockets(clients: Clients) -> None:
-    (answer,) = clients.search.drafter.StreamDraft(iter([pb.StreamDraftRequest(step_id=3, draft=step_of(0, [1]))]))
-    assert answer.draft.draft_tokens[0] == 2
-    assert clients.chat.drafter.Draft(step_of(0, [1], graph="three")).draft_tokens[0] == 3
 
 
 def test_a_tenant_is_the_clients_own_or_refused(clients: Clients) -> None:
@@ -136,10 +117,7 @@ def test_a_graph_that_is_not_the_clients_is_as_unknown_as_none(clients: Clients)
 
 
 def test_only_administrators_look_after_graphs(clients: Clients) -> None:
-    requests = {
-        "ListGraphs": pb.ListGraphsRequest(),
-        "ReloadGraph": pb.ReloadGraphRequest(name="two"),
-    }
+    requests = {"ListGraphs": pb.ListGraphsRequest(), "ReloadGraph": pb.ReloadGraphRequest(name="two")}
     for token, is_admin in (("one", False), ("two", False), ("three", True)):
         admin = clients.wire(token, admin=True).admin
         for method, request in requests.items():
@@ -149,52 +127,10 @@ def test_only_administrators_look_after_graphs(clients: Clients) -> None:
                 assert code_of(getattr(admin, method), request) is DENIED
 
 
-def test_the_access_file_is_read_again_and_a_wrong_one_is_not_believed(clients: Clients, tmp_path: Path) -> None:
-    session_id = clients.search.open()
-    write_access(tmp_path / "access.toml", "nonsense")
-    run_in_loop(clients.server.server.reload())
-    clients.search.drafter.Draft(step_of(session_id, [1]))
-    write_access(tmp_path / "access.toml", client_entry("search", "new") + client_entry("chat", "two"))
-    run_in_loop(clients.server.server.reload())
-    assert code_of(clients.search.drafter.Draft, step_of(session_id, [2], 1)) is UNKNOWN_CLIENT
-    answer = clients.wire("new").drafter.Draft(step_of(session_id, [2], 1))
-    assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([OK], [2])
-
-
-class Certificates:
-    """Files of an authority, a server and a client."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        authority = trustme.CA()
-        self.ca = folder / "ca.pem"
-        authority.cert_pem.write_to_path(str(self.ca))
-        self.server = self._pair(folder, "server", authority.issue_cert("localhost", "127.0.0.1"))
-        self.client = self._pair(folder, "client", authority.issue_cert("search.internal", common_name="search"))
-
-    @staticmethod
-    def _pair(folder: Path, name: str, certificate: trustme.LeafCert) -> dict[str, Path]:
-        paths = {"tls_certificate": folder / f"{name}.pem", "tls_key": folder / f"{name}.key"}
-        certificate.cert_chain_pems[0].write_to_path(str(paths["tls_certificate"]))
-        certificate.private_key_pem.write_to_path(str(paths["tls_key"]))
-        return paths
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificates, Certificates]:
-    """Those that are trusted, and a stranger's."""
-    folder = tmp_path_factory.mktemp("tls")
-    return Certificates(folder / "ours"), Certificates(folder / "theirs")
-
-
-def test_certificates_of_clients(
-    graph_path: Path, tmp_path: Path, certificates: tuple[Certificates, Certificates]
-) -> None:
-    ours, theirs = certificates
-    access = write_access(
-        tmp_path / "access.toml",
-        '[[clients]]\nname = "search"\ncertificate_name = "search.internal"\n' + client_entry("chat", "two"),
-    )
+def test_certificates_of_clients(graph_path: Path, tmp_path: Path) -> None:
+    ours, theirs = Certificates(tmp_path / "ours"), Certificates(tmp_path / "theirs")
+    clients = (entry("search", certificate="search.internal"), entry("chat", "two"))
+    access = access_file(tmp_path / "access.toml", *clients)
     settings = {"listen": "127.0.0.1:0", "tls_client_ca": ours.ca, "access_file": access, **ours.server}
     right = {"tls_ca": ours.ca, **ours.client}
     with serving(graph_path, tmp_path, client=right, **settings) as server:

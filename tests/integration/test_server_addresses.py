@@ -11,8 +11,7 @@ import pytest
 
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError, GraphFileError
-from speculant_graph.serving.listening import bind_tcp
+from speculant_graph.errors import ConfigError
 from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
 
 
@@ -37,9 +36,7 @@ def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, grap
     [
         ("127.0.0.1:{taken}", "another program listens there; stop it"),
         ("192.0.2.1:5000", "it is no address of this machine"),
-        ("nowhere.invalid:5000", "there is no host of this name"),
         ("unix://{folder}/file/drafter.sock", "File exists: .*/file; choose another path"),
-        ("unix://{folder}/link/drafter.sock", "File exists: .*/link; choose another path"),
     ],
 )
 def test_why_an_address_can_not_be_listened_on_is_said(
@@ -56,34 +53,6 @@ def test_why_an_address_can_not_be_listened_on_is_said(
 
         with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with --server.listen$"):
             run_in_loop(start())
-
-
-def test_a_name_is_listened_on_at_all_of_its_addresses_that_are_this_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found_at(*hosts: str) -> None:
-        found = [socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0] for host in hosts]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-
-    with monkeypatch.context():
-        found_at("127.0.0.1", "192.0.2.1", "127.0.0.2")
-        sockets = bind_tcp("several:0", "--service.http")
-        hosts, ports = zip(*(each.getsockname() for each in sockets), strict=True)
-        assert (hosts, len(set(ports))) == (("127.0.0.1", "127.0.0.2"), 1)
-        with pytest.raises(ConfigError, match="another program listens there"):
-            bind_tcp(f"several:{ports[0]}", "--service.http")
-    for each in sockets:
-        each.close()
-
-
-def test_a_wrong_path_is_known_before_anything_else_is_done(graph_path: Path, tmp_path: Path) -> None:
-    async def start() -> None:
-        # Nothing can listen at this address either, but it is not tried.
-        listen = f"unix://{graph_path}/drafter.sock"
-        config = ServerConfig(graph=graph_path, graphs={"other": tmp_path / "missing.pkl"}, listen=listen)
-        async with DrafterServer(config, DraftConfig()):
-            pass
-
-    with pytest.raises(GraphFileError, match=r"missing\.pkl can't be opened"):
-        run_in_loop(start())
 
 
 def test_of_two_that_start_at_the_same_time_one_serves(graph_path: Path, tmp_path: Path) -> None:

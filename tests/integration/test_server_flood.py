@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import SequenceStep
+from support.http_api import wait_until
 from support.mutants import Mutants, framed
 from support.server import OK, SERVICE, Wire, connected, graph_file, serving, step_of
 from support.sidecar import Sidecar, launch, wait_until_ready
@@ -60,13 +61,6 @@ class Process:
     def num_descriptors(self) -> int:
         """Files and sockets it has open."""
         return len(list((self._folder / "fd").iterdir()))
-
-    def settled(self, is_so: Callable[[], bool]) -> bool:
-        """Wait for a state that comes with time."""
-        deadline_s = time.monotonic() + 30.0
-        while not is_so() and time.monotonic() < deadline_s:
-            time.sleep(0.1)
-        return is_so()
 
 
 @pytest.fixture
@@ -158,7 +152,7 @@ def test_mutated_messages_are_answered_or_refused(process: Process, tmp_path: Pa
     def settle(admin: Wire) -> None:
         """Wait until the sessions that were opened are gone, and return what else changes."""
         graphs = lambda: admin.admin.ListGraphs(pb.ListGraphsRequest()).graphs  # noqa: E731
-        assert process.settled(lambda: graphs()[0].open_sessions == 0)
+        wait_until(lambda: graphs()[0].open_sessions == 0)
         time.sleep(1.0)
 
     with connected(process.sidecar.address) as wire, connected(f"unix://{tmp_path}/admin.sock") as admin:

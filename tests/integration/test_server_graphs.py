@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 import threading
@@ -15,13 +14,9 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from speculant_drafter.server import DrafterServer
-from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
-    NOT_SERVING,
     OK,
     PATIENCE_S,
     SERVICE,
@@ -33,7 +28,6 @@ from support.server import (
     connected,
     graph_file,
     refusal,
-    run_in_loop,
     serving,
     step_of,
 )
@@ -159,72 +153,6 @@ def test_graphs_of_different_tokenizers_keep_what_they_learned_apart(serve: Serv
         session_id = again.open(graph=graph)
         answer = again.drafter.Draft(step_of(session_id, context, 0, 1))
         assert list(answer.draft_tokens) == [following]
-
-
-def test_a_changed_tokenizer_is_refused_at_the_start_where_text_of_the_old_one_was_learned(
-    tmp_path: Path, serve: Serve
-) -> None:
-    server = serve(learned=tmp_path / "learned")
-    session_id = server.open(learn=True)
-    for position, token in enumerate([7, 8, 9]):
-        server.drafter.Draft(step_of(session_id, [token], position))
-    server.stop()
-    successor_file(tmp_path / "two.pkl", 2, "cd" * 32)
-    with pytest.raises(TokenizerMismatchError, match="name another folder"):
-        serve(learned=tmp_path / "learned")
-
-
-@pytest.mark.parametrize(
-    ("graphs", "message"), [({"two": "x.pkl"}, "rename the one in server"), ({"a/b": "x.pkl"}, "no name for a graph")]
-)
-def test_names_are_plain_and_differ(tmp_path: Path, graphs: dict[str, str], message: str) -> None:
-    config = ServerConfig.model_validate({"graph": tmp_path / "two.pkl", "graphs": graphs})
-    with pytest.raises(ConfigError, match=message):
-        DrafterServer(config, DraftConfig())
-
-
-def test_nothing_is_served_before_it_is_loaded(tmp_path: Path) -> None:
-    successor_file(tmp_path / "two.pkl", 2)
-    successor_file(tmp_path / "three.pkl", 3)
-    config = ServerConfig.model_validate(
-        {
-            "listen": f"unix://{tmp_path}/drafter.sock",
-            "graph": tmp_path / "two.pkl",
-            "graphs": {"more": tmp_path / "three.pkl"},
-        }
-    )
-    goes_on = asyncio.Event()
-
-    async def start_slowly() -> DrafterServer:
-        server = DrafterServer(config, DraftConfig())
-        load = server._graphs.load_configured
-
-        async def load_slowly() -> None:
-            await goes_on.wait()
-            await load()
-
-        server._graphs.load_configured = load_slowly  # type: ignore[method-assign]
-        starting.append(asyncio.create_task(server.start()))
-        while not server.addresses:
-            await asyncio.sleep(0.005)
-        return server
-
-    async def finish(server: DrafterServer) -> None:
-        goes_on.set()
-        await starting[0]
-        await server.stop()
-
-    starting: list[asyncio.Task[None]] = []
-    server = run_in_loop(start_slowly())
-    with connected(f"unix://{tmp_path}/drafter.sock") as wire:
-        assert {wire.health(name) for name in ("", SERVICE, f"{SERVICE}/two", f"{SERVICE}/more")} == {NOT_SERVING}
-        for call, request in (
-            (wire.drafter.Draft, step_of(0, [1])),
-            (wire.drafter.Draft, step_of(77, [1])),
-            (wire.drafter.OpenSession, pb.OpenSessionRequest(session_id=1)),
-        ):
-            assert code_of(call, request) is grpc.StatusCode.UNAVAILABLE
-        run_in_loop(finish(server))
 
 
 def test_reflection_tells_the_services(serve: Serve) -> None:

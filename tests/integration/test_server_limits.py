@@ -119,32 +119,3 @@ def test_calls_beyond_the_number_allowed_are_refused_at_once(serve: Serve) -> No
         for stream in streams:
             assert list(stream) == []
         wires[2].drafter.Draft(step_of(0, [1]))
-
-
-def test_a_cost_curve_has_a_largest_number_of_points(serve: Serve) -> None:
-    server = serve()
-    request = pb.OpenSessionRequest(session_id=5)
-    request.verify_cost.tokens.extend(range(1, 300))
-    request.verify_cost.relative_costs.extend([1.0] * 299)
-    assert code_of(server.drafter.OpenSession, request) is EXHAUSTED
-    for relative in ([float("nan")], [0.0], [-1.0], [1.0, 2.0], []):
-        request.verify_cost.Clear()
-        request.verify_cost.tokens.append(1)
-        request.verify_cost.relative_costs.extend(relative)
-        assert code_of(server.drafter.OpenSession, request) is grpc.StatusCode.INVALID_ARGUMENT
-    assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest()) is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_sessions_that_are_not_opened_are_counted(serve: Serve) -> None:
-    server = serve(max_sessions=1, busy_s=60.0)
-    server.open()
-    limit = grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=7)) is limit
-    assert (
-        code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=8, graph="nix"))
-        is grpc.StatusCode.NOT_FOUND
-    )
-    told = server.metrics()
-    assert told['refused_openings_total{code="RESOURCE_EXHAUSTED"}'] == 1
-    assert told['refused_openings_total{code="NOT_FOUND"}'] == 1
-    assert told["learned_failing"] == 0

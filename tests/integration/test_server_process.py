@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 import signal
@@ -15,21 +14,16 @@ import pytest
 
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Fingerprint
+from support.access import access_file, entry
+from support.http_api import wait_until
 from support.learned import loaded, opened
 from support.server import OK, Wire, code_of, connected, graph_file, step_of
-from support.sidecar import READY_TIMEOUT_S, Sidecar, launch, wait_until_ready
+from support.sidecar import Sidecar, launch, wait_until_ready
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 Run = Callable[..., Sidecar]
-
-
-def until(is_so: Callable[[], bool], what: str = "") -> None:
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.02)
 
 
 def taught(wire: Wire, text: list[int], tenant: str = "") -> int:
@@ -77,7 +71,7 @@ def test_ctrl_c_ends_it_too_and_while_it_starts(graph_path: Path, tmp_path: Path
     sidecar.signal(signal.SIGINT)
     assert sidecar.wait() == 0
     starting = launch(graph_path, tmp_path / "drafter.sock")
-    until(lambda: (tmp_path / "drafter.sock").exists() or starting.process.poll() is not None)
+    wait_until(lambda: (tmp_path / "drafter.sock").exists() or starting.process.poll() is not None)
     starting.signal(signal.SIGTERM)
     assert starting.wait() == 0, starting.log
     assert not (tmp_path / "drafter.sock").exists()
@@ -85,10 +79,7 @@ def test_ctrl_c_ends_it_too_and_while_it_starts(graph_path: Path, tmp_path: Path
 
 def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
     def write_access(token: str) -> None:
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        (tmp_path / "new.toml").write_text(f'[[clients]]\nname = "one"\ntoken_sha256 = "{digest}"\n', encoding="utf-8")
-        (tmp_path / "new.toml").chmod(0o600)
-        (tmp_path / "new.toml").replace(tmp_path / "access.toml")
+        access_file(tmp_path / "access.toml", entry("one", token))
 
     graph_file(tmp_path / "graph.pkl", [1, 2, 2] * 8)
     write_access("old")
@@ -106,7 +97,7 @@ def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
             graph_file(tmp_path / "graph.pkl", [1, 3, 3] * 8)
             write_access("new")
             sidecar.signal(signal.SIGHUP)
-            until(lambda: "generation 2" in sidecar.log, sidecar.log)
+            wait_until(lambda: "generation 2" in sidecar.log)
             answer = new.drafter.Draft(step_of(0, [1], 0, 1))
             assert (list(answer.draft_tokens), answer.graph_generation) == ([3], 2)
             answer = new.drafter.Draft(step_of(session_id, [1], 1, 1))
@@ -116,7 +107,7 @@ def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
             (tmp_path / "new.pkl").replace(tmp_path / "graph.pkl")  # a mapped file must never be written to
             (tmp_path / "access.toml").write_text("nothing", encoding="utf-8")
             sidecar.signal(signal.SIGHUP)
-            until(lambda: "graph graph is not reloaded" in sidecar.log, sidecar.log)
+            wait_until(lambda: "graph graph is not reloaded" in sidecar.log)
             assert "the access file is not read again" in sidecar.log
             assert list(new.drafter.Draft(step_of(0, [1], 0, 1)).draft_tokens) == [3]
         assert sidecar.stop() == 0

@@ -84,10 +84,6 @@ def test_accepted_tokens_are_coloured_and_explained(folder: Path, sidecar: Sidec
     plain = subprocess.run([*PROGRAM, *arguments], cwd=folder, capture_output=True, text=True, check=True)
     assert "\x1b" not in plain.stdout
     assert plain.stdout.strip() in re.sub(r"\x1b\[[\d;]*m", "", body).replace("\r\n", "\n")
-    colourless, _ = all_of(on_terminal(folder, *arguments, NO_COLOR="1"))
-    assert not re.search(r"\x1b\[[\d;]*m", colourless)
-    always = subprocess.run([*PROGRAM, *arguments, "--color", "always"], cwd=folder, capture_output=True, text=True)
-    assert GREEN in always.stdout
 
 
 def test_ctrl_c_keeps_what_was_written(folder: Path) -> None:
@@ -112,18 +108,6 @@ def test_ctrl_c_while_the_model_is_loaded(folder: Path) -> None:
     assert status == 130
     assert "Traceback" not in shown
     assert "speculant: interrupted" in shown
-
-
-def test_a_reader_that_leaves_is_no_error(folder: Path) -> None:
-    command = [*PROGRAM, "generate", "def loads(s):", *MODEL, "--max-tokens", "400", "--ignore-end-tokens", *PLAINLY]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    _, complaints = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    assert complaints.startswith("plain decoding")
-    assert len(complaints.splitlines()) == 1
 
 
 def test_a_conversation_that_is_typed(folder: Path) -> None:
@@ -155,35 +139,3 @@ def test_a_conversation_that_is_typed(folder: Path) -> None:
     shown, status = all_of(process)
     assert status == 0
     assert "Traceback" not in shown
-
-
-def test_a_terminal_that_does_not_say_where_its_cursor_is_will_do(folder: Path) -> None:
-    process = on_terminal(folder, "chat", *MODEL, "--generation.max-tokens", "4", PROMPT_TOOLKIT_NO_CPR="0")
-    process.expect_exact("\x1b[6n")  # where is it? No answer comes, which is noticed after two seconds
-    assert process.expect(["WARNING", pexpect.TIMEOUT], timeout=4) == 1
-    process.send("Hello\r")
-    process.expect("4 tokens, ")
-    process.expect(PROMPT)
-    process.sendcontrol("d")
-    shown, status = all_of(process)
-    assert status == 0
-    assert "WARNING" not in shown
-
-
-def test_ctrl_c_ends_a_conversation_from_a_pipe(folder: Path) -> None:
-    command = [*PROGRAM, "chat", *MODEL, "--generation.max-tokens", "3500", "--ignore-end-tokens"]
-    process = subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("Hello\nAgain\n")
-    process.stdin.close()
-    first = process.stdout.readline()
-    process.send_signal(2)
-    shown, complaints = process.stdout.read(), process.stderr.read()
-    assert process.wait(PATIENCE_S) == 130
-    assert first + shown
-    assert ", interrupted\nspeculant: interrupted\n" in complaints
-    process.stdout.close()
-    process.stderr.close()

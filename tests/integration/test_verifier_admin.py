@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +14,11 @@ from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig,
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierAdminServiceStub, VerifierServiceStub
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.draft_model.adapter_files import read_adapter
-from speculant_verifier.model import TargetModel
 from speculant_verifier.service.server import VerifierServer
+from support.access import access_file, entry
 from support.adapters import NUM_ROWS, adapted_decoder, adapter_folders
-from support.http_api import entry, policy, tiny_decoder
 from support.tiny_models import tiny_model
-from support.training import write_adapter
-from support.verifier import running_verifier
 
 Scenario = Callable[[Any, Any, VerifierServer, SpeculativeDecoder], Awaitable[None]]
 
@@ -142,8 +135,7 @@ def test_swaps_under_sixteen_streams(folder: Path, folders: dict[str, Path], tmp
 
 
 def test_who_may(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
-    access = tmp_path / "access.toml"
-    policy(access, entry("ann", "ann") + "\nadmin = true", entry("bob", "bob"))
+    access = access_file(tmp_path / "access.toml", entry("ann", "ann", "admin = true"), entry("bob", "bob"))
 
     async def scenario(admin: Any, stub: Any, server: VerifierServer, decoder: SpeculativeDecoder) -> None:
         assert decoder.adapters is not None
@@ -166,48 +158,3 @@ def test_who_may(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None
             assert (await refused(call))[0] is grpc.StatusCode.UNIMPLEMENTED
 
     play(tmp_path, lambda: adapted_decoder(folder, folders), scenario, access_file=access)
-
-
-def test_without_a_draft_model(tmp_path: Path) -> None:
-    async def scenario(admin: Any, _stub: Any, _server: Any, _decoder: Any) -> None:
-        code, details = await refused(admin.ListAdapters(pb.ListAdaptersRequest()))
-        assert (code, "start it with --draft-model" in details) == (grpc.StatusCode.UNIMPLEMENTED, True)
-
-    play(tmp_path, tiny_decoder, scenario)
-
-
-@pytest.mark.slow
-def test_the_command_with_a_real_process(tmp_path: Path) -> None:
-    config = VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1)
-    model = TargetModel.load(config).model
-    small = write_adapter(tmp_path / "small", model, MODEL_FOLDER.name, std=0.001)
-    address = f"unix://{tmp_path}/admin.sock"
-
-    def admin(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "speculant", "admin", "adapter", *arguments, "--address", address]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
-    options = ("--draft-model", str(MODEL_FOLDER), "--draft-model.adapters", f"small={small}", "--strategy", "tree")
-    with running_verifier(tmp_path, *options, "--admin-listen", address) as verifier:
-        listed = admin("list")
-        assert (listed.returncode, listed.stderr) == (0, "")
-        assert json.loads(listed.stdout)["verifiers"][0]["state"]["names"] == ["small"]
-        loaded = admin("load", "small")
-        assert loaded.returncode == 0, loaded.stderr
-        report = json.loads(loaded.stdout)
-        assert report["action"] == "adapter load"
-        [answer] = report["verifiers"]
-        assert (answer["state"]["present"]["name"], answer["state"]["previous"]["name"]) == ("small", "")
-        assert answer["state"]["acceptance"] is None
-        assert answer["state"]["present"]["sha256"] == read_adapter(small).digest
-        metrics = verifier.metrics
-        digest = read_adapter(small).digest
-        assert metrics[f'speculant_verifier_draft_model_info{{adapter="small",sha256="{digest}"}}'] == 1
-        wrong = admin("load", "none")
-        assert wrong.returncode == 1
-        assert "INVALID_ARGUMENT: there is no adapter of this name" in wrong.stderr
-        back = admin("rollback")
-        assert back.returncode == 0, back.stderr
-        assert [line.split()[1:] for line in back.stdout.splitlines()[1:]] == [["(none)", "small"]]
-        assert admin("rollback").returncode == 1
-        assert f"admin on {address}" in verifier.log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 
 import grpc
@@ -11,11 +10,16 @@ import httpx2
 import pytest
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
+from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub
+from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.service.server import VerifierServer
+from support.access import access_file, entry
+from support.drafters import ScriptedDrafter, chain
 from support.verifier_service import (
     PROMPT,
+    VERIFIER,
     collected,
     decoder_of,
     play,
@@ -24,11 +28,10 @@ from support.verifier_service import (
 
 
 @pytest.mark.parametrize("sampling", [
-    {}, {"max_tokens": 40, "temperature": 0.9, "seed": 5},
-    {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**62},
-    {"max_tokens": 60, "stop_strings": ["\n"]}, {"repetition_penalty": 1.3, "min_tokens": 4},
-    {"max_tokens": 90, "presence_penalty": 1.0, "frequency_penalty": -0.5, "prediction": "self.assertEqual"},
-    {"max_tokens": 90, "json_schema": '{"enum": ["residential", "commercial"]}'}, {"grammar": 'start: "a" | "b"'},
+{"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**62},
+{"max_tokens": 60, "stop_strings": ["\n"]},
+{"max_tokens": 90, "presence_penalty": 1.0, "frequency_penalty": -0.5, "prediction": "self.assertEqual"},
+{"max_tokens": 90, "json_schema": '{"enum": ["residential", "commercial"]}'},
 ])  # fmt: skip
 def test_the_text_is_that_of_the_library(target, library, tmp_path, sampling):
     renamed = {{"stop_strings": "stop"}.get(name, name): value for name, value in sampling.items()}
@@ -76,22 +79,6 @@ def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
     play(target, tmp_path, scenario)
 
 
-def test_more_than_may_wait_are_refused_with_a_delay(target, tmp_path):
-    async def scenario(stub, server):
-        long = request(max_tokens=100, ignore_end_tokens=True, temperature=2.0)
-        calls = [stub.Generate(long) for _ in range(6)]
-        while server._load.num_sequences < 6:
-            await asyncio.sleep(0.001)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collected(stub.Generate(request()))
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "try again" in caught.value.details()
-        await asyncio.gather(*(collected(call) for call in calls))
-        assert (await collected(stub.Generate(request())))[0]
-
-    play(target, tmp_path, scenario, max_waiting=2)
-
-
 def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
     async def scenario(stub, server):
         call = stub.Generate(request(max_tokens=60))
@@ -104,28 +91,8 @@ def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
     play(target, tmp_path, scenario, grace_s=30)
 
 
-def test_a_forced_stop_cuts_off_what_draining_waits_for(target, tmp_path):
-    async def scenario(stub, server):
-        call = stub.Generate(request(max_tokens=4000, ignore_end_tokens=True, num_samples=4))
-        await call.read()
-        stopping = asyncio.create_task(server.stop())
-        while not server._load.is_draining:
-            await asyncio.sleep(0.01)
-        await server.force_stop()
-        await stopping
-        with pytest.raises(grpc.aio.AioRpcError):
-            await collected(call)
-        assert not server._load.num_sequences
-
-    play(target, tmp_path, scenario, grace_s=3600)
-
-
 def test_keys_are_asked_for(target, tmp_path):
-    access = tmp_path / "access.toml"
-    access.write_text(
-        f'clients = [{{name = "shop", token_sha256 = "{hashlib.sha256(b"key").hexdigest()}"}}]', encoding="utf-8"
-    )
-    access.chmod(0o600)
+    access = access_file(tmp_path / "access.toml", entry("shop", "key"))
 
     async def scenario(stub, _):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -175,16 +142,8 @@ def test_while_the_model_is_loaded_everybody_is_told_so(target, tmp_path):
 
 
 def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
-    access = tmp_path / "access.toml"
     entries = [("ann", 'graphs = ["contracts"]'), ("bob", 'graphs = ["contracts", "code"]'), ("cid", "")]
-    access.write_text(
-        "".join(
-            f'[[clients]]\nname = "{name}"\ntoken_sha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{more}\n'
-            for name, more in entries
-        ),
-        encoding="utf-8",
-    )
-    access.chmod(0o600)
+    access = access_file(tmp_path / "access.toml", *(entry(name, name, more) for name, more in entries))
 
     async def scenario(stub, _):
         async def said(name, graph=""):
@@ -203,3 +162,24 @@ def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
         assert await said("cid") == ""
 
     play(target, tmp_path, scenario, access_file=access)
+
+
+class UnfitDrafter(ScriptedDrafter):
+    """A drafter of another tokenizer."""
+
+    def open(self, session_id):
+        raise TokenizerMismatchError("the drafter's tokenizer is another one; build its graph again")
+
+
+def test_a_drafter_that_does_not_fit_costs_no_text(target, library, tmp_path):
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+
+    def make(target):
+        drafter = UnfitDrafter(lambda step: chain([]))
+        return SpeculativeDecoder(target=target, verifier_config=VERIFIER, drafter=drafter, must_fit=False)
+
+    async def scenario(stub, _):
+        for _ in range(3):
+            assert (await collected(stub.Generate(request())))[1] == expected
+
+    play(target, tmp_path, scenario, make)

@@ -15,7 +15,6 @@ from support.explorer import exploring
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOKENIZER = Path(__file__).parents[2] / "verifier_client" / "speculant_verifier" / "demo" / "model"
-MAX_BYTES = 300_000
 """Largest picture that may be committed."""
 _TEXT = "    def __init__(self, address"
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import openai
 import pytest
-import trustme
 
 from speculant_verifier.decoder import SpeculativeDecoder
-from support.http_api import MODEL, Api, entry, policy, serving, tiny_decoder
+from support.access import Certificates, entry, policy
+from support.http_api import MODEL, Api, serving, tiny_decoder
 
 BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
 
@@ -42,38 +41,14 @@ def test_keys(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
             api.client("key-of-ann").models.list()
 
 
-class Files:
-    """Certificates of a server and of its clients."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = trustme.CA()
-        issued = self.authority.issue_cert("localhost", "127.0.0.1")
-        self.certificate, self.key, self.ca = folder / "server.pem", folder / "server.key", folder / "ca.pem"
-        self.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        self.key.write_bytes(issued.private_key_pem.bytes())
-        self.ca.write_bytes(self.authority.cert_pem.bytes())
-
-    def context(self, name: str = "") -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        self.authority.configure_trust(context)
-        if name:
-            self.authority.issue_cert(name, common_name=name).configure_cert(context)
-        return context
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
-
-
 def get(api: Api, context: ssl.SSLContext, **headers: str) -> httpx2.Response:
     with httpx2.Client(verify=context) as client:
         return client.get(f"https://{api.address}/v1/models", headers=headers)
 
 
-def test_encrypted(decoder: SpeculativeDecoder, files: Files) -> None:
-    tls: dict[str, Any] = {"tls_certificate": files.certificate, "tls_key": files.key}
-    with serving(decoder, tls=tls) as api:
+def test_encrypted(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    with serving(decoder, tls=files.server) as api:
         assert get(api, files.context()).status_code == 200
         with pytest.raises(httpx2.HTTPError):
             api.get("/v1/models")
@@ -81,14 +56,14 @@ def test_encrypted(decoder: SpeculativeDecoder, files: Files) -> None:
         assert client.completions.create(**BODY).choices
 
 
-def test_client_certificates(decoder: SpeculativeDecoder, files: Files, tmp_path: Path) -> None:
-    tls = {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.ca}
+def test_client_certificates(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
     clients = policy(
         tmp_path / "access.toml",
         entry("ann", certificate="ann.example"),
         entry("bob", "key-of-bob", certificate="bob.example"),
     )
-    with serving(decoder, clients, tls=tls) as api:
+    with serving(decoder, clients, tls={**files.server, "tls_client_ca": files.ca}) as api:
         assert get(api, files.context("ann.example")).status_code == 200
         assert get(api, files.context("bob.example")).status_code == 401
         assert get(api, files.context("bob.example"), authorization="Bearer key-of-bob").status_code == 200
@@ -103,8 +78,8 @@ def test_tenants_draft_from_what_they_taught(tmp_path: Path) -> None:
         tmp_path / "access.toml",
         entry("ann", "key-of-ann"),
         entry("bob", "key-of-bob"),
-        entry("dan", "key-of-dan") + '\ngraphs = ["contracts"]',
-        entry("cid", "key-of-cid") + '\ntenants = ["x", "y"]',
+        entry("dan", "key-of-dan", 'graphs = ["contracts"]'),
+        entry("cid", "key-of-cid", 'tenants = ["x", "y"]'),
     )
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 60, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 

@@ -26,6 +26,18 @@ ANSWER = "It is sunny and 290 K in Rome."
 QUESTION = "How warm is it in Rome, in kelvin?"
 
 
+def get_weather(place: str) -> str:
+    """Return the weather of a place."""
+    assert place == "Rome"
+    return RESULTS["get_weather"]
+
+
+def to_kelvin(celsius: int) -> str:
+    """Convert degrees."""
+    assert celsius == 17
+    return RESULTS["to_kelvin"]
+
+
 def written(name: str, prompt: str) -> str:
     """What the model writes after a prompt: one call after the other, and the answer when both have returned."""
     call = next((call for call in CALLS if RESULTS[call] not in prompt), None)
@@ -60,19 +72,6 @@ def served_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 def test_openai_agents(served_script: Api, kind: str, is_stream: bool) -> None:
     agents = pytest.importorskip("agents")
     agents.set_tracing_disabled(True)
-    called = []
-
-    @agents.function_tool
-    def get_weather(place: str) -> str:
-        """Return the weather of a place."""
-        called.append(("get_weather", place))
-        return RESULTS["get_weather"]
-
-    @agents.function_tool
-    def to_kelvin(celsius: int) -> str:
-        """Convert degrees."""
-        called.append(("to_kelvin", celsius))
-        return RESULTS["to_kelvin"]
 
     async def loop() -> Any:
         async with AsyncOpenAI(
@@ -85,7 +84,7 @@ def test_openai_agents(served_script: Api, kind: str, is_stream: bool) -> None:
             agent = agents.Agent(
                 name="weather",
                 instructions="Use the tools.",
-                tools=[get_weather, to_kelvin],
+                tools=[agents.function_tool(call) for call in (get_weather, to_kelvin)],
                 model=model_type(model="m", openai_client=client),
                 model_settings=agents.ModelSettings(max_tokens=300, include_usage=True),
             )
@@ -98,7 +97,6 @@ def test_openai_agents(served_script: Api, kind: str, is_stream: bool) -> None:
 
     result = asyncio.run(loop())
     assert result.final_output == ANSWER
-    assert called == [("get_weather", "Rome"), ("to_kelvin", 17)]
     cached = [response.usage.input_tokens_details.cached_tokens for response in result.raw_responses]
     assert len(cached) == 3
     assert all(cached[1:]), "what was sent before is not read again"
@@ -109,17 +107,7 @@ def test_langchain(served_script: Api) -> None:
     messages = pytest.importorskip("langchain_core.messages")
     tools = pytest.importorskip("langchain_core.tools")
 
-    @tools.tool
-    def get_weather(place: str) -> str:
-        """Return the weather of a place."""
-        return RESULTS["get_weather"]
-
-    @tools.tool
-    def to_kelvin(celsius: int) -> str:
-        """Convert degrees."""
-        return RESULTS["to_kelvin"]
-
-    known = {"get_weather": get_weather, "to_kelvin": to_kelvin}
+    known = {call.__name__: tools.tool(call) for call in (get_weather, to_kelvin)}
     model = chat_models.ChatOpenAI(
         model="m", base_url=f"{served_script.url}/v1", api_key="none", max_retries=0, max_tokens=300
     ).bind_tools(list(known.values()))

@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from speculant_graph.config import GenerationConfig
 from speculant_verifier.decoder import SpeculativeDecoder
-from support.http_api import MODEL, Api, serving, tiny_decoder
+from support.http_api import MODEL, serving, tiny_decoder
 
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who decides?"}]
 
@@ -22,8 +22,6 @@ def of_library(decoder: SpeculativeDecoder, **settings: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("fields", "settings"),
     [
-        ({}, {}),
-        ({"temperature": 1.0, "seed": 7}, {"temperature": 1.0, "seed": 7}),
         ({"temperature": 0.9, "top_p": 0.8, "seed": 8, "n": 3}, {"temperature": 0.9, "top_p": 0.8, "seed": 8, "n": 3}),
         ({"max_completion_tokens": 5}, {"max_tokens": 5}),
         ({"logit_bias": {"65": 90}}, {"logit_bias": {65: 90.0}}),
@@ -32,8 +30,6 @@ def of_library(decoder: SpeculativeDecoder, **settings: Any) -> list[str]:
             {"temperature": 1.2, "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.3},
         ),
         ({"extra_body": {"min_tokens": 4}}, {"min_tokens": 4}),
-        ({"extra_body": {"ignore_eos": True}}, {"ignore_end_tokens": True}),
-        ({"extra_body": {"stop_token_ids": [66]}}, {"end_token_ids": (66, 257)}),
         ({"extra_body": {"stop_token_ids": [66], "ignore_eos": True}}, {"end_token_ids": (66,)}),
         (
             {"temperature": 1.0, "seed": 5, "extra_body": {"speculant": {"rule": "token", "speculation": "off"}}},
@@ -58,17 +54,11 @@ def test_the_text_is_the_library_s(
 def test_stop_texts_end_the_text(client: OpenAI, decoder: SpeculativeDecoder) -> None:
     [text] = of_library(decoder, ignore_end_tokens=True)
     stop = text[4:6]
-    for value in (stop, [stop, "never"]):
-        answer = client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, stop=value, extra_body={"ignore_eos": True}
-        )
-        assert answer.choices[0].message.content == text[: text.index(stop)]
-        assert answer.choices[0].finish_reason == "stop"
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, stop=stop, stream=True, extra_body={"ignore_eos": True}
-        )
-    )
+    fields: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "extra_body": {"ignore_eos": True}}
+    answer = client.chat.completions.create(**fields, stop=[stop, "never"])
+    assert answer.choices[0].message.content == text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    chunks = list(client.chat.completions.create(**fields, stop=stop, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text[: text.index(stop)]
     assert chunks[-1].choices[0].finish_reason == "stop"
 
@@ -124,23 +114,8 @@ def test_usage_and_statistics(client: OpenAI, decoder: SpeculativeDecoder) -> No
     assert answer.usage.total_tokens == len(prompt) + num_tokens
     statistics = answer.speculant
     assert statistics["seed"] == 3
-    assert statistics["steps_without_drafter"] == 0
     assert statistics["mean_accepted_tokens"] == pytest.approx(num_tokens / statistics["steps"])
-    assert 0 <= statistics["accepted"] <= statistics["drafted"]
-    assert all(0 <= share <= 1 for share in statistics["acceptance_by_depth"])
-    assert set(statistics["seconds"]) == {
-        "prefill", "draft", "forward", "verify", "commit", "stall", "other", "first_token", "total",
-    }  # fmt: skip
     assert statistics["seconds"]["total"] > 0
-
-
-def test_a_drawn_seed_repeats_the_answer(client: OpenAI) -> None:
-    fields: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 1.0, "n": 2}
-    first = client.chat.completions.create(**fields)
-    again = client.chat.completions.create(**fields, seed=first.speculant["seed"])
-    other = client.chat.completions.create(**fields)
-    assert [each.message.content for each in first.choices] == [each.message.content for each in again.choices]
-    assert other.speculant["seed"] != first.speculant["seed"] < 1 << 53
 
 
 def test_messages_of_all_kinds_reach_the_template(client: OpenAI, decoder: SpeculativeDecoder) -> None:
@@ -168,12 +143,3 @@ def test_reasoning_effort_goes_to_templates_that_take_it(client: OpenAI, decoder
         refusal = api.post("chat/completions", body)
         assert refusal.status_code == 400
         assert refusal.json()["error"]["param"] == "reasoning_effort"
-
-
-def test_nulls_are_as_if_a_field_were_not_there(api: Api) -> None:
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 2, "seed": 1}
-    names = ("stop", "temperature", "tools", "tool_choice", "logit_bias", "stream_options", "n", "user", "stream")
-    assert (
-        api.post("chat/completions", body | dict.fromkeys(names)).json()["choices"]
-        == api.post("chat/completions", body).json()["choices"]
-    )

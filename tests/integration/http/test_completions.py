@@ -40,14 +40,3 @@ def test_the_text_is_the_library_s(client: OpenAI, decoder: SpeculativeDecoder, 
             reasons[choice.index] = choice.finish_reason
     assert pieces == [result.text for result in results]
     assert reasons == [result.finish_reason for result in results]
-
-
-def test_a_stream_with_token_counts(client: OpenAI) -> None:
-    *pieces, last = client.completions.create(
-        model=MODEL, prompt=["ab", "cd"], max_tokens=4, stream=True, stream_options={"include_usage": True}
-    )
-    assert all(chunk.usage is None and not hasattr(chunk, "speculant") for chunk in pieces)
-    assert last.usage is not None
-    assert last.choices == []
-    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (4, 8)
-    assert last.speculant["steps"] > 0

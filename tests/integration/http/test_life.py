@@ -56,10 +56,11 @@ def read_all(connection: socket.socket, end: bytes) -> bytes:
     return content
 
 
-def test_a_client_that_leaves_frees_its_place_without_a_stream_too(narrow: SpeculativeDecoder) -> None:
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_frees_its_place(narrow: SpeculativeDecoder, is_stream: bool) -> None:
     with serving(narrow) as api:
         passes = narrow.engine.totals.num_passes
-        with sent(api, LONG | {"n": 2, "temperature": 1.0}):
+        with sent(api, LONG | {"n": 2, "temperature": 1.0, "stream": is_stream}):
             wait_until(lambda: narrow.engine.num_running == 2)
         api.wait_until_idle()
         assert narrow.engine.totals.num_passes - passes < 400  # all of it takes more than 480
@@ -127,22 +128,6 @@ def test_what_breaks_within_a_stream_is_told_there(monkeypatch: pytest.MonkeyPat
         assert "secret" not in refusal.text
         assert refusal.headers["x-request-id"]
         api.wait_until_idle()
-
-
-def test_metrics(decoder: SpeculativeDecoder) -> None:
-    with serving(decoder) as api:
-        answer = api.get("/metrics")
-        assert answer.text == "things_total 1.0\n"
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-
-    def fail() -> bytes:
-        raise ZeroDivisionError("secret of /srv")
-
-    with serving(decoder, render_metrics=fail) as api:
-        answer = api.get("/metrics")
-        assert answer.status_code == 500
-        assert "secret" not in answer.text
-        assert answer.headers["x-request-id"]
 
 
 def test_a_body_that_never_comes(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,12 +43,8 @@ def test_text(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, 
     fields = fields_of(made_to_write(said(name, "Sun tomorrow.")))
     answer = api.client().responses.create(**fields, instructions="Be short.", metadata={"a": "b"})
     assert answer.output_text == "Sun tomorrow."
-    assert (answer.status, answer.error, answer.instructions, answer.metadata) == (
-        "completed",
-        None,
-        "Be short.",
-        {"a": "b"},
-    )
+    assert (answer.status, answer.error) == ("completed", None)
+    assert (answer.instructions, answer.metadata) == ("Be short.", {"a": "b"})
     assert [item.type for item in answer.output] == (["reasoning", "message"] if name == "harmony" else ["message"])
     if name == "harmony":
         assert answer.output[0].content[0].text == "Hm, so."
@@ -56,11 +52,8 @@ def test_text(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, 
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     events = events_of(api.client(), fields)
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Sun tomorrow."
-    assert [event.type for event in events[:3]] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-    ]
+    started = ["response.created", "response.in_progress", "response.output_item.added"]
+    assert [event.type for event in events[:3]] == started
     assert events[-1].type == "response.completed"
     assert [without_ids(item) for item in events[-1].response.output] == [without_ids(item) for item in answer.output]
     done = [event.item for event in events if event.type == "response.output_item.done"]
@@ -72,12 +65,8 @@ def test_calls(served: tuple[str, Api], made_to_write: Callable[[str], dict[str,
     fields = fields_of(made_to_write(ANSWERS[name]))
     answer = api.client().responses.create(**fields)
     call = answer.output[-1]
-    assert (call.type, call.name, call.arguments, call.status) == (
-        "function_call",
-        "get_weather",
-        ARGUMENTS,
-        "completed",
-    )
+    assert (call.type, call.name, call.arguments) == ("function_call", "get_weather", ARGUMENTS)
+    assert call.status == "completed"
     assert call.call_id.startswith("call_")
     events = events_of(api.client(), fields)
     deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
@@ -127,48 +116,14 @@ def test_a_loop(served: tuple[str, Api], made_to_write: Callable[[str], dict[str
         assert caught.value.code == "previous_response_not_found"
 
 
-def test_instructions_and_developers_are_one_message(
-    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
-) -> None:
-    name, api = served
-    client = api.client()
-    fields = fields_of(made_to_write(said(name, "Yes.")))
-    parts = [{"type": "input_text", "text": "And polite."}]
-    items = [{"type": "message", "role": "developer", "content": parts}, *MESSAGES]
-    answer = client.responses.create(**fields | {"input": items}, instructions="Be short.")
-    together = client.responses.create(**fields, instructions="Be short.\n\nAnd polite.")
-    assert answer.usage.input_tokens == together.usage.input_tokens
-
-
-def test_forms(served: tuple[str, Api]) -> None:
-    name, api = served
-    schema = {"type": "object", "properties": {"ok": {"enum": ["yes", "no"]}}, "required": ["ok"]}
-    form = {"format": {"type": "json_schema", "name": "x", "schema": schema | {"additionalProperties": False}}}
-    fields: dict[str, Any] = {"model": "m", "input": "Ok?", "max_output_tokens": 400, "temperature": 0.0}
-    if name == "harmony":
-        fields["extra_body"] = {"seed": 3}
-        return  # a random model thinks without end
-    answer = api.client().responses.create(**fields, text=form)
-    assert json.loads(answer.output_text)["ok"] in ("yes", "no")
-    assert answer.text.format.schema_["properties"] == schema["properties"]
-    assert answer.temperature == 0.0
-
-
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
-        ({"input": []}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [FLAT[0], FLAT[0]]}, "tools"),
         ({"tools": [FLAT[0] | {"parameters": {"type": "integer"}}]}, "tools.0.parameters"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}}, "text.format"),
         ({"background": True}, "background"),
-        ({"n": 2}, "n"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"model": "other"}, "model"),
     ],
     ids=str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.serving.access import AccessPolicy
 from speculant_verifier.decoder import SpeculativeDecoder
+from support.access import entry, policy
 from support.http_api import MODEL, Api, serving
 
 MOST_EXAMPLES = 250
@@ -38,13 +37,9 @@ def document(api: Api, path: Path) -> Path:
 
 @pytest.mark.faults
 def test_requests_from_the_document(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
-    access = tmp_path / "access.toml"
-    access.write_text(
-        f'[[clients]]\nname = "ann"\ntoken_sha256 = "{hashlib.sha256(b"key").hexdigest()}"\n', encoding="utf-8"
-    )
-    access.chmod(0o600)
+    access = policy(tmp_path / "access.toml", entry("ann", "key"))
     defaults = GenerationConfig(max_tokens=2)
-    with serving(decoder, AccessPolicy.load(access), defaults) as api:
+    with serving(decoder, access, defaults) as api:
         num_passes = decoder.engine.totals.num_passes
         path = document(api, tmp_path / "openapi.json")
         command = [

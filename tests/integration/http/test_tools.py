@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.http_api import Api
-from support.tool_models import ANSWERS, ARGUMENTS, MESSAGES, TOOLS, WEATHER
+from support.tool_models import ANSWERS, ARGUMENTS, MESSAGES, TOOLS
 
 
 def streamed(api: Api, fields: dict[str, Any]) -> tuple[str, list[list[str]], str]:
@@ -92,41 +92,6 @@ def test_calls_that_are_demanded(served: tuple[str, Api], choice: Any, settings:
     ]
 
 
-def test_answers_of_tools_go_to_the_template(
-    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
-) -> None:
-    name, api = served
-    fields = made_to_write(ANSWERS[name])
-    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
-    messages = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."},
-    ]
-    prompts = []
-    for each in (MESSAGES, messages):
-        prompts.append(api.client().chat.completions.create(**fields | {"messages": each}).usage.prompt_tokens)
-    assert prompts[1] > prompts[0] + 10 if name != "harmony" else prompts[1] > prompts[0]
-    bad = [*MESSAGES, {"role": "user", "content": "x", "tool_calls": [call]}]
-    error = api.post("chat/completions", fields | {"messages": bad}).json()["error"]
-    assert error["param"] == "messages.1.tool_calls"
-
-
-def test_a_first_call_is_drafted_from_what_the_tools_say(
-    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the prompt says nothing of how calls are written."""
-    name, api = served
-    fields = made_to_write(ANSWERS[name])
-    steps = {}
-    for words in ("examples", "none"):
-        if words == "none":
-            monkeypatch.setattr("speculant_verifier.http.mapping.examples", lambda *_: "")
-        fields["extra_body"] = {"speculant": {"speculation": "on", "tenant": words}}  # who was taught nothing
-        steps[words] = api.client().chat.completions.create(**fields).speculant["steps"]
-    assert name != "hermes" or steps["examples"] < steps["none"], "others write little that is not in the prompt"
-
-
 def test_predictions_are_drafted(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
     name, api = served
     text = "Nobody has said so in this conversation before."
@@ -150,12 +115,6 @@ def test_a_demanded_call_takes_no_other_form(served: tuple[str, Api]) -> None:
         answer = api.post("chat/completions", body | form)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "tool_choice"
-    flat = {**WEATHER, "function": {"name": "f", "parameters": {"type": "integer"}}}
-    error = api.post("chat/completions", body | {"tools": [flat]}).json()["error"]
-    assert error["param"] == "tools.0.function.parameters"
-    bomb = {**WEATHER, "function": {"name": "f", "parameters": {"properties": {"a": {"type": "nonsense"}}}}}
-    answer = api.post("chat/completions", body | {"tools": [bomb]})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
 
 
 def test_templates_without_tools(api: Api) -> None:
@@ -165,13 +124,19 @@ def test_templates_without_tools(api: Api) -> None:
     assert api.post("chat/completions", body | {"tool_choice": "none"}).status_code == 200
 
 
-def test_counts_of_several_choices(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
-    """What was known of a prompt counts once, as the prompt does."""
+def test_reasoning_comes_apart_from_the_answer(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
+) -> None:
     name, api = served
-    text = "Nobody has said so."
-    written = f"<|channel|>final<|message|>{text}<|return|>" if name == "harmony" else text
-    fields = made_to_write(written) | {"messages": [{"role": "user", "content": "Rain in Rome? " * 12}]}
-    fields |= {"tools": [], "n": 2, "extra_body": {"speculant": {"speculation": "on"}}}
-    for _ in range(2):
-        usage = api.client().chat.completions.create(**fields).usage
-    assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+    head = "<|channel|>analysis<|message|>A 🦊?<|end|><|start|>assistant<|channel|>final<|message|>"
+    fields = made_to_write(f"{head}Fünf. Yes<|return|>" if name == "harmony" else "Fünf. Yes") | {"tools": []}
+    thought = "A 🦊?" if name == "harmony" else None
+    for stop, said in ((None, "Fünf. Yes"), (". Y", "Fünf")):
+        [choice] = api.client().chat.completions.create(**fields, stop=stop).choices
+        assert (getattr(choice.message, "reasoning_content", None), choice.message.content) == (thought, said)
+        assert choice.finish_reason == "stop"
+        deltas = [
+            chunk.choices[0].delta for chunk in api.client().chat.completions.create(**fields, stop=stop, stream=True)
+        ]
+        assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == (thought or "")
+        assert "".join(delta.content or "" for delta in deltas) == said
