@@ -123,11 +123,11 @@ def test_a_draft_model_beside_ngrams(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-(["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is no size of a random model"),
-(["generate", *RANDOM], "name what to decode: one of --prompts FILE and --replay TRACES"),
-(["generate", *RANDOM, "--prompts", "there-is-none"], "there-is-none: can't be read"),
-],
-)  # fmt: skip
+        (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is no size of a random model"),
+        (["generate", *RANDOM], "name what to decode: one of --prompts FILE and --replay TRACES"),
+        (["generate", *RANDOM, "--prompts", "there-is-none"], "there-is-none: can't be read"),
+    ],
+)
 def test_refusals_are_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *arguments]) in {1, 2}
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("speculant:")]

@@ -165,14 +165,14 @@ def test_a_graph_without_its_tokenizer_is_shown_by_ids(asker: Asker) -> None:
 @pytest.mark.parametrize(
     ("body", "hint"),
     [
-("", "send one JSON object"),
-('{"text": "a", "token_ids": []}', "either"),
-('{"text": "a", "strategy": "best"}', "greedy"),
-('{"token_ids": [263]}', "0 to 262"),
-('{"text": "\\ud800"}', ""),
-(json.dumps({"text": "a" * (MAX_CHARACTERS + 1)}), "20000"),
-],
-)  # fmt: skip
+        ("", "send one JSON object"),
+        ('{"text": "a", "token_ids": []}', "either"),
+        ('{"text": "a", "strategy": "best"}', "greedy"),
+        ('{"token_ids": [263]}', "0 to 262"),
+        ('{"text": "\\ud800"}', ""),
+        (json.dumps({"text": "a" * (MAX_CHARACTERS + 1)}), "20000"),
+    ],
+)
 def test_bad_questions_are_told_what_to_change(asker: Asker, body: str, hint: str) -> None:
     answer = ask(asker, "POST", f"{API}/text/look", body)
     assert answer.status == 400

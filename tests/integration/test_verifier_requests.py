@@ -20,33 +20,29 @@ from support.verifier_service import (
 )
 
 BAD = {
-"no input": (pb.GenerateRequest(), "INVALID_ARGUMENT", "set prompt, prompt_tokens or chat"),
-"tokens": (
-        pb.GenerateRequest(prompt_tokens=pb.TokenSequence(token_ids=[10**6])), "INVALID_ARGUMENT", "outside 0..",
-    ),
-"NaN": (request(temperature=float("nan")), "INVALID_ARGUMENT", "temperature"),
-"rule": (
-        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(rule=99)), "INVALID_ARGUMENT", "no rule 99",
-    ),
-"samples": (request(num_samples=17), "INVALID_ARGUMENT", "may have 16"),
-"graph": (
-        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")), "INVALID_ARGUMENT",
+    "no input": (pb.GenerateRequest(), "set prompt, prompt_tokens or chat"),
+    "tokens": (pb.GenerateRequest(prompt_tokens=pb.TokenSequence(token_ids=[10**6])), "outside 0.."),
+    "NaN": (request(temperature=float("nan")), "temperature"),
+    "rule": (pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(rule=99)), "no rule 99"),
+    "samples": (request(num_samples=17), "may have 16"),
+    "graph": (
+        pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")),
         "no graph 'x' in this process",
     ),
-"schema": (request(json_schema="{"), "INVALID_ARGUMENT", "json_schema is no JSON"),
-"length": (pb.GenerateRequest(prompt="a " * 9_000), "INVALID_ARGUMENT", "but the model"),
-}  # fmt: skip
+    "schema": (request(json_schema="{"), "json_schema is no JSON"),
+    "length": (pb.GenerateRequest(prompt="a " * 9_000), "but the model"),
+}
 
 
 def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path):
     expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
 
     async def scenario(stub, server):
-        for name, (bad, code, said) in BAD.items():
+        for name, (bad, said) in BAD.items():
             other = asyncio.create_task(collected(stub.Generate(request())))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await collected(stub.Generate(bad))
-            assert caught.value.code().name == code, name
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, name
             assert said in caught.value.details(), name
             assert (await other)[1] == expected, name
             assert server._load.num_sequences == 0, name

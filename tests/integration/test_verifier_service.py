@@ -27,12 +27,15 @@ from support.verifier_service import (
 )
 
 
-@pytest.mark.parametrize("sampling", [
-{"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**62},
-{"max_tokens": 60, "stop_strings": ["\n"]},
-{"max_tokens": 90, "presence_penalty": 1.0, "frequency_penalty": -0.5, "prediction": "self.assertEqual"},
-{"max_tokens": 90, "json_schema": '{"enum": ["residential", "commercial"]}'},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**62},
+        {"max_tokens": 60, "stop_strings": ["\n"]},
+        {"max_tokens": 90, "presence_penalty": 1.0, "frequency_penalty": -0.5, "prediction": "self.assertEqual"},
+        {"max_tokens": 90, "json_schema": '{"enum": ["residential", "commercial"]}'},
+    ],
+)
 def test_the_text_is_that_of_the_library(target, library, tmp_path, sampling):
     renamed = {{"stop_strings": "stop"}.get(name, name): value for name, value in sampling.items()}
     expected = library.generate(PROMPT, GenerationConfig(**{"max_tokens": 20, **renamed}))

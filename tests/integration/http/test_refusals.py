@@ -34,32 +34,33 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "body", "param", "says"),
     [
-("chat/completions", {"presence_penalty": 2.5}, "presence_penalty", "2"),
-("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "lacks"),
-("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
-("completions", {"suffix": "x"}, "suffix", "not supported"),
-("chat/completions", {"max_token": 3, "temprature": 1}, "max_token", "'max_token', 'temprature'"),
-("chat/completions", {"speculant": {"rule": "follow", "speed": 1}}, "speculant.speed", "not supported here"),
-("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
-("chat/completions", {"max_completion_tokens": 3}, "max_tokens", "differ"),
-("chat/completions", {"min_tokens": 3}, "min_tokens", "more than max_tokens"),
-("completions", {"prompt": ["a"] * 9, "n": 2}, "n", "18 samples"),
-("completions", {"prompt": None}, "prompt", "missing"),
-("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
-(
+        ("chat/completions", {"presence_penalty": 2.5}, "presence_penalty", "2"),
+        ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "lacks"),
+        ("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
+        ("chat/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs", "can't be kept to"),
+        ("completions", {"suffix": "x"}, "suffix", "not supported"),
+        ("chat/completions", {"max_token": 3, "temprature": 1}, "max_token", "'max_token', 'temprature'"),
+        ("chat/completions", {"speculant": {"rule": "follow", "speed": 1}}, "speculant.speed", "not supported here"),
+        ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
+        ("chat/completions", {"max_completion_tokens": 3}, "max_tokens", "differ"),
+        ("chat/completions", {"min_tokens": 3}, "min_tokens", "more than max_tokens"),
+        ("completions", {"prompt": ["a"] * 9, "n": 2}, "n", "18 samples"),
+        ("completions", {"prompt": None}, "prompt", "missing"),
+        ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
+        (
             "chat/completions",
             {"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]},
             "messages.0.tool_call_id",
             "leave it out",
         ),
-(
+        (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages.0.content",
             "list of parts",
         ),
-],
-)  # fmt: skip
+    ],
+)
 def test_what_is_wrong_is_named(api: Api, path: str, body: dict[str, Any], param: str, says: str) -> None:
     error = error_of(api.post(path, (CHAT if path.startswith("chat") else COMPLETION) | body))
     assert error["param"] == param
