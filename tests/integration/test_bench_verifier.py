@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,15 +131,6 @@ def test_refusals_are_one_line(arguments: list[str], complaint: str, capsys: pyt
     assert main(["bench", *arguments]) in {1, 2}
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("speculant:")]
     assert complaint in line
-
-
-@pytest.mark.slow
-def test_all_benches_of_a_gpu_on_a_small_model(capsys: pytest.CaptureFixture[str]) -> None:
-    run_all = runpy.run_path(str(Path(__file__).parents[1] / "gpu" / "bench.py"))["run_all"]
-    assert run_all(["--model", "random:1M", "--device", "cpu"], batch=2, limit=2) == 0
-    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [each["command"][2] for each in objects] == ["verify-cost", "generate", "generate"]
-    assert all(each["identical"] for each in objects[1:])
 
 
 @pytest.mark.slow

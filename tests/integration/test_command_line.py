@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,13 +32,11 @@ def test_a_reader_that_leaves_is_no_error(elsewhere: Path) -> None:
     (elsewhere / "text.txt").write_text("one two three " * 9, encoding="utf-8")
     assert main(["build", "text.txt", "--tokenizer", str(MODEL_FOLDER), "-o", "g.pkl"]) == 0
     command = [sys.executable, "-m", "speculant_graph.cli.main", "inspect", "g.pkl"]
-    for unbuffered in ("", "1"):
-        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        assert process.stdout is not None
-        process.stdout.close()  # long before it prints
-        _, shown = process.communicate()
-        assert (process.returncode, shown) == (0, "")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()  # long before it prints
+    _, shown = process.communicate()
+    assert (process.returncode, shown) == (0, "")
 
 
 def test_ctrl_c_while_the_program_is_being_imported() -> None:
@@ -65,9 +62,6 @@ def test_help_of_a_command_needs_no_torch(command: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert f"usage: speculant {command}" in result.stdout
-    assert "frozenset" not in result.stdout
-    assert all(len(line) <= 100 for line in result.stdout.splitlines())
-    assert "(default: )" not in result.stdout
 
 
 @pytest.mark.parametrize(

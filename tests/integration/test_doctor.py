@@ -66,11 +66,6 @@ def test_tokenizers_that_differ_are_found(capsys, graph_path: Path, shared_sidec
     assert f"--tokenizer {MODEL_FOLDER}" in found["tokenizers"]["fix"]
 
 
-def test_a_model_that_is_named_is_loaded_with_verify(capsys) -> None:
-    found = examined(capsys, "--model", str(MODEL_FOLDER), "--verify", "--num-threads", "1")
-    assert "loaded on cpu" in found["model"]["detail"]
-
-
 def test_what_is_broken_is_found_with_its_fix(capsys, elsewhere: Path) -> None:
     (elsewhere / "bad.pkl").write_bytes(b"no graph")
     (elsewhere / "empty").mkdir()

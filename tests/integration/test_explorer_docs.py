@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 import pytest
 
 from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, MAX_TOKENS, Question
-from support.browser import needs_chromium
 from support.explorer import TEXT, tokenizer_in
-from support.explorer_pictures import DOCS, take_pictures
+from support.explorer_pictures import DOCS
 from support.pages import blocks, rows, section
 
 PAGE = (DOCS / "explorer.md").read_text(encoding="utf-8")
@@ -71,12 +69,3 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"{MAX_TOKENS:,}" in table["token_ids"]
     assert f"1 to {MAX_SUCCESSORS}; {Question(text='').successors}" in table["successors"]
     assert f"1 to {MAX_BUDGET}" in table["budget"]
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_its_pictures_can_be_taken_again(tmp_path: Path) -> None:
-    wide, phone = take_pictures(tmp_path, max_files=3)
-    widths = [struct.unpack(">I", path.read_bytes()[16:20])[0] for path in (wide, phone)]
-    assert widths == [1280, 375]
-    assert {path.name for path in (wide, phone)} == {"explorer.png", "explorer-phone.png"}

@@ -100,16 +100,6 @@ def test_ctrl_c_keeps_what_was_written(folder: Path) -> None:
     assert shown.rstrip().endswith("speculant: interrupted")
 
 
-def test_ctrl_c_while_the_model_is_loaded(folder: Path) -> None:
-    process = on_terminal(folder, "generate", "x", *MODEL)
-    process.expect("loading my-model")  # after two seconds: the imports alone take longer
-    process.sendcontrol("c")
-    shown, status = all_of(process)
-    assert status == 130
-    assert "Traceback" not in shown
-    assert "speculant: interrupted" in shown
-
-
 def test_a_conversation_that_is_typed(folder: Path) -> None:
     arguments = ["chat", *MODEL, "--generation.max-tokens", "3000", "--ignore-end-tokens"]
     process = on_terminal(folder, *arguments)
