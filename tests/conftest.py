@@ -43,6 +43,7 @@ def warnings():
     """Return the list that warnings come into, each of one line."""
     messages = []
     logger.enable("speculant_graph")
+    logger.enable("speculant_verifier")
     sink = logger.add(lambda message: messages.append(message.record["message"]), level="WARNING")
     yield messages
     logger.remove(sink)

@@ -179,18 +179,6 @@ def test_a_repeated_prompt_comes_from_the_target_cache():
     assert again.engine.logits_cache.hits >= sum(map(len, again.outputs))
 
 
-def test_samples_of_a_prompt_find_each_others_prefixes():
-    target = target_of("gpt_oss")
-    prompt = mixed_jobs(1)[3].prompt
-    config = GenerationConfig(max_tokens=12, temperature=0.3, ignore_end_tokens=True)
-    jobs = [Job(prompt, config.model_copy(update={"seed": seed}), 2 * seed) for seed in range(6)]
-    outcome = decode(target, jobs, budget=0, target_cache=20_000_000)
-    assert outcome.outputs == [alone(target, job) for job in jobs]
-    assert outcome.engine.logits_cache.hits > 0
-    for each in outcome.sequences:
-        assert len(each.output) == each.num_steps + each.num_from_target_cache
-
-
 def test_a_model_that_fails_costs_its_drafts_alone(monkeypatch):
     jobs, outputs, graph = plain("gpt_oss")
     model = noisy(target_of("gpt_oss"), 0.02)

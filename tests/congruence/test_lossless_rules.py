@@ -240,17 +240,6 @@ def test_trees_need_new_numbers_at_every_step(rule):
     assert p_value(repeated) < 1e-6
 
 
-def test_the_rule_says_which_siblings_are_asked_for():
-    seen = {}
-    for rule in RULES:
-        drafter = ScriptedDrafter(
-            lambda step, rule=rule: seen.setdefault(rule, set()).add(step.siblings) or EMPTY_DRAFT
-        )
-        outputs_of(rule, drafter, 1, 77, max_tokens=6)
-    others = {rule: {"none"} for rule in RULES}
-    assert seen == others | {"tree-wor": {"without-replacement"}, "tree-iid": {"independent"}}
-
-
 def test_gumbel_coupling_accepts_more_and_changes_nothing():
     """The drafter draws by the verifier's own noise, from the graph's distribution."""
     model = tiny_gpt_oss(window=128)
@@ -285,12 +274,16 @@ def test_gumbel_coupling_accepts_more_and_changes_nothing():
     assert accepted["gumbel"] > accepted["none"]
 
 
-def test_only_block_asks_for_drafts_of_new_numbers():
-    """*gumbel* needs the request's seed at the drafter, and repeated runs need the same drafts."""
-    seen = {}
-    for rule in RULES:
-        drafter = ScriptedDrafter(lambda step, rule=rule: seen.setdefault(rule, []).append(step.seed) or EMPTY_DRAFT)
+def test_what_a_rule_asks_of_its_drafts():
+    """Siblings that it can verify; and new numbers for *block* alone, as *gumbel* needs the request's own seed."""
+    steps = {rule: [] for rule in RULES}
+    for rule, seen in steps.items():
+        drafter = ScriptedDrafter(lambda step, seen=seen: seen.append((step.siblings, step.seed)) or EMPTY_DRAFT)
         outputs_of(rule, drafter, 1, 77, max_tokens=6)
-    assert all(set(seeds) == {77} for rule, seeds in seen.items() if rule != "block")
-    assert len(set(seen["block"])) == len(seen["block"]) == 5
-    assert seen["block"] == [draft_seed(GenerationConfig(rule="block", seed=77), len(PROMPT) + i) for i in range(5)]
+    siblings = {rule: {each for each, _ in seen} for rule, seen in steps.items()}
+    others = {rule: {"none"} for rule in RULES}
+    assert siblings == others | {"tree-wor": {"without-replacement"}, "tree-iid": {"independent"}}
+    seeds = {rule: [seed for _, seed in seen] for rule, seen in steps.items()}
+    own = [draft_seed(GenerationConfig(rule="block", seed=77), len(PROMPT) + i) for i in range(5)]
+    assert len(set(own)) == 5
+    assert seeds == {rule: [77] * 5 for rule in RULES} | {"block": own}

@@ -9,7 +9,6 @@ arXiv 2403.10444), which *token* and *block* are held against, draft by draft.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from functools import cache
 
 import numpy as np
@@ -328,22 +327,3 @@ def test_a_rule_does_with_every_draft_what_the_document_does(name, kind):
     for tokens, _ in drafts_of(world(kind), 3):
         own, theirs = outcomes_of_rule(name, world(kind), tokens), outcomes_of_document(name, world(kind), tokens)
         assert max(abs(own.get(key, 0.0) - theirs.get(key, 0.0)) for key in {*own, *theirs}) < ROUNDING, tokens
-
-
-class Example:
-    """The document's: two tokens, whatever came before."""
-
-    def __init__(self):
-        self.p = defaultdict(lambda: np.array([1 / 3, 2 / 3]))
-        self.q = defaultdict(lambda: np.float32([2 / 3, 1 / 3]))
-
-
-@pytest.mark.parametrize("outcomes_of", [outcomes_of_document, outcomes_of_rule], ids=["document", "rule"])
-@pytest.mark.parametrize(("name", "expected"), [("token", 10 / 9), ("block", 11 / 9)])
-def test_expected_accepted_tokens_of_the_example(name, expected, outcomes_of):
-    accepted = sum(
-        probability * share * (len(emitted) - 1)
-        for tokens, probability in drafts_of(Example(), 2)
-        for emitted, share in outcomes_of(name, Example(), tokens).items()
-    )
-    assert accepted == pytest.approx(expected, abs=ROUNDING)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import check_adapter, merge, quiet_peft, read_adapter
 from speculant_verifier.model import TargetModel
-from speculant_verifier.training.command import publish, require_publishable
+from speculant_verifier.training.command import publish
 from support import training
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -80,26 +80,15 @@ def _truncate(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def _rewrite(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (_spoil_config("base_model_name_or_path", "models/another"), "is for the model 'models/another'"),
-        (_spoil_config("peft_type", "IA3"), "kind IA3"),
         (_spoil_config("use_dora", True), "sets use_dora"),
-        (_spoil_config("r", 8), "has other weights"),
-        (_spoil_config("r", "many"), "damaged|does not fit"),
         (_spoil_config("target_modules", ["no_such"]), "does not fit"),
         (_spoil_weights(lambda tensors, name: tensors.pop(name)), "has other weights"),
-        (_spoil_weights(lambda tensors, name: tensors.update({"more": torch.ones(2)})), "has other weights"),
         (_spoil_weights(lambda tensors, name: tensors[name].view(-1)[3:4].fill_(float("inf"))), "not finite"),
         (_truncate, "damaged"),
-        (_rewrite("adapter_config.json", "{"), "can't be read"),
-        (_rewrite("speculant.json", '{"tenants": ["a", 5]}'), "tenants is no list"),
-        (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config.json"),
         (shutil.rmtree, "holds no adapter"),
     ],
 )  # fmt: skip
@@ -113,11 +102,6 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, sp
     assert "\n" not in str(caught.value)
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_an_adapter_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"does not fit|has other weights"):
-        check_adapter(write_adapter(tmp_path), base("gpt_oss"), "tiny")
 
 
 def test_a_name_is_a_link_to_the_newest_version(tmp_path: Path) -> None:
@@ -139,19 +123,6 @@ def test_a_name_is_a_link_to_the_newest_version(tmp_path: Path) -> None:
     publish(write_adapter(tmp_path / "work", seed=7), moved / "legal")
     assert sorted(path.name for path in (moved / "legal.d").iterdir()) == ["3", "4", "lock"]
     assert (moved / "legal.d").stat().st_mode & 0o077 == 0, "weights tell what they were trained on"
-
-
-def test_what_is_not_ours_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    require_publishable(Path("free"))
-    Path("folder").mkdir()
-    Path("link").symlink_to("folder")
-    Path("nowhere").symlink_to("gone")
-    for name in ("folder", "link", "nowhere"):
-        with pytest.raises(ConfigError, match="was not published"):
-            require_publishable(Path(name))
-    with pytest.raises(ConfigError, match="no folder missing"):
-        require_publishable(Path("missing") / "name")
 
 
 _PUBLISHER = """

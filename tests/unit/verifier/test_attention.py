@@ -6,7 +6,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from speculant_verifier import attention
 from speculant_verifier.attention import masked_attention
-from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
+from support.tiny_models import tiny_gpt_oss
 
 HEADS, KV_HEADS, BATCH = 6, 2, 3
 
@@ -82,37 +82,6 @@ def test_a_query_that_sees_nothing_is_no_nan():
     assert (output[0, 1] == 0).all()
 
 
-def test_nothing_of_the_past_is_copied(monkeypatch):
-    """The kernels get views into the cache's own buffers."""
-    target = tiny_gpt_oss()
-    cache = target.new_cache(2, 64, widest_pass=4)
-    target.prefill([[1, 2, 3], [4, 5]], cache, [0, 1])
-    buffers = [layer.keys.data_ptr() for layer in cache._slot_layers]
-    seen = []
-    fused = attention._fused
-    monkeypatch.setattr(attention, "_fused", lambda q, k, *rest: (seen.append(k.data_ptr()), fused(q, k, *rest))[1])
-    target.forward([[7], [8]], cache, [0, 1])
-    assert seen == buffers
-
-
-@pytest.mark.parametrize("family", ["gpt_oss", "mistral", "qwen2"])
-def test_plain_generate_of_transformers_works_with_the_implementation(family):
-    """Past the window, for a batch with padding on the left."""
-    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
-    prompt = torch.tensor([[257, 257, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6]])
-    seen = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
-    texts = []
-    for name in ("eager", "speculant"):
-        target.model.set_attn_implementation(name)
-        texts.append(
-            target.model.generate(
-                prompt, attention_mask=seen, max_new_tokens=2 * WINDOW, do_sample=False, eos_token_id=None,
-                pad_token_id=257,
-            ).tolist()
-        )  # fmt: skip
-    assert texts[0] == texts[1]
-
-
 def test_kernels_that_compute_something_else_are_noticed_before_they_are_used(monkeypatch):
     assert tiny_gpt_oss().layout.folds_masks
     for fake in (lambda q, *_: q, lambda *_: torch.ops.aten.no_such_kernel()):
@@ -120,60 +89,3 @@ def test_kernels_that_compute_something_else_are_noticed_before_they_are_used(mo
         target = tiny_gpt_oss()
         assert not target.layout.folds_masks
         assert target.model.config._attn_implementation == "eager"
-
-
-@pytest.mark.parametrize(("length", "columns", "rows"), [(1, 33, 1), (9, 48, 72), (9, 41, 9), (100, 128, 100)])
-def test_shapes_on_a_gpu(length, columns, rows):
-    """Without one: the kernels for other devices than CPUs are asked for shapes only."""
-    query = torch.empty(2, 64, length, 64, dtype=torch.bfloat16, device="meta")
-    key = torch.empty(2, 8, 256, 64, dtype=torch.bfloat16, device="meta")[:, :, :columns]
-    mask = torch.empty(2, 1, rows, columns, dtype=torch.bfloat16, device="meta")
-    sinks = torch.empty(64, dtype=torch.bfloat16, device="meta")
-    output, _ = masked_attention(torch.nn.Module(), query, key, key, mask, 0.125, s_aux=sinks)
-    assert (output.shape, output.dtype) == ((2, length, 64, 64), torch.bfloat16)
-
-
-@pytest.mark.parametrize("form", [lambda m: m, lambda m: folded(lowest(m))])
-@pytest.mark.parametrize("sinks", [True, False])
-@pytest.mark.parametrize("length", [1, 9])
-def test_gradients_equal_those_of_eager_attention(length, sinks, form):
-    module, query, key, value, mask = inputs(length, 30)
-    if not sinks:
-        module.sinks = torch.nn.Parameter(torch.full((HEADS,), -1e4))
-    wanted = [each.requires_grad_() for each in (query, key.detach(), value.detach(), module.sinks)]
-    query, key, value, _ = wanted
-    weights = torch.randn(BATCH, length, HEADS, 32)
-    expected, _ = eager_attention_forward(module, query, key, value, lowest(mask), 0.2)
-    expected = torch.autograd.grad((expected * weights).sum(), wanted)
-    aux = module.sinks if sinks else None
-    actual, _ = masked_attention(module, query, key, value, form(mask), 0.2, s_aux=aux)
-    actual = torch.autograd.grad((actual * weights).sum(), wanted[: 3 + sinks])
-    for ours, own in zip(actual, expected[: 3 + sinks], strict=True):
-        assert torch.allclose(ours, own, atol=1e-5, rtol=1e-5)
-
-
-def gradients(target, name):
-    target.model.set_attn_implementation(name)
-    parameters = dict(target.model.named_parameters())
-    tokens = torch.arange(3 * 3 * WINDOW).reshape(3, -1) * 37 % 250
-    loss = target.model(tokens, labels=tokens, use_cache=False).loss
-    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
-
-
-def worst(actual, expected):
-    """The largest error of any parameter's gradient, in shares of the gradient's own length."""
-    return max(float((actual[name] - own).norm() / own.norm()) for name, own in expected.items() if own.norm() > 1e-6)
-
-
-@pytest.mark.parametrize("family", ["gpt_oss", "mistral", "qwen2", "llama"])
-def test_a_models_gradients_equal_those_of_eager_attention(family):
-    """Layers with and without a window, with and without sinks, past the window."""
-    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
-    assert worst(gradients(target, "speculant"), gradients(target, "eager")) < 1e-4
-
-
-def test_gradients_through_the_fused_kernels_would_be_wrong(monkeypatch):
-    target = tiny_gpt_oss()
-    expected = gradients(target, "eager")
-    monkeypatch.setattr(attention, "_want_gradients", lambda *_: False)
-    assert worst(gradients(target, "speculant"), expected) > 0.05

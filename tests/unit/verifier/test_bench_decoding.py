@@ -9,11 +9,10 @@ from functools import partial
 import pytest
 
 from speculant_graph.client import NullDrafter
-from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_verifier.bench.decoding import Decoded, DecodedRow, DecodingStatistics, EngineDecoding, interleaved
+from speculant_graph.config import DraftConfig, GenerationConfig
+from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding, interleaved
 from speculant_verifier.bench.transformers_decoding import decode_transformers
-from speculant_verifier.bench.workload import BenchRequest, load_target
-from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.bench.workload import BenchRequest
 from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.tiny_models import WINDOW
 
@@ -57,12 +56,6 @@ def test_our_engine_writes_the_record_whatever_is_drafted(gpt_oss, rows, shape):
     assert DecodingStatistics([plain]).num_steps == num_tokens
 
 
-def test_requests_that_begin_alike_get_their_own_records(gpt_oss):
-    first, second = requests_of(0, [(20, 12), (20, 12)])
-    requests = [first, replace(second, prompt=first.prompt), first]
-    assert emitted(EngineDecoding(gpt_oss, NullDrafter(), PLAIN, 2).decode(requests)) == records(requests)
-
-
 @pytest.mark.parametrize("lengths", RAGGED)
 def test_transformers_writes_the_record(gpt_oss, lengths):
     requests = requests_of(7, [lengths])
@@ -93,41 +86,3 @@ def test_without_a_record_the_model_chooses_and_all_ways_agree(gpt_oss):
     assert [tuple(row.token_ids) for row in trials.rows("plain")] != records(forced)
     lookup = decode_transformers(gpt_oss, requests[:1], config, prompt_lookup_num_tokens=10)
     assert lookup.rows[0].token_ids == trials.rows("plain")[0].token_ids
-
-
-def test_trials_take_turns_and_differences_are_seen():
-    order = []
-
-    def way(name, tokens, request):
-        order.append(name)
-        return Decoded([DecodedRow(list(tokens), num_steps=1) for _ in request], 2.0)
-
-    requests = [BenchRequest((1,), 2) for _ in range(4)]
-    tokens = {"a": (1, 2), "b": (1, 2), "c": (1, 3)}
-    trials = interleaved(
-        {name: partial(way, name, each) for name, each in tokens.items()}, requests, 1, lambda *_: None
-    )
-    assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b", "a", "b", "c"]
-    assert trials.is_identical("b", "a")
-    assert not trials.is_identical("c", "a")
-    forced = interleaved({"a": partial(way, "a", (1, 2))}, [BenchRequest((1,), 2, (1, 3))], 1, lambda *_: None)
-    assert not forced.is_identical("a", "a"), "records are what counts"
-    twice = (trials + trials).statistics("a")
-    assert (twice.num_tokens, twice.tokens_per_s, twice.mean_accepted_tokens) == (16, 1.0, 2.0)
-
-
-def test_decoding_begins_when_every_request_has_its_first_token():
-    rows = [DecodedRow([1, 2, 3], [(1.0, 1), (4.0, 2)], 2), DecodedRow([1, 2], [(2.0, 1), (6.0, 1)], 2)]
-    statistics = DecodingStatistics([Decoded(rows, 8.0)])
-    assert statistics.decode_tokens_per_s == 3 / 4.0
-    assert statistics.timing() == {"ttft_ms": 1500.0, "itl_ms_p50": 3500.0, "itl_ms_p99": pytest.approx(3990.0)}
-
-
-def test_a_random_model_is_the_same_every_time_and_about_as_large_as_asked_for():
-    config = VerifierConfig(model_name="random:20M", tokenizer_name=str(MODEL_FOLDER), device="cpu", num_threads=1)
-    first, second = load_target(config), load_target(config)
-    assert first.forward([[1, 2, 3]], first.new_cache(1), [0]).equal(
-        second.forward([[1, 2, 3]], second.new_cache(1), [0])
-    )
-    assert first.model.lm_head.weight is first.model.model.embed_tokens.weight
-    assert sum(each.numel() for each in first.model.parameters()) == pytest.approx(20e6, rel=0.25)

@@ -47,19 +47,6 @@ def test_what_a_row_held_can_not_poison_who_comes_after_or_beside_it(rows, value
         assert rows.verify([0, 1, 2]) < TOLERANCE
 
 
-def test_moved_rows_stay_together_at_the_front(rows):
-    rows.cache.move_row(2, 0)
-    rows.tokens[0] = rows.tokens.pop(2)
-    assert rows.cache.lengths[2] == 0
-    assert rows.verify([0, 1]) < TOLERANCE
-    placement = rows.cache._slot_layers[0].placement
-    assert placement is not None
-    assert placement.block == slice(0, 2), "a block is read in place"
-    rows.start(2, 4)
-    assert rows.verify([0, 2]) < TOLERANCE
-    assert rows.cache._slot_layers[0].placement.block is None
-
-
 def test_growing_and_shrinking_keep_what_is_cached(rows):
     cache = rows.cache
     before = cache.num_bytes

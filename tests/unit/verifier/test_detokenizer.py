@@ -5,10 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph.config import GenerationConfig
 from speculant_verifier.detokenizer import Detokenizer, end_of
-from speculant_verifier.engine import ActiveSequence, Request
-from speculant_verifier.engine.verification import ended
 from support.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -71,39 +68,6 @@ def test_stops_and_streams_equal_decoding_everything_after_each_token(case):
     assert (seen if found else None) == count
     assert "".join(pieces) + stream.push([], final=True) == text
     assert stream.is_complete == (count is not None)
-
-
-def test_the_first_of_several_end_tokens_or_stop_texts_ends_the_text():
-    def ending(*strings, ends=(256, 257), max_tokens=9):
-        check = Detokenizer(decode_bytes, strings).stop_within if strings else None
-        request = Request(0, (1,), GenerationConfig(max_tokens=max_tokens), stop_check=check)
-        sequence = ActiveSequence(request, token_ids=[1], end_token_ids=frozenset(ends))
-
-        def push(token_ids):
-            kept, reason = ended(sequence, tuple(token_ids))
-            sequence.token_ids += kept
-            return len(kept), reason
-
-        return push
-
-    token_ids = [*TOKENIZER.encode("ab"), 256, *TOKENIZER.encode("c"), 257]
-    assert ending()(token_ids) == (3, "stop")
-    assert ending(ends={257})(token_ids) == (5, "stop")
-    assert ending(ends=())(token_ids) == (5, None)
-    assert ending(max_tokens=2)(token_ids) == (2, "length")
-    assert ending(max_tokens=3)(token_ids) == (3, "stop")
-    assert ending("b")(token_ids) == (2, "stop")
-    assert ending("c")(token_ids) == (3, "stop")  # it stands behind the end
-    push = ending("abc")
-    assert push(TOKENIZER.encode("xab")) == (3, None)
-    assert push(TOKENIZER.encode("cd")) == (1, "stop")
-
-
-def test_decoders_that_tidy_up_spaces_end_somewhere():
-    words = ["word", " .", " next"]
-    stops = Detokenizer(lambda ids: "".join(words[token] for token in ids).replace(" .", "."), ["word. n"])
-    assert stops.stop_within([0]) is None
-    assert stops.stop_within([1, 2, 0]) in (2, 3)
 
 
 @given(st.text(max_size=30), st.lists(st.integers(1, 5), max_size=60))

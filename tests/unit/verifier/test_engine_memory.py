@@ -37,25 +37,6 @@ def test_requests_wait_until_keys_and_values_fit(target):
     assert [ended[index] for index in range(6)] == [alone(target, range(1, 2 + 5 * index)) for index in range(6)]
 
 
-class Leaving(list):
-    """Sequences that leave as soon as somebody has looked whether there are any, as they do in another thread."""
-
-    def __len__(self):
-        length = super().__len__()
-        self.clear()
-        return length
-
-
-def test_what_is_kept_can_be_asked_for_while_sequences_leave(target):
-    engine = make_engine(target)
-    assert (engine.num_kv_tokens, engine.num_reserved_kv_tokens) == (0, 0)
-    engine.add(Request(0, (1, 2, 3), CONFIG))
-    engine.step()
-    assert 0 < engine.num_kv_tokens < engine.num_reserved_kv_tokens
-    engine._running = Leaving(engine._running)
-    assert engine.num_reserved_kv_tokens >= 0
-
-
 def test_memory_that_does_not_suffice_ends_the_youngest_and_spares_the_others(target, monkeypatch):
     expected = [alone(target, (1, 2, index)) for index in range(3)]
     forward = target.forward
@@ -140,20 +121,6 @@ def test_memory_that_does_not_suffice_for_a_prompt_ends_no_other_that_waits(targ
         engine.add(Request(index, (1,) * length, CONFIG))
     ended = finish(engine)
     assert [ended[index].finish_reason for index in range(3)] == ["error", "error", "length"]
-
-
-def test_rows_that_are_padded_to_others_stay_within_the_bound(target):
-    drafter = ScriptedDrafter(lambda step: chain([1] * step.node_budget))
-    engine = make_engine(target, drafter, max_kv_tokens=2 * 48, max_batch_size=2)
-    engine.add(Request(0, tuple(range(1, 25)), CONFIG))  # nearly at its end when eight pending tokens join
-    for _ in range(11):
-        engine.step()
-    engine.add(Request(1, tuple(range(1, 9)), CONFIG))
-    assert {each.finish_reason for each in finish(engine).values()} == {"length"}
-    engine = make_engine(target, max_kv_tokens=2 * 528, max_batch_size=2, prefill_chunk=490)
-    engine.add(Request(0, (1,) * 500, CONFIG.model_copy(update={"max_tokens": 8})))
-    engine.add(Request(1, (1,) * 200, CONFIG))
-    assert {each.finish_reason for each in finish(engine).values()} == {"length"}
 
 
 @pytest.mark.parametrize(

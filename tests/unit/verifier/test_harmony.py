@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 from speculant_graph.types import TokenId
 from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
-from speculant_verifier.http.logprobs import TokenTexts
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
 from support.http_api import tiny_decoder
 
@@ -65,20 +64,15 @@ ANSWER = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel
         (ANSWER.removesuffix("<|return|>"), "Think.", "Zwölf 🦊!"),
         ("<|channel|>final<|message|>Yes", "", "Yes"),
         ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", "", "{}"),
-        ("<|channel|>final<|constrain|>json<|message|>{}<|return|>", "", "{}"),
-        ("<|message|>Yes<|return|>", "", "Yes"),
         ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b", "ab", ""),
         ("<|channel|>commentary to=functions.f<|message|>{}<|call|>", "{}", ""),
         (" to=functions.f<|channel|>commentary<|message|>{}<|call|>", "{}", ""),
         # cut off by max_tokens within a header: nothing was said there
         ("<|channel|>analysis<|message|>a<|end|><|start|>assis", "a", ""),
-        ("<|channel|>analysis<|message|>a<|end|>", "a", ""),
         # what is no harmony is content as it stands
         ("Just text.", "", "Just text."),
-        ("<|channel|>analysis", "", "<|channel|>analysis"),
         ("<|channel|>analysis<|message|>a<|end|>stray", "a", "stray"),
         ("x " * 100 + "<|message|>y<|end|>z", "", "x " * 100 + "<|message|>y<|end|>z"),
-        ("", "", ""),
         # the end of one message may be missing
         ("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b<|return|>", "a", "b"),
         # a control token that has no business in a message
@@ -124,35 +118,9 @@ def test_no_text_of_messages_is_lost(token_ids: list[int]) -> None:
     assert len(reasoning) + len(content) <= len(raw)
 
 
-def test_templates_are_recognised(split: Split) -> None:
-    with tiny_decoder("llama") as decoder:
-        assert HarmonyTokens.of(decoder) is None  # no control tokens
-        decoder.target._tokenizer = split.tokenizer
-        found = HarmonyTokens.of(decoder)
-        assert found is not None
-        assert found.names == split.tokens.names
-
-
 @pytest.mark.parametrize("template", [None, HARMONY_TEMPLATE + "<|message|>", "{{ raise_exception('no') }}"])
 def test_other_templates_are_not_harmony_s(template: str | None) -> None:
     with tiny_decoder("llama") as decoder:
         decoder.target._tokenizer = harmony_tokenizer("bytes")
         decoder.target.tokenizer.chat_template = template
         assert HarmonyTokens.of(decoder) is None
-
-
-class Target:
-    """What is asked of a model here."""
-
-    def __init__(self, split: Split) -> None:
-        self.tokenizer, self.decode = split.tokenizer, split.decode
-
-
-def test_tokens_as_bytes(split: Split) -> None:
-    texts = TokenTexts(Target(split))  # type: ignore[arg-type]
-    text = "Zwölf Füchse 🦊🦊 \n\t end"
-    token_ids = split.encode(text + "<|end|>")
-    assert b"".join(map(texts.bytes_of, token_ids)) == (text + "<|end|>").encode()
-    pieces = [texts.text_of(token) for token in split.encode("🦊")]
-    assert all(piece.startswith("bytes:\\x") for piece in pieces)
-    assert texts.bytes_of(10**7) == b""

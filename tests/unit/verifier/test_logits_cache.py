@@ -152,36 +152,3 @@ def test_memory_stays_within_the_bound_whatever_is_kept():
     assert len(cache) == 16
     del cache
     assert live_bytes() == before
-
-
-def test_the_path_is_kept_when_not_all_can_be():
-    cache = LogitsCache("model", 5 * ROW_BYTES)
-    keys = [named(number) for number in range(1_024)]
-    cache.put_many(keys, rows_of(list(range(1_024))), first=[0, 700, 900])
-    assert [number for number in range(1_024) if keys[number] in cache] == [0, 1, 2, 700, 900]
-    cache.put_many([named(5_000 + number) for number in range(2)], rows_of(list(range(2))))
-    assert [number for number in range(1_024) if keys[number] in cache] == [0, 700, 900]
-    assert cache.get(keys[900]).tolist() == [900.0] * WIDTH
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_rows_keep_their_dtype(dtype):
-    cache = LogitsCache("model", 1_000)
-    logits = torch.randn(3, WIDTH).to(dtype).requires_grad_()
-    cache.put_many([named(number) for number in range(3)], logits)
-    row = cache.get(named(1))
-    assert row.dtype == dtype
-    assert torch.equal(row, logits[1])
-    assert not row.requires_grad
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_rows_stay_on_their_device():
-    cache = LogitsCache("model", 3 * ROW_BYTES)
-    logits = rows_of(list(range(6))).cuda()
-    cache.put_many([named(number) for number in range(6)], logits, first=[5, 3])
-    assert [number for number in range(6) if named(number) in cache] == [0, 3, 5]
-    row = cache.get(named(5))
-    assert row.device == logits.device
-    assert torch.equal(row, logits[5])

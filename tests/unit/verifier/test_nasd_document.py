@@ -16,7 +16,7 @@ from speculant_graph import (
     OneLevelNGramStorage,
     ngram_assisted_speculative_generate,
 )
-from speculant_graph.errors import ConfigError, GenerationRequestError
+from speculant_graph.errors import GenerationRequestError
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
 WORDS = ["The", "capital", "of", "France", "is", "Paris", "Berlin", "London", "city", "Germany"]
@@ -37,31 +37,6 @@ def words(table):
     return tuple(WORDS[token] for token in table) if isinstance(table, tuple) else WORDS[table]
 
 
-def test_3_1_the_tables_of_one_level():
-    storage = OneLevelNGramStorage(n=3, vocab_size=10)
-    storage.initialize(ids("The capital of France is Paris"))
-    expected = {
-        ("The", "capital"): "of",
-        ("capital", "of"): "France",
-        ("of", "France"): "is",
-        ("France", "is"): "Paris",
-    }
-    assert words(storage.ngrams) == expected
-    assert storage.counts == {context: {token: 1} for context, token in storage.ngrams.items()}
-
-
-def test_3_2_a_context_of_n_minus_1_tokens_is_known_or_random():
-    storage = OneLevelNGramStorage(n=3, vocab_size=10)
-    storage.initialize(ids("The capital of France is Paris"))
-    contexts = torch.cat([ids("The capital"), ids("is capital")])
-    predicted, known = storage.next_token(contexts)
-    assert predicted.shape == known.shape == (2, 1)
-    assert (WORDS[predicted[0, 0]], known.tolist()) == ("of", [[True], [False]])
-    assert 0 <= predicted[1, 0] < 10
-    assert not storage.next_token(ids("capital"))[1], "too short"
-    assert storage.next_token(ids("is Paris The capital"))[0] == WORDS.index("of"), "the last two decide"
-
-
 def test_3_3_the_top_token_changes_when_another_has_more():
     storage = OneLevelNGramStorage(n=3, vocab_size=10)
     context = ids("France is")
@@ -71,45 +46,6 @@ def test_3_3_the_top_token_changes_when_another_has_more():
     storage.update(context, ids("London Berlin"))
     assert words(storage.ngrams) == {("France", "is"): "Berlin"}
     assert storage.counts == {(3, 4): {6: 3, 5: 2, 7: 1}}
-
-
-def test_4_2_the_tables_of_all_levels():
-    storage = NGramStorage(n=3, vocab_size=10)
-    storage.update(ids("The"), ids("capital city"))
-    storage.update(ids("The capital"), ids("of of is"))
-    assert words(storage.ngrams[2]) == {("The",): "capital", ("capital",): "of"}
-    assert words(storage.ngrams[3]) == {("The", "capital"): "of"}
-    assert storage.counts[2] == {(0,): {1: 1, 8: 1}, (1,): {2: 2, 4: 1}}
-    assert storage.counts[3] == {(0, 1): {2: 2, 4: 1}}
-
-
-def test_4_3_the_longest_known_context_decides():
-    storage = NGramStorage(n=4, vocab_size=10)
-    storage.initialize(ids("The capital of France is Paris"))
-    predicted, known = storage.next_token(ids("city capital of"))  # three tokens unseen, the last two are known
-    assert (WORDS[predicted], bool(known)) == ("France", True)
-    storage.update(ids("city capital of"), ids("Germany"))
-    assert WORDS[storage.next_token(ids("city capital of"))[0]] == "Germany"
-    assert WORDS[storage.next_token(ids("The capital of"))[0]] == "France"
-    assert WORDS[storage.next_token(ids("Berlin of"))[0]] == "France", "down to one token; at a tie the first"
-
-
-def test_4_4_all_n_grams_of_a_prompt_are_taken():
-    storage = NGramStorage(n=3, vocab_size=10)
-    storage.initialize(ids("The capital of France is"))
-    pairs = {("The",): "capital", ("capital",): "of", ("of",): "France", ("France",): "is"}
-    assert words(storage.ngrams[2]) == pairs
-    assert words(storage.ngrams[3]) == {("The", "capital"): "of", ("capital", "of"): "France", ("of", "France"): "is"}
-    storage.initialize(ids("of Germany of Germany"))
-    assert WORDS[storage.next_token(ids("of"))[0]] == "Germany", "what was learned before stays, and is outnumbered"
-
-
-def test_6_1_two_tokens_are_a_simple_model():
-    storage = NGramStorage(n=2, vocab_size=10)
-    storage.initialize(ids("The capital of"))
-    assert words(storage.ngrams[2]) == {("The",): "capital", ("capital",): "of"}
-    with pytest.raises(ConfigError, match="give at least 2"):
-        NGramStorage(n=1, vocab_size=10)
 
 
 class Recorder(INgramStorage):

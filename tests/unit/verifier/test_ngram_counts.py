@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.errors import ConfigError
-from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_verifier.papers import ngram_counts
 from speculant_verifier.papers.ngram_counts import NGramCounts
 
@@ -89,23 +87,6 @@ def test_counts_equal_counting_everything(
     assert counts.most_frequent == {context: oracle.successor(context) for context in oracle.followers}
 
 
-def test_the_first_to_reach_a_count_stays() -> None:
-    counts = NGramCounts(2, 10)
-    for token_id, best in ((7, 7), (3, 7), (3, 3), (7, 3), (7, 7)):
-        counts.count([1], [token_id])
-        assert counts.successor([1]) == best
-
-
-def test_contexts_learned_from_the_longest_time_ago_go_first() -> None:
-    counts = NGramCounts(2, 10, max_contexts=2)
-    counts.count([1], [5])
-    counts.count([2], [5])
-    counts.successor([2])  # reading does not count
-    counts.count([1], [6])
-    counts.count([3], [5])
-    assert counts.counts == {(1,): {5: 1, 6: 1}, (3,): {5: 1}}, "what stays is whole"
-
-
 @given(st.lists(st.integers(0, 11), max_size=60))
 def test_a_crowded_context_forgets_rare_successors_and_keeps_the_best(token_ids: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -126,26 +107,6 @@ def test_a_crowded_context_forgets_rare_successors_and_keeps_the_best(token_ids:
                 assert min(after.values()) >= max(
                     (count for token_id, count in kept.items() if token_id not in after), default=0
                 )
-
-
-def test_random_tokens_depend_on_the_position_alone() -> None:
-    counts = NGramCounts(3, 1000)
-    drawn = [counts.random_token(position) for position in range(100)]
-    assert drawn == [int(uniform(0, position, PROPOSAL_STREAM) * 1000) for position in range(100)]
-    assert len(set(drawn)) > 80
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n": 1, "vocabulary_size": 5}, "n of an n-gram storage is 1; give at least 2"),
-        ({"n": 2, "vocabulary_size": 0}, "vocabulary_size .* is 0; give at least 1"),
-        ({"n": 2, "vocabulary_size": 5, "max_contexts": 0}, "max_contexts .* is 0; give at least 1"),
-    ],
-)
-def test_sizes_that_are_none_are_refused(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        NGramCounts(**arguments)
 
 
 def test_a_sequence_may_begin_with_tokens_that_are_context_alone() -> None:

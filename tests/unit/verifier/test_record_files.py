@@ -16,10 +16,8 @@ from contextlib import closing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loguru import logger
 
 from speculant_graph.config import RecordConfig
-from speculant_graph.errors import ConfigError
 from speculant_verifier.records import database as module
 from speculant_verifier.records.database import DATABASE, RecordWriter, read_records, replay_of
 from speculant_verifier.records.record import RequestRecord
@@ -48,16 +46,6 @@ def wait_for(condition, timeout_s=60.0):
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.01)
-
-
-@pytest.fixture
-def warnings():
-    found: list[str] = []
-    logger.enable("speculant_verifier")
-    sink = logger.add(found.append, level="WARNING", format="{message}")
-    yield found
-    logger.remove(sink)
-    logger.disable("speculant_verifier")
 
 
 def test_records_come_back_as_they_went(tmp_path):
@@ -151,24 +139,6 @@ def test_damaged_newer_and_contradictory_records_are_left_out(tmp_path, warnings
     content = "{" if spoilt is None else json.dumps(dataclasses.asdict(record_of(0)) | spoilt)
     change(tmp_path, "UPDATE records SET record = ? WHERE id = 1", content)
     assert numbers(tmp_path) == [1]
-    assert len(warnings) == 1
-
-
-def test_a_file_that_is_no_database_is_named(tmp_path, warnings):
-    (tmp_path / DATABASE).write_bytes(b"x" * 10_000)
-    with pytest.raises(ConfigError, match=r"can.t be read .*; copy it again"):
-        read_records(tmp_path)
-    with pytest.raises(ConfigError, match="name another folder"):
-        writing(tmp_path)
-
-
-def test_a_record_over_the_limit_or_without_unicode_is_lost_alone(tmp_path, warnings):
-    with writing(tmp_path, max_bytes=10_000) as writer:
-        for number, num_tokens in enumerate((3, 9_000, 100, 3)):
-            writer.record(record_of(number, num_tokens=num_tokens))
-        writer.record(dataclasses.replace(record_of(9), tenant="\udcff"))
-    assert numbers(tmp_path) == [0, 2, 3]
-    assert counts(writer) == (5, 3, 0, 2)
     assert len(warnings) == 1
 
 

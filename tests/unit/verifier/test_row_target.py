@@ -22,7 +22,6 @@ from speculant_verifier.sampling.row_target import choices_at_once
 
 TREE = Draft((4, 5, 6, 7), (0, 1, 0, 3))
 """Two chains of two nodes."""
-NOBODY = np.empty(0, np.int64), np.empty(0)
 
 
 def sampler_of(config, size=60):
@@ -96,14 +95,6 @@ def test_stateful_processors_see_what_is_emitted_once_and_in_order(temperature):
     assert recorder.prefixes == [[8, 9], [8, 9, 6], [8, 9, 6, 7]]
 
 
-def test_greedy_has_one_token():
-    target = RowTarget(sampler_of(GenerationConfig()), logits_of(1, 60), [1], EMPTY_DRAFT)
-    token = target.choice_after(0)
-    p = target.after(0).probabilities_of(np.arange(60))
-    assert p.sum() == p[token] == 1
-    assert target.after(0).draw(0.999, *NOBODY, 1.0) == token
-
-
 @pytest.mark.parametrize("rule", ["follow", "gumbel", "nasd"])
 def test_a_choice_is_the_largest_sum_of_survivors(rule):
     config = GenerationConfig(temperature=0.8, top_k=7, rule=rule, seed=5)
@@ -148,22 +139,6 @@ def test_no_token_left_is_an_error(temperature, top_p):
     assert all(math.isnan(evidence) or not math.isfinite(evidence) for _, evidence in (
         choices_at_once(logits_of(1, 1, 60), [RowContext(sampler_of(config), [1, 2], EMPTY_DRAFT)])[0]
     ))  # fmt: skip
-
-
-def test_log_probabilities_are_those_of_the_raw_logits():
-    logits = logits_of(2, 60).bfloat16()
-    config = GenerationConfig(temperature=0.5, top_k=2, repetition_penalty=2.0)
-    target = RowTarget(sampler_of(config), logits, [1, 2], Draft((4,), (0,)))
-    expected = torch.log_softmax(logits[1].float(), -1)
-    ids, logprobs = target.top_after(1, 5)
-    assert list(ids) == expected.topk(5).indices.tolist()
-    assert list(logprobs) == pytest.approx(expected.topk(5).values.tolist(), abs=1e-5)
-    of_token = target.logprobs_after(1, 33, 5)
-    assert of_token.token_id == 33
-    assert of_token.logprob == pytest.approx(expected[33].item(), abs=1e-5)
-    assert (of_token.top_token_ids, of_token.top_logprobs) == (ids, logprobs)
-    assert target.logprobs_after(1, 33, 0).top_token_ids == ()
-    assert len(target.top_after(0, 100)[0]) == 60
 
 
 @st.composite
@@ -218,16 +193,6 @@ def test_tokens_that_a_drafter_names_outside_of_the_vocabulary_have_no_probabili
         token_ids = np.array([1, 2, 2**31])
         assert distribution.probabilities_of(token_ids)[1:].tolist() == [0.0, 0.0]
         assert distribution.draw(0.5, token_ids, np.array([0.5, 0.0, 0.0]), 1.0) == 1
-
-
-def test_a_masked_token_is_never_drawn():
-    config = GenerationConfig(temperature=1.0, top_k=3, logit_bias={1: -math.inf, 33: -math.inf})
-    sampler, logits = sampler_of(config, 258), logits_of(1, 258) / 3
-    banned = {1, 33}
-    logits[0, list(banned)] = 9.0
-    allowed = set(torch.topk(logits[0].index_fill(0, torch.tensor(list(banned)), -9), 3).indices.tolist())
-    chosen = {RowTarget(sampler, logits, [0] * (n + 1), EMPTY_DRAFT).choice_after(0) for n in range(600)}
-    assert chosen == allowed
 
 
 @pytest.mark.gpu

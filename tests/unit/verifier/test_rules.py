@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.errors import GenerationError
-from speculant_graph.types import Draft, Proposal, RuleName
-from speculant_verifier.rules import RULES, WANTS_PROPOSALS
+from speculant_graph.types import Draft, Proposal
+from speculant_verifier.rules import RULES
 from support.rule_oracles import (
     DenseDistribution,
     DenseTarget,
-    block_pass_probabilities,
     chain_of,
-    dense_rows,
     proposal_of,
 )
 
@@ -89,16 +87,6 @@ def test_trees_are_followed_by_rules_for_chains_and_without_q(case, choice_numbe
     assert first.token_ids == followed.token_ids[: len(first.token_ids)]
 
 
-def test_nasd_looks_at_first_children_only():
-    draft = Draft((3, 4, 1, 2), (0, 0, 1, 2))
-    rows = np.eye(SIZE)[[4, 1, 2, 0, 0]]
-    target = DenseTarget(draft, rows, [0.5] * 3)
-    assert RULES["nasd"](draft, target, lambda: 0.0).token_ids == (4,)
-    assert target.choices == 1, "one draw per position, and none after a mismatch"
-    rows = np.eye(SIZE)[[3, 1, 2, 0, 0]]
-    assert RULES["nasd"](draft, DenseTarget(draft, rows, [0.5] * 3), lambda: 0.0).path == (0, 2)
-
-
 def test_siblings_that_repeat_a_token_are_followed_at_the_first():
     draft = Draft((3, 3, 1), (0, 0, 1))
     rows = np.eye(SIZE)[[3, 1, 2, 0]]
@@ -127,22 +115,6 @@ def test_rejected_by_rounding_alone(rule):
     p = [np.array([0, 1.0, 0, 0, 0]), np.array([0, 0, 0, 0, 1.0])]
     verdict = RULES[rule](chain_of([1], [q]), DenseTarget(chain_of([1]), p), number)
     assert verdict.token_ids == (1,), "nothing else is possible"
-
-
-def test_block_draws_from_what_a_ratio_below_1_leaves_of_p():
-    """a[1] = .5 leaves .1 of token 0 and .25 of token 2; without the ratio the others would weigh twice as much."""
-    draft = chain_of([0, 1], np.float32([[0.8, 0.2, 0, 0, 0], [0.1, 0.9, 0, 0, 0]]))
-    p = np.array([[0.4, 0.6, 0, 0, 0], [0.4, 0.1, 0.5, 0, 0], [1, 0, 0, 0, 0]])
-    for number, token in ((0.25, 0), (0.3, 2)):
-        verdict = RULES["block"](draft, DenseTarget(draft, p), iter([0.1, 0.99, number]).__next__)
-        assert verdict.token_ids == (0, token)
-
-
-def test_a_repeated_sibling_takes_no_number_and_leaves_p_as_it_is():
-    draft = Draft((0, 0), (0, 0), proposals=(proposal_of([0.6, 0.1, 0.3, 0, 0]),) * 2)
-    p = np.array([[0.1, 0.2, 0.3, 0.4, 0]] * 3)
-    verdict = RULES["tree-wor"](draft, DenseTarget(draft, p), iter([0.9, 0.1, 0.5]).__next__)
-    assert verdict.token_ids == (1,)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -189,12 +161,6 @@ def test_without_temperature_every_rule_emits_the_most_probable_tokens(case, see
         assert list(verdict.token_ids) == [p[node].argmax() for node in nodes]
 
 
-def test_every_rule_is_in_the_tables():
-    names = set(RuleName.__args__)
-    assert RULES.keys() == names
-    assert names > WANTS_PROPOSALS
-
-
 def test_rules_see_no_more_than_the_support():
     """With a support of three among a million tokens nothing as long as the vocabulary is asked for or made."""
 
@@ -215,38 +181,3 @@ def test_rules_see_no_more_than_the_support():
 
 
 # Expected accepted tokens, exactly: the sum over all drafts.
-
-
-def expected_accepted(q, p, size):
-    """(token's, block's) mean number of accepted tokens, q and p by prefix."""
-    means = np.zeros(2)
-    for tokens in itertools.product(range(SIZE), repeat=size):
-        q_rows, p_rows = [q[tokens[:i]] for i in range(size)], [p[tokens[:i]] for i in range(size + 1)]
-        if not all(row[t] > 0 for row, t in zip(q_rows, tokens, strict=True)):
-            continue
-        draft = chain_of(tokens, q_rows)
-        drawn = dense_rows(draft, SIZE)
-        ratios = [min(1.0, p_rows[i][t] / drawn[i][t]) for i, t in enumerate(tokens)]
-        by_token = np.cumprod(ratios).sum()
-        by_block, failing = 0.0, 1.0
-        for length, passing in list(enumerate(block_pass_probabilities(draft, p_rows), 1))[::-1]:
-            by_block += length * passing * failing
-            failing *= 1 - passing
-        means += np.prod([drawn[i][t] for i, t in enumerate(tokens)]) * np.array([by_token, by_block])
-    return means
-
-
-def test_block_never_accepts_fewer_tokens_than_token():
-    generator = np.random.default_rng(0)
-    gains = []
-    for concentration in (0.3, 1.0, 3.0):
-        prefixes = [c for n in range(4) for c in itertools.product(range(SIZE), repeat=n)]
-        p = {prefix: generator.dirichlet(np.full(SIZE, concentration)) for prefix in prefixes}
-        q = {prefix: generator.dirichlet(np.full(SIZE, concentration)).astype(np.float32) for prefix in prefixes}
-        by_token, by_block = expected_accepted(q, p, 3)
-        assert by_block >= by_token
-        gains.append(by_block / by_token)
-        certain = {prefix: np.eye(SIZE, dtype=np.float32)[row.argmax()] for prefix, row in q.items()}
-        by_token, by_block = expected_accepted(certain, p, 3)
-        assert by_block == pytest.approx(by_token, rel=1e-12), "equally good where nothing was drawn"
-    assert max(gains) > 1.01

@@ -83,47 +83,6 @@ def test_text_that_becomes_predictable_is_noticed():
     assert cost < 300 * 1.05 + 300 * COST_CURVES["cpu-moe"].at(9)
 
 
-def test_rows_that_take_what_they_can_get_are_not_held_back():
-    speculation = DraftLengthController(curve("moe"), has_predictions=False)
-    history = speculation.new_history()
-    for _ in range(50):
-        speculation.observe(history, [1, 2, 3], 0, 0.0)
-    assert speculation.budgets([None, history], [8, 8])[0] == 8
-    assert speculation.budgets([None, history], [0, 3])[0] == 0
-
-
-@st.composite
-def drafts_with_probabilities(draw):
-    size = draw(st.integers(1, 12))
-    parents = [draw(st.integers(0, index)) for index in range(size)]
-    probabilities = []
-    for parent in parents:
-        above = probabilities[parent - 1] if parent else 1.0
-        probabilities.append(above * draw(st.floats(0.0, 1.0)))
-    return Draft(tuple(range(size)), tuple(parents), tuple(probabilities))
-
-
-@given(drafts_with_probabilities(), st.data())
-def test_trimming_keeps_the_most_probable_nodes_with_their_ancestors(draft, data):
-    size = data.draw(st.integers(0, len(draft)))
-    order = np.argsort(-np.asarray(draft.path_probabilities), kind="stable")[:size]
-    less = draft.part(sorted(order.tolist()))
-    assert len(less) == size
-
-    def paths(tree):
-        found = []
-        for node in range(len(tree)):
-            path, at = [], node + 1
-            while at:
-                path.append(tree.token_ids[at - 1])
-                at = tree.parents[at - 1]
-            found.append(tuple(reversed(path)))
-        return found
-
-    assert set(paths(less)) <= set(paths(draft))
-    assert sorted(less.path_probabilities) == sorted(draft.path_probabilities[node] for node in order)
-
-
 @given(st.lists(st.tuples(st.integers(1, 10), st.integers(0, 10), st.floats(0, 10)), max_size=60))
 def test_expectations_are_probabilities_and_never_rise_with_depth(drafts):
     history = AcceptanceHistory()

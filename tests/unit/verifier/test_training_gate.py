@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, TrainConfig, VerifierConfig
+from speculant_graph.config import DraftModelConfig, GenerationConfig, TrainConfig, VerifierConfig
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.sequence import Request
 from speculant_verifier.records.record import RequestRecord
-from speculant_verifier.training.gate import DRAFT, FEWEST, Replay, Replayed, Verdict, compare, judge, objection
+from speculant_verifier.training.gate import DRAFT, FEWEST, Replay, Replayed, compare, judge, objection
 from speculant_verifier.training.trainer import train_adapter
 from support.draft_models import noisy
 from support.tiny_models import tiny_model
@@ -47,17 +47,6 @@ def test_a_replay_counts_the_passes_of_the_engine(draft_share: float, noise: flo
     assert [each.num_passes for each in found] == passes
     assert [each.num_tokens for each in found] == [len(each.output) for each in records]
     assert found[1].tokens_per_pass > 1.5 or noise
-
-
-def test_a_pass_takes_what_the_record_says_and_more_if_it_is_wide() -> None:
-    target = tiny_model("llama")
-    [written] = recorded(target, num_records=1)
-    slow = replace(written, pass_s=100.0)
-    drafted = Replay(target, 100.0, draft_share=1e-6).run(slow)
-    assert 100.0 * drafted.num_passes < drafted.seconds < 130.0 * drafted.num_passes
-    plain = Replay(target, 100.0, DraftConfig(strategy="model", k=0)).run(slow)
-    assert plain.num_passes == len(slow.output)
-    assert plain.seconds == pytest.approx(100.0 * len(slow.output))
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +117,6 @@ def test_an_adapter_of_shuffled_text_is_refused(number: int, good, bad, checkpoi
     assert (verdict.failures.interval_after_minus_before is None) == (number < FEWEST)
 
 
-def test_the_same_adapter_again_is_refused(good, checkpoint, written) -> None:
-    """To the last figure: two replays of one model come to the same."""
-    verdict = judge(good, good, checkpoint, written[:10])
-    assert not verdict.is_better
-    assert verdict.failures is not None
-    assert verdict.failures.interval_after_minus_before == (0.0, 0.0)
-    assert verdict.failures.tokens_per_s_after == verdict.failures.tokens_per_s_before
-
-
 def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> None:
     """The bad adapter writes the shuffled text well: its gain there does not make up for the loss."""
     learned, remembered = shuffled(written[:10]), [replace(each, is_failure=False) for each in written[:4]]
@@ -144,12 +124,6 @@ def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> Non
     assert not verdict.is_better
     assert "requests that went well" in verdict.reason
     assert judge(bad, good, checkpoint, learned).is_better
-
-
-def test_without_failures_replay_decides_and_without_requests_the_answer_is_no(good, checkpoint, written) -> None:
-    verdict: Verdict = judge(good, None, checkpoint, [replace(each, is_failure=False) for each in written[:3]])
-    assert (verdict.is_better, verdict.replay) == (True, None)
-    assert not judge(good, None, checkpoint, []).is_better
 
 
 class Counted:
