@@ -314,16 +314,15 @@ def outcomes_of_rule(name, world, tokens):
 
 
 def drafts_of(world, size):
-    """Every chain with its probability."""
-    for tokens in itertools.product(range(len(world.p[()])), repeat=size):
-        probability = np.prod([float(world.q[tokens[:index]][token]) for index, token in enumerate(tokens)])
-        if probability > 0:
-            yield tokens, probability
+    """Every chain that may be drawn."""
+    for tokens in itertools.product(range(SIZE), repeat=size):
+        if all(world.q[tokens[:index]][token] > 0 for index, token in enumerate(tokens)):
+            yield tokens
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "far"])
 @pytest.mark.parametrize("name", ["token", "block"])
 def test_a_rule_does_with_every_draft_what_the_document_does(name, kind):
-    for tokens, _ in drafts_of(world(kind), 3):
+    for tokens in drafts_of(world(kind), 3):
         own, theirs = outcomes_of_rule(name, world(kind), tokens), outcomes_of_document(name, world(kind), tokens)
         assert max(abs(own.get(key, 0.0) - theirs.get(key, 0.0)) for key in {*own, *theirs}) < ROUNDING, tokens

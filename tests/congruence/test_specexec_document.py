@@ -20,6 +20,8 @@ from support.tiny_models import tiny_gpt_oss
 
 BUDGET, MAX_DEPTH, MAX_ENTRIES = 256, 16, 1_024
 """The document's ``tree`` and ``cache``, a quarter of each: more would take minutes and find nothing else."""
+WIDE = 1_000
+"""Nodes of a tree where nothing slow is beside it."""
 VOCABULARY, ROW_BYTES = 258, 258 * 4
 MAX_ORDER, MAX_BRANCHES = 1, 64
 NUM_TOKENS = 20
@@ -153,18 +155,18 @@ def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, oracle):
 
 
 def test_the_documents_configuration_bounds_tree_and_cache(model, texts):
-    """As a user sets it: strategy, k, max_depth, and memory for 4,096 rows; the longest unused go first."""
+    """As a user sets it: strategy, k, max_depth, and memory for few rows; the longest unused go first."""
     graph = graph_of([noisy_text(texts[:2])], MAX_ORDER, VOCABULARY)
-    drafter = local_drafter(graph, "specexec", BUDGET, max_depth=MAX_DEPTH, max_branches=MAX_BRANCHES)
+    drafter = local_drafter(graph, "specexec", WIDE, max_depth=MAX_DEPTH, max_branches=MAX_BRANCHES)
     jobs = [Job(PROMPT, config) for config in (GREEDY, *SAMPLED[:2])]
     outcome = decode(
-        model, jobs, drafter, BUDGET, strategy="specexec", max_batch_size=1, target_cache=MAX_ENTRIES * ROW_BYTES
+        model, jobs, drafter, WIDE, strategy="specexec", max_batch_size=1, target_cache=MAX_ENTRIES * ROW_BYTES
     )
     assert [(*PROMPT, *output) for output in outcome.outputs] == texts[:3]
     totals, cache = outcome.engine.totals, outcome.engine.logits_cache
     assert len(totals.drafted_by_depth) <= MAX_DEPTH
     assert totals.num_drafts <= totals.num_passes
-    assert totals.num_nodes - totals.num_rows <= BUDGET * totals.num_drafts
-    assert totals.num_nodes > 125 * totals.num_passes, "or the trees were small"
+    assert totals.num_nodes - totals.num_rows <= WIDE * totals.num_drafts
+    assert totals.num_nodes > 500 * totals.num_passes, "or the trees were small"
     assert (len(cache), cache.num_bytes) == (MAX_ENTRIES, MAX_ENTRIES * ROW_BYTES)
     assert cache.evicted == cache.stored - MAX_ENTRIES > 0

@@ -57,20 +57,15 @@ def test_our_engine_writes_the_record_whatever_is_drafted(gpt_oss, rows, shape):
 
 
 @pytest.mark.parametrize("lengths", RAGGED)
-def test_transformers_writes_the_record(gpt_oss, lengths):
-    requests = requests_of(7, [lengths])
+def test_transformers_writes_the_record_and_prompt_lookup_profits_from_it(gpt_oss, lengths):
+    requests = requests_of(8, [lengths], alphabet=3)  # so that much repeats itself
     run = decode_transformers(gpt_oss, requests, CONFIG)
     assert emitted(run) == records(requests)
     assert run.rows[0].num_steps == requests[0].max_tokens
-
-
-@pytest.mark.parametrize("lengths", RAGGED[1:])
-def test_prompt_lookup_writes_the_record_and_profits_from_it(gpt_oss, lengths):
-    requests = requests_of(8, [lengths], alphabet=3)  # so that much repeats itself
-    run = decode_transformers(gpt_oss, requests, CONFIG, prompt_lookup_num_tokens=10)
-    assert emitted(run) == records(requests)
-    if requests[0].max_tokens > 20:
-        assert run.rows[0].num_steps < requests[0].max_tokens
+    if lengths[0] > 1:
+        run = decode_transformers(gpt_oss, requests, CONFIG, prompt_lookup_num_tokens=10)
+        assert emitted(run) == records(requests)
+        assert run.rows[0].num_steps < requests[0].max_tokens or requests[0].max_tokens <= 20
 
 
 def test_without_a_record_the_model_chooses_and_all_ways_agree(gpt_oss):

@@ -47,11 +47,6 @@ def test_reliability_is_that_of_either_source(of_ngrams, of_model):
     assert mixed.get(2, 0.0) == pytest.approx(of_model * (1.0 - of_ngrams) / either, abs=0.1)
 
 
-def test_the_gain_is_what_the_model_adds():
-    assert learned(600, 0.2, 0.9).gain([(1, 0.2)], ROOT) > 0.4
-    assert learned(600, 0.9, 0.1).gain([(1, 0.9)], ROOT) < 0.1
-
-
 @st.composite
 def drafts(draw):
     """Trees with path probabilities, parents first."""

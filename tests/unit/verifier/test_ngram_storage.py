@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.errors import DraftRequestError
 from speculant_verifier.papers.nasd import INgramStorage, NGramStorage, OneLevelNGramStorage
 from speculant_verifier.papers.ngram_counts import NGramCounts
 
@@ -34,15 +33,3 @@ def test_answers_are_those_of_the_counts(kind: type[INgramStorage], n: int, data
         assert known[:, 0].tolist() == [token_id is not None for token_id in expected]
         unknown = counts.random_token(len(asked[0]))
         assert found[:, 0].tolist() == [unknown if token_id is None else token_id for token_id in expected]
-
-
-@pytest.mark.parametrize(
-    "wrong", [torch.tensor([1, 2]), torch.tensor(1), torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)]
-)
-def test_other_shapes_and_types_are_refused(wrong: torch.Tensor) -> None:
-    storage = NGramStorage(3, 6)
-    for call in (storage.initialize, storage.next_token, lambda ids: storage.update(ids, torch.tensor([[1]]))):
-        with pytest.raises(DraftRequestError, match=r"input_ids is torch\..*; give token ids as integers \[batch, len"):
-            call(wrong)
-    with pytest.raises(DraftRequestError, match="next_tokens is torch"):
-        storage.update(torch.tensor([[1, 2]]), wrong)

@@ -73,17 +73,6 @@ def test_parts_are_reduced_in_order_and_restored_last_first(clock, messages):
     assert len(short) == len(again) == 2, "each is said once"
 
 
-def test_where_nobody_knows_what_is_spare_parts_come_back_after_a_while(clock):
-    parts = [Part("nodes", 2)]
-    memory = MemoryPressure(parts, lambda: None, EngineTotals())
-    assert memory.relieve()
-    memory.look()
-    assert parts[0].left == 1
-    clock[0] += 60.0
-    memory.look()
-    assert parts[0].left == 2
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_limits_of_control_groups(tmp_path, version):
     """The group's own, and those around it; pages of files are as good as free."""

@@ -87,12 +87,6 @@ def test_trees_are_followed_by_rules_for_chains_and_without_q(case, choice_numbe
     assert first.token_ids == followed.token_ids[: len(first.token_ids)]
 
 
-def test_siblings_that_repeat_a_token_are_followed_at_the_first():
-    draft = Draft((3, 3, 1), (0, 0, 1))
-    rows = np.eye(SIZE)[[3, 1, 2, 0]]
-    assert RULES["follow"](draft, DenseTarget(draft, rows, [0.5] * 3), lambda: 0.0).path == (0, 2)
-
-
 @pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
 def test_a_token_without_probability_is_never_accepted_and_none_is_drawn(rule):
     q = np.float32([0.5, 0.5, 0, 0, 0])

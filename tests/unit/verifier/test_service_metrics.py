@@ -81,14 +81,6 @@ def test_gauges_show_what_runs(gpt_oss):
         assert found["drafter_state", "ok"] == found["drafter_state", "unavailable"] == 0
 
 
-def test_requests_by_status():
-    requests = {("http", "/v1/completions", "200"): 7, ("grpc", "Generate", "RESOURCE_EXHAUSTED"): 2}
-    found = told(None, requests)
-    assert found["requests_total", "http", "200", "/v1/completions"] == 7
-    assert found["requests_total", "grpc", "RESOURCE_EXHAUSTED", "Generate"] == 2
-    assert ("tokens_total",) not in found  # the model is being loaded
-
-
 def test_no_label_is_a_clients(decoder):
     ours = "version reason phase nodes le depth state api endpoint code source adapter sha256 what"
     allowed = set(ours.split())
