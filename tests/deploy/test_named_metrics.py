@@ -21,8 +21,8 @@ from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
+from support.processes import start_sidecar
 from support.server import code_of, connected, step_of
-from support.sidecar import start_sidecar
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import pytest
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
+from support.processes import Sidecar, start_sidecar
 from support.server import Serve, serving
-from support.sidecar import Sidecar, start_sidecar
 
 if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder

@@ -13,7 +13,7 @@ from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, SequenceStep
 from support.clients import GREEDY, PATIENT, SESSION_IDS, known_tokens, make_steps, tokens
-from support.sidecar import Sidecar
+from support.processes import Sidecar
 
 
 def make_async_client(address: str, tokenizer: Fingerprint | None = None, **settings: object) -> AsyncDrafterClient:

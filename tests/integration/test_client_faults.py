@@ -13,7 +13,7 @@ from loguru import logger
 
 from speculant_graph.graph.ngrams import NgramGraph
 from support.clients import make_client, make_steps, recovered, tokens
-from support.sidecar import Sidecar, start_sidecar
+from support.processes import Sidecar, start_sidecar
 
 pytestmark = pytest.mark.faults
 

@@ -15,7 +15,7 @@ from speculant_graph.errors import ConfigError, DrafterUnavailableError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import SessionOptions
 from support.clients import GIVE_UP_S, GREEDY, PATIENT, make_steps, recovered, tokens
-from support.sidecar import Sidecar, start_sidecar
+from support.processes import Sidecar, start_sidecar
 
 pytestmark = pytest.mark.faults
 

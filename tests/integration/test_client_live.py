@@ -24,8 +24,8 @@ from support.clients import (
     make_steps,
     tokens,
 )
+from support.processes import Sidecar
 from support.sessions import values_of
-from support.sidecar import Sidecar
 
 
 def test_trees_that_were_drawn_come_with_their_q(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:

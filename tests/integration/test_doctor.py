@@ -15,7 +15,7 @@ import pytest
 from speculant_graph.cli.main import main
 from speculant_graph.version import VERSION
 from speculant_verifier.demo.run import MODEL_FOLDER
-from support.sidecar import Sidecar
+from support.processes import Sidecar
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.pages import all_blocks, read_page
-from support.sidecar import READY_TIMEOUT_S
+from support.processes import READY_TIMEOUT_S
 from support.tiny_models import tiny_model
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

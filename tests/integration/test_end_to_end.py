@@ -22,7 +22,7 @@ from speculant_graph.errors import GenerationError, TokenizerMismatchError
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
-from support.sidecar import start_sidecar
+from support.processes import start_sidecar
 from support.tiny_models import byte_tokenizer
 
 PROMPTS = ["    async def join(self):", "class Handler(logging.Handler):\n    def __init__(self, level=NOTSET):"]

@@ -12,8 +12,8 @@ import pytest
 from speculant_verifier.draft_model.adapter_files import read_adapter
 from speculant_verifier.records.database import read_records
 from support.http_api import wait_until
+from support.processes import fetched, running_verifier
 from support.tiny_models import tiny_model
-from support.verifier import fetched, running_verifier
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 DRAFTING = ("--strategy", "model", "--num-threads", "1", "--no-measure-costs")

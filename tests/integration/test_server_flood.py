@@ -22,8 +22,8 @@ from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import SequenceStep
 from support.http_api import wait_until
 from support.mutants import Mutants, framed
+from support.processes import Sidecar, launch, wait_until_ready
 from support.server import OK, SERVICE, Wire, connected, graph_file, serving, step_of
-from support.sidecar import Sidecar, launch, wait_until_ready
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 

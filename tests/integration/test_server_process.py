@@ -17,8 +17,8 @@ from speculant_graph.types import Fingerprint
 from support.access import access_file, entry
 from support.http_api import wait_until
 from support.learned import loaded, opened
+from support.processes import Sidecar, launch, wait_until_ready
 from support.server import OK, Wire, code_of, connected, graph_file, step_of
-from support.sidecar import Sidecar, launch, wait_until_ready
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

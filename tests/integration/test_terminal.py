@@ -16,7 +16,7 @@ import pytest
 
 from speculant_graph.cli.main import main
 from speculant_verifier.demo.run import MODEL_FOLDER
-from support.sidecar import Sidecar, start_sidecar
+from support.processes import Sidecar, start_sidecar
 
 pytestmark = pytest.mark.slow
 

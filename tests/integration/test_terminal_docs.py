@@ -16,7 +16,7 @@ from speculant_graph.cli.main import main
 from speculant_verifier.chat.conversation import COMMANDS
 from speculant_verifier.demo.run import MODEL_FOLDER
 from support.pages import blocks, rows, section
-from support.sidecar import start_sidecar
+from support.processes import start_sidecar
 
 PAGE = (Path(__file__).parents[2] / "docs" / "terminal.md").read_text(encoding="utf-8")
 TEXT = "The parties agree to the terms of this agreement. In case of doubt the parties agree to talk.\n"

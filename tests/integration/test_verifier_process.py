@@ -11,8 +11,7 @@ import pytest
 
 from speculant_verifier.demo.run import MODEL_FOLDER
 from support.http_api import wait_until
-from support.sidecar import READY_TIMEOUT_S
-from support.verifier import fetched, running_verifier, started_verifier
+from support.processes import READY_TIMEOUT_S, fetched, running_verifier, started_verifier
 
 SLOWLY = """
 import sys, time

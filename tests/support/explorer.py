@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.graph.build.builder import build_from_token_ids
-from support.sidecar import Sidecar, start_sidecar
+from support.processes import Sidecar, start_sidecar
 
 PATIENCE_S = 240.0
 TEXT = "The parties agree to the terms. The parties agree to talk. In case of doubt the parties talk.\n" * 4
@@ -112,7 +112,7 @@ def address_in(sidecar: Sidecar) -> str:
 
 @contextmanager
 def exploring(graph_path: Path, folder: Path, **settings: Any) -> Iterator[Explored]:
-    """Serve a graph with an explorer; ``settings`` are those of :func:`support.sidecar.start_sidecar`."""
+    """Serve a graph with an explorer; ``settings`` are those of :func:`support.processes.start_sidecar`."""
     sidecar = start_sidecar(graph_path, folder / "drafter.sock", log=("INFO", "text"), **{**LOCAL, **settings})
     try:
         yield Explored(sidecar, Asker(address_in(sidecar)))

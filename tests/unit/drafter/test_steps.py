@@ -268,24 +268,6 @@ def chain_step(session_id: int, position: int, tokens: list[int], strategy: Any 
     )
 
 
-def test_two_graphs_take_turns(tmp_path: Path) -> None:
-    for name, modulus in (("one", 5), ("two", 7)):
-        graph_of([[index % modulus for index in range(200)]], 2, VOCABULARY_SIZE).save(tmp_path / f"{name}.pkl")
-    server = Server(tmp_path / "one.pkl", graphs={"two": tmp_path / "two.pkl"})
-    for session_id, name in ((1, "one"), (2, "two")):
-        server.sessions.open(session_id, server.graphs.get(name))
-        server.step(chain_step(session_id, 0, [0, 1, 2]))
-    for turn in range(3):
-        for session_id, modulus in ((1, 5), (2, 7)):
-            token = (3 + turn) % modulus
-            draft = server.step(chain_step(session_id, 3 + turn, [token])).draft
-            assert list(draft.draft_tokens) == [(token + 1 + index) % modulus for index in range(5)]
-            assert draft.graph_generation == session_id
-    both = StepRequest(tuple(SequenceRequest((), session_id, 6, 2) for session_id in (1, 2)), DraftOptions("greedy"))
-    draft = server.step(both).draft
-    assert (draft.graph_generation, list(draft.sequence_generations)) == (0, [1, 2])
-
-
 def test_a_prompt_in_parts_is_not_learned(tmp_path: Path) -> None:
     path = tmp_path / "graph.pkl"
     graph_of([CORPUS], 4, VOCABULARY_SIZE).save(path)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.bench.replay_loop import PromptLookupDrafter, ReplayStep, agreeing_path, replay, replay_figures
+from speculant_graph.bench.replay_loop import PromptLookupDrafter, ReplayStep, replay, replay_figures
 from speculant_graph.bench.texts import Trace
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.types import Draft
@@ -66,17 +66,6 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 
 outputs = st.lists(st.integers(0, 2), min_size=1, max_size=20)
-
-
-@given(draft=drafts(), output=outputs)
-def test_the_longest_path_against_all_paths(draft: Draft, output: list[int]) -> None:
-    path = list(agreeing_path(draft, output))
-    assert not path or path == path_of(draft, path[-1])
-    assert [draft.token_ids[node] for node in path] == output[: len(path)]
-    for node in range(len(draft)):
-        longer = path_of(draft, node)
-        if len(longer) > len(path):
-            assert [draft.token_ids[node] for node in longer] != output[: len(longer)]
 
 
 @given(scripted=st.lists(drafts(), min_size=1, max_size=6), texts=st.lists(outputs, min_size=1, max_size=4))

@@ -118,19 +118,6 @@ def test_a_block_of_four_gigabytes_has_the_form_of_the_pickler(tmp_path: Path) -
     assert around.written == [before, after]
 
 
-def test_pickle_reads_the_file_in_any_process(path: Path, graph: NgramGraph) -> None:
-    with path.open("rb") as file:
-        loaded = pickle.load(file)
-    assert loaded.metadata == graph.metadata
-    assert_same_arrays(loaded, graph)
-    assert not loaded.trie.words.flags.writeable
-    script = "import pickle, sys\nprint(pickle.load(open(sys.argv[1], 'rb')).nx.number_of_edges())"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", script, str(path)]
-    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    assert int(printed) == graph.nx.number_of_edges()
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_and_copies_of_a_graph_that_was_looked_at(graph: NgramGraph, tmp_path: Path, protocol: int) -> None:
     assert graph.nx.number_of_edges()

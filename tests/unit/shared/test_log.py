@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from speculant_graph.log import LogFormat, json_line, log_to_stderr
+from speculant_graph.log import json_line, log_to_stderr
 
 
 def fail(secret: str) -> None:
@@ -45,16 +45,3 @@ def test_whatever_is_said_is_one_line(bound: dict[str, object], message: str) ->
     found = json.loads(line)
     assert found["message"] == message
     assert found.keys() == {"time", "level", "message", "logger", *bound}
-
-
-@pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_bound_request_id_is_shown(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
-    log_to_stderr("INFO", log_format)
-    with logger.contextualize(request_id="req-1", worker=3, other="not for people"):
-        logger.info("inside {}", "<b>{extra[x]}")
-    logger.info("outside")
-    first, second = capsys.readouterr().err.splitlines()
-    assert ("INFO    w3 req-1 inside <b>{extra[x]}" in first) is (log_format == "text")
-    assert "req-1" in first
-    assert ("not for people" in first) is (log_format == "json")
-    assert "req-1" not in second

@@ -40,55 +40,6 @@ def test_tenants_do_not_see_each_other() -> None:
     assert not set(draft_of(drafter, 2).token_ids) & {70, 71}
 
 
-def test_rows_of_those_who_teach_nothing_are_their_own() -> None:
-    drafter = drafter_of()
-    started(drafter, 1, [1], learn=True)
-    drafter.recycle(1, [0], [[70]])
-    drafter.accept(1, [9])
-    started(drafter, 2, [1])
-    assert draft_of(drafter, 2, 1).token_ids == (70,), "they draft from those of others"
-    drafter.recycle(2, [0], [[80, 81]])
-    drafter.accept(2, [8, 1])
-    assert draft_of(drafter, 2, 1).token_ids == (80,)
-    assert started(drafter, 3, [1]).token_ids == (70,)
-
-
-def test_rows_name_nodes_of_the_draft_they_come_after() -> None:
-    drafter = drafter_of()
-    assert started(drafter, 1, [1, 2, 3, 1, 2]).token_ids[:2] == (3, 1)
-    drafter.recycle(1, [2], [[50]])
-    drafter.recycle(1, [0], [[60]])
-    assert draft_of(drafter, 1, 1).token_ids == (3,), "another draft, shorter than the one before"
-    drafter.accept(1, [1])
-    assert 50 in draft_of(drafter, 1).token_ids
-    drafter.accept(1, [2])
-    assert 60 in draft_of(drafter, 1).token_ids
-
-
-def test_the_same_tenant_drafts_from_rows() -> None:
-    drafter = drafter_of()
-    started(drafter, 1, [1], learn=True)
-    drafter.recycle(1, [0], [[70, 71, 72, 73]])
-    assert draft_of(drafter, 1).token_ids == (), "rows wait for what is accepted"
-    drafter.accept(1, [9, 1])
-    assert draft_of(drafter, 1, 3).token_ids == (70, 9, 71)
-    assert started(drafter, 2, [1]).token_ids == (70, 71, 72, 73)
-    assert started(drafter, 3, [1], tenant="b").token_ids == ()
-
-
-def test_what_is_learned_begins_behind_most_of_the_prompt() -> None:
-    drafter = drafter_of()
-    prompt = [*range(100, 180)]
-    started(drafter, 1, prompt, learn=True)
-    drafter.accept(1, [1, 2, 3])
-    drafter.close(1)
-    assert started(drafter, 2, prompt[:10]).token_ids == (), "the prompt itself is not learned"
-    assert started(drafter, 3, prompt).token_ids[:3] == (1, 2, 3), "but how its end is answered"
-    started(drafter, 4, [7, 8], learn=True)
-    drafter.close(4)
-    assert started(drafter, 5, [9, 7]).token_ids == (), "nothing was accepted"
-
-
 def test_learning_is_for_those_who_asked() -> None:
     for settings, learn in (({}, False), ({"max_learned_tokens": 0}, True), ({"sources": ["session"]}, True)):
         drafter = drafter_of(**settings)

@@ -1,0 +1,217 @@
+"""A drafter sidecar, or a verifier with the demo's model, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.rpc.channel import connect_channel
+
+T = TypeVar("T")
+
+MODEL_FOLDER = Path(__file__).parents[2] / "verifier_client" / "speculant_verifier" / "demo" / "model"
+"""As the demo names it; importing that loads torch, which tests of sidecars do without."""
+
+READY_TIMEOUT_S = 240.0
+"""Patience with a start; imports are slow on a busy machine, and the first one compiles."""
+
+_SIDECAR = """
+import json
+import sys
+from speculant_drafter.server import run_server
+from speculant_drafter.sessions import Limits
+from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.errors import SpeculantError
+from speculant_graph.log import log_to_stderr
+config, draft = ServerConfig.model_validate_json(sys.argv[1]), DraftConfig.model_validate_json(sys.argv[2])
+limits = Limits(**json.loads(sys.argv[3]))
+log_to_stderr(*sys.argv[4:])
+try:
+    sys.exit(run_server(config, draft, limits))
+except SpeculantError as error:
+    sys.exit(str(error))
+"""
+_VERIFIER = ("-m", "speculant_graph.cli.main", "verifier")
+_VERIFIER_READY = re.compile(r"verifier ready on (?P<grpc>.*), (?P<url>https?://[^\s;]+)")
+
+
+@dataclass
+class Sidecar:
+    """A running server: its process, the address of its gRPC service, and its log."""
+
+    process: subprocess.Popen[str]
+    address: str
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error."""
+        return self.log_path.read_text(encoding="utf-8")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """End it with SIGTERM; return its exit status."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        return self.wait()
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit status."""
+        return self.process.wait(timeout=READY_TIMEOUT_S)
+
+
+@dataclass
+class Verifier(Sidecar):
+    """A running verifier."""
+
+    url: str
+    """Of its API over HTTP, with the ending /v1."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What it counts: values by name and labels."""
+        return scraped(f"{self.url.removesuffix('/v1')}/metrics")
+
+
+def _start(command: Sequence[str], log_path: Path, **options: Any) -> subprocess.Popen[str]:
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log_path.open("w", encoding="utf-8") as log_file:  # a pipe would fill up
+        return subprocess.Popen([sys.executable, *command], stderr=log_file, text=True, **options)
+
+
+def _until_ready(process: subprocess.Popen[str], log_path: Path, ask: Callable[[], T | None]) -> T:
+    """Ask until there is an answer, and return it."""
+    give_up_s = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        if answer := ask():
+            return answer
+        assert process.poll() is None, f"it ended with status {process.returncode}: {log_path.read_text('utf-8')}"
+        time.sleep(0.02)
+    process.kill()
+    raise AssertionError(f"it was not ready within {READY_TIMEOUT_S:g} s")
+
+
+def launch(
+    graph_path: Path,
+    socket_path: Path,
+    draft: Mapping[str, object] | None = None,
+    log: Sequence[str] = (),
+    limits: Mapping[str, float] | None = None,
+    **settings: object,
+) -> Sidecar:
+    """Start a sidecar without waiting for it.
+
+    Args:
+        graph_path: the default graph.
+        socket_path: where it listens, unless the settings say otherwise; its log lies beside it.
+        draft: fields of DraftConfig.
+        log: level and format of its log.
+        limits: fields of Limits.
+        settings: fields of ServerConfig.
+    """
+    config = ServerConfig.model_validate({"listen": f"unix://{socket_path}", "graph": graph_path, **settings})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    arguments = [config.model_dump_json(), DraftConfig.model_validate(draft or {}).model_dump_json()]
+    command = ["-c", _SIDECAR, *arguments, json.dumps(limits or {}), *log]
+    log_path = socket_path.with_suffix(".log")
+    return Sidecar(_start(command, log_path, env=environment), config.listen, log_path)
+
+
+def start_sidecar(graph_path: Path, socket_path: Path, **settings: Any) -> Sidecar:
+    """Start a sidecar as :func:`launch` does, and wait until its health check says that it serves."""
+    sidecar = launch(graph_path, socket_path, **settings)
+    wait_until_ready(sidecar)
+    return sidecar
+
+
+def wait_until_ready(sidecar: Sidecar) -> None:
+    """Wait until the health check of a sidecar says that it serves."""
+    with connect_channel(sidecar.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def serves() -> bool:
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+            except grpc.RpcError:
+                return False
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+        _until_ready(sidecar.process, sidecar.log_path, serves)
+
+
+@contextmanager
+def started_verifier(
+    folder: Path,
+    *arguments: str,
+    name: str = "verifier",
+    program: Sequence[str] = _VERIFIER,
+    model: Path = MODEL_FOLDER,
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Start a verifier that listens on a socket in a folder and on a free port; give it and its log.
+
+    Args:
+        folder: for its socket and its log.
+        arguments: more of its command line.
+        name: of its files.
+        program: what Python runs.
+        model: the target.
+    """
+    command = [
+        *program, "--model", str(model), "--listen", f"unix://{folder}/{name}.sock", "--http", "127.0.0.1:0",
+        "--num-threads", "1", "--no-measure-costs", *arguments,
+    ]  # fmt: skip
+    process = _start(command, folder / f"{name}.log")
+    try:
+        yield process, folder / f"{name}.log"
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def running_verifier(folder: Path, *arguments: str, **options: Any) -> Iterator[Verifier]:
+    """Do the same, wait until it serves, and end it with SIGTERM."""
+    with started_verifier(folder, *arguments, **options) as (process, log_path):
+        found = _until_ready(process, log_path, lambda: _VERIFIER_READY.search(log_path.read_text(encoding="utf-8")))
+        verifier = Verifier(process, found["grpc"], log_path, found["url"])
+        yield verifier
+        if process.poll() is None:
+            assert verifier.stop() == 0, verifier.log
+
+
+def scraped(url: str) -> dict[str, float]:
+    """Return what a process shows to Prometheus: values by name and labels."""
+    samples = [line.rpartition(" ") for line in fetched(url).splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in samples}
+
+
+def fetched(url: str, body: Any = None) -> str:
+    """Return what is at an address, after sending it a JSON body if there is one."""
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
+    request.add_header("content-type", "application/json")
+    with urllib.request.urlopen(request, timeout=READY_TIMEOUT_S) as answer:
+        return str(answer.read().decode())
