@@ -142,7 +142,7 @@ def load_with_sources(
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            flags = _flags(settings_cls, kind, command, list(arguments))
+            flags = flags_of(settings_cls, kind, command, list(arguments))
             toml = () if path is None else (TomlConfigSettingsSource(settings_cls, path),)
             sources[:] = (flags, init_settings, env_settings, *toml)
             return tuple(sources)
@@ -172,9 +172,10 @@ def _setting_error(error: ValidationError) -> ConfigError:
     return ConfigError(f"{field}: {humanise(first)}{shown}", field=field)
 
 
-def _flags(
+def flags_of(
     settings_cls: type[BaseSettings], kind: type[CommandSettings], command: str, arguments: list[str] | None
 ) -> CliSettingsSource[Any]:
+    """Return a command's flags; they read nothing if ``arguments`` is None."""
     return CliSettingsSource[Any](
         settings_cls,
         cli_prog_name=f"speculant {command}",

@@ -26,7 +26,7 @@ from speculant_graph.settings import (
 _MASK = "********"
 
 
-class ShowSettings(CommandSettings):
+class ConfigSettings(CommandSettings):
     """Show all settings as environment and configuration file make them, as TOML that could be saved."""
 
     action: CliPositionalArg[Literal["show"]] = "show"
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: a setting is wrong.
     """
-    options = load_settings(ShowSettings, "config", arguments)
+    options = load_settings(ConfigSettings, "config", arguments)
     path = config_file(arguments)
     settings, sources = load_with_sources(AllSettings, "config", [] if path is None else [f"--config={path}"])
     sections = SECTIONS if options.section is None else (options.section,)

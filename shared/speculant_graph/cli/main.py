@@ -40,6 +40,7 @@ COMMANDS = {
     "train": ("speculant_verifier.training.command:run", "train", "train a draft model's adapter on recorded requests"),
     "doctor": ("speculant_graph.cli.doctor:run", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config:run", "build", "show all settings and where each comes from"),
+    "completion": ("speculant_graph.cli.completion:run", "build", "print a script that completes commands in a shell"),
     "bench": ("speculant_graph.cli.bench:run", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.demo.command:run", "all", "run it all here and compare with plain decoding"),
 }

@@ -1,0 +1,67 @@
+"""``speculant completion``: a script that completes commands, flags and values in a shell, made by shtab."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from argparse import Action, ArgumentParser
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import shtab
+from pydantic_settings import CliPositionalArg
+
+from speculant_graph.cli.bench import BENCHES
+from speculant_graph.cli.main import COMMANDS
+from speculant_graph.settings import CommandSettings, flags_of, load_settings
+
+
+class CompletionSettings(CommandSettings):
+    """Print a script for a shell, which completes without starting Python; docs/terminal.md says where to put it."""
+
+    shell: CliPositionalArg[Literal["bash", "zsh", "tcsh", "fish"]]
+    """Which shell."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the script."""
+    settings = load_settings(CompletionSettings, "completion", arguments)
+    root = ArgumentParser("speculant")
+    root.add_argument("-V", "--version", action="store_true", help="show the version")
+    commands = root.add_subparsers()
+    for name, (target, _, what) in COMMANDS.items():
+        if name != "bench":
+            _add_parser(commands, name, target.partition(":")[0], name, what)
+    benches = commands.add_parser("bench", help=COMMANDS["bench"][2]).add_subparsers()
+    for name, (module, what) in BENCHES.items():
+        _add_parser(benches, name, module, f"bench-{name}", what)
+    sys.stdout.write(shtab.complete(root, shell=settings.shell))
+    return 0
+
+
+def _add_parser(commands: Any, name: str, module: str, settings_name: str, what: str) -> None:
+    """Add a command, and its flags if its settings class, such as ``BenchBuildSettings``, is there and installed."""
+    try:
+        kind = getattr(importlib.import_module(module), f"{settings_name.title().replace('-', '')}Settings", None)
+    except ImportError:
+        kind = None
+    if kind is None:
+        commands.add_parser(name, help=what)
+        return
+    flags = flags_of(kind, kind, name, None).root_parser
+    parser = commands.add_parser(name, help=what, parents=[flags], add_help=False)
+    for action in parser._actions:
+        action.help = " ".join(action.help.split()).split(". ")[0]
+        action.choices = _choices(action, kind)
+        if action.choices is None and action.nargs != 0:
+            action.complete = shtab.FILE
+
+
+def _choices(action: Action, kind: type[CommandSettings]) -> Sequence[str] | None:
+    """Return what a value may be if it is one of a few: options show it, and a positional argument's type has it."""
+    if action.option_strings:
+        shown = re.search(r"\{(.*)\}", str(action.metavar))
+        return shown[1].split(",") if shown else None
+    annotation = kind.model_fields[action.dest].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else None
