@@ -98,8 +98,9 @@ class ClientCore:
         self.state: DrafterState = "ok"
         """Whether the last step was answered."""
         self._actions: list[Action] = []
-        self._breaker = Breaker(address, lambda level, text: self._actions.append(Report(level, text)))
-        self._registry = SessionRegistry(self._breaker, self._actions, self.counts, request=opening, wire_ids=wire_ids)
+        self.breaker = Breaker(address, lambda level, text: self._actions.append(Report(level, text)))
+        """When the drafter is left alone."""
+        self._registry = SessionRegistry(self.breaker, self._actions, self.counts, request=opening, wire_ids=wire_ids)
         self._vocabulary_size = 0  # drafted token ids must be below it; it comes with every opened session
         self._unanswered: dict[int, SentMessage] = {}  # by step id, oldest first
         self._step_ids = itertools.count(1)  # never used again, whatever becomes of the stream
@@ -107,12 +108,7 @@ class ClientCore:
 
     def statistics(self) -> DrafterStatistics:
         """Return the counts as they are now, and whether the drafter is left alone."""
-        return replace(self.counts.snapshot(), is_paused=self.is_paused)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the drafter is left alone, as it failed."""
-        return self._breaker.is_down
+        return replace(self.counts.snapshot(), is_paused=self.breaker.is_down)
 
     def take_actions(self) -> list[Action]:
         """Return what is to be done since the last call, in order."""
@@ -146,7 +142,7 @@ class ClientCore:
         if session.is_open:
             return None
         self.probe(now_s)
-        if self._breaker.is_down:
+        if self.breaker.is_down:
             return DrafterUnavailableError(f"the drafter at {self._address} is down: {self.counts.last_failure}")
         opening = self._registry.begin_opening(session, now_s)
         opening.callbacks.append(callback)
@@ -157,7 +153,7 @@ class ClientCore:
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
         if error is None:
             self.state = "ok"
-            self._breaker.note_success()
+            self.breaker.note_success()
         elif isinstance(error, TokenizerMismatchError):
             self.state, self.counts.last_failure = "unavailable", str(error)
         elif isinstance(error, UnknownGraphError):  # a request of this session: the drafter is well
@@ -165,7 +161,7 @@ class ClientCore:
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
             self._note_failure(error, opening.started_s, now_s)
-            self._breaker.report_outage(str(error))
+            self.breaker.report_outage(str(error))
         return error
 
     def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> InFlightBatch | None:
@@ -180,9 +176,9 @@ class ClientCore:
             What is under way; None if the drafter is not to be asked.
         """
         self.counts.steps += 1
-        if self._breaker.is_down:
+        if self.breaker.is_down:
             self.probe(now_s)
-        if self._is_closed or self._breaker.is_down:
+        if self._is_closed or self.breaker.is_down:
             self.counts.failed_steps += 1
             self.counts.skipped_steps += 1
             self.state = "unavailable"
@@ -198,7 +194,7 @@ class ClientCore:
             batch.fail(index, self._too_late)
         error = batch.failure
         if batch.is_reached:
-            self._breaker.note_success()
+            self.breaker.note_success()
         if error is not None:
             self.counts.last_failure = str(error)
             if not batch.is_reached and not isinstance(error, UnknownGraphError):
@@ -210,7 +206,7 @@ class ClientCore:
             self.counts.round_trip_s.append(now_s - batch.started_s)
         if batch.is_answered:
             self.state = "ok"
-        elif self._breaker.is_resting(now_s) or not isinstance(error, UnknownGraphError | None):
+        elif self.breaker.is_resting(now_s) or not isinstance(error, UnknownGraphError | None):
             self.state = "unavailable"  # a session that was refused, or rests, is no outage
         self.counts.drafted_nodes += sum(map(len, batch.drafts))
         return batch.drafts
@@ -225,9 +221,9 @@ class ClientCore:
 
     def probe(self, now_s: float) -> None:
         """Send a drafter that is down a step without sequences; nothing waits for the answer."""
-        if self._breaker.has_lost_probe(now_s):
+        if self.breaker.has_lost_probe(now_s):
             self._drop_stream(SILENT)
-        if self._breaker.begin_probe(now_s):
+        if self.breaker.begin_probe(now_s):
             self._probe_id = next(self._step_ids)
             self._actions.append(Send(convert.encode_step(self._probe_id, StepRequest(()))))
 
@@ -264,7 +260,7 @@ class ClientCore:
             self._refused(sent, error, now_s)
             return
         if sent is None:
-            self._breaker.note_probe(None)
+            self.breaker.note_probe(None)
             return
         batch = sent.batch
         self.counts.late_answers += batch.is_over
@@ -285,7 +281,7 @@ class ClientCore:
     def stream_ended(self, error: SpeculantError, now_s: float) -> None:
         """Take the end of the stream; the next step begins another."""
         if is_refusal(error):  # as it would be a moment later
-            self._breaker.retry_after_s = max(self._breaker.retry_after_s, now_s + retry_delay_s(error))
+            self.breaker.retry_after_s = max(self.breaker.retry_after_s, now_s + retry_delay_s(error))
         self._drop_stream(error)
 
     def opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:
@@ -315,7 +311,7 @@ class ClientCore:
             session = self._registry.session(step.session_id)
             if session.holds_another_text(step):
                 self._registry.restart(session)
-            if self._breaker.is_resting(now_s) or now_s < session.retry_after_s:
+            if self.breaker.is_resting(now_s) or now_s < session.retry_after_s:
                 batch.fail(index, None)
             elif batch.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
                 batch.fail(index, _LOSES_SESSIONS)
@@ -380,23 +376,23 @@ class ClientCore:
     def _refused(self, sent: SentMessage | None, error: SpeculantError, now_s: float) -> None:
         """Note a message that was answered with an error."""
         if isinstance(error, DraftLimitError):
-            self._breaker.retry_after_s = max(self._breaker.retry_after_s, now_s + error.retry_delay_s)
+            self.breaker.retry_after_s = max(self.breaker.retry_after_s, now_s + error.retry_delay_s)
         if sent is None:
-            self._breaker.note_probe(error)
+            self.breaker.note_probe(error)
             return
         self.counts.late_answers += sent.batch.is_over
         for entry in sent.entries:
             sent.batch.fail(entry.batch_index, error)
 
     def _note_failure(self, error: SpeculantError, started_s: float, now_s: float) -> None:
-        was_down = self._breaker.is_down
-        self._breaker.note_failure(error, started_s, now_s, was_late=error is self._too_late)
-        if self._breaker.is_down and not was_down:
+        was_down = self.breaker.is_down
+        self.breaker.note_failure(error, started_s, now_s, was_late=error is self._too_late)
+        if self.breaker.is_down and not was_down:
             self._drop_stream(error)  # nothing old must wait in it when the drafter is back
 
     def _drop_stream(self, error: SpeculantError) -> None:
         self._actions.append(DropStream())
-        self._breaker.note_probe(error)
+        self.breaker.note_probe(error)
         lost, self._unanswered = self._unanswered, {}
         for sent in lost.values():
             for entry in sent.entries:

@@ -143,7 +143,7 @@ class DrafterClient:
     @property
     def is_paused(self) -> bool:
         """Whether the sidecar is not asked now, as it failed."""
-        return self._core.is_paused
+        return self._core.breaker.is_down
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session; if the drafter does not answer, its first steps try again.
