@@ -74,7 +74,7 @@ def _parameters(described: PreTrainedConfig, name: str) -> int:
     """Return how many numbers a model has; refuse architectures that can't be verified with."""
     from transformers import AutoModelForCausalLM
 
-    from speculant_verifier.model.architecture import check_architecture, sliding_layers
+    from speculant_verifier.model.loading import check_architecture, sliding_layers
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(described)

@@ -14,8 +14,7 @@ from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import Draft
 from speculant_verifier.draft_model.opening import load_draft_model
 from speculant_verifier.draft_model.price import LEAST_GAIN, DraftPrice
-from speculant_verifier.draft_model.reliability import Reliability, Situation
-from speculant_verifier.draft_model.tree import DraftTree
+from speculant_verifier.draft_model.tree import DraftTree, Reliability, Situation
 from support.draft_models import flat
 from support.tiny_models import tiny_gpt_oss
 

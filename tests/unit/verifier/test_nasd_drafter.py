@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.types import Feedback, SequenceStep
-from speculant_verifier.papers.nasd_drafter import NasdDrafter
-from speculant_verifier.papers.ngram_counts import NGramCounts
+from speculant_verifier.papers.nasd_drafter import NasdDrafter, NGramCounts
 
 TOKENS = st.integers(0, 4)
 

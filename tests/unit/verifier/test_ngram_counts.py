@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_verifier.papers import ngram_counts
-from speculant_verifier.papers.ngram_counts import NGramCounts
+from speculant_verifier.papers import nasd_drafter
+from speculant_verifier.papers.nasd_drafter import NGramCounts
 
 VOCABULARY = 4
 Rows = list[list[int]]
@@ -90,7 +90,7 @@ def test_counts_equal_counting_everything(
 @given(st.lists(st.integers(0, 11), max_size=60))
 def test_a_crowded_context_forgets_rare_successors_and_keeps_the_best(token_ids: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngram_counts, "MAX_SUCCESSORS", 4)
+        patch.setattr(nasd_drafter, "MAX_SUCCESSORS", 4)
         counts = NGramCounts(2, 12)
         for token_id in token_ids:
             best, before = counts.successor([1]), dict(counts.counts.get((1,), {}))

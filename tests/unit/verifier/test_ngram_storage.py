@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_verifier.papers.nasd import INgramStorage, NGramStorage, OneLevelNGramStorage
-from speculant_verifier.papers.ngram_counts import NGramCounts
+from speculant_verifier.papers.nasd_drafter import NGramCounts
 
 
 def matrices(width: int) -> st.SearchStrategy[list[list[int]]]:

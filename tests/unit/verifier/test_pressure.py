@@ -6,8 +6,8 @@ import pytest
 from loguru import logger
 
 from speculant_graph.machine import _control_groups, available_bytes
-from speculant_verifier.engine import pressure
-from speculant_verifier.engine.pressure import MemoryPressure
+from speculant_verifier.engine import admission
+from speculant_verifier.engine.admission import MemoryPressure
 from speculant_verifier.engine.totals import EngineTotals
 
 
@@ -37,7 +37,7 @@ def messages():
 @pytest.fixture
 def clock(monkeypatch):
     now = [1_000.0]
-    monkeypatch.setattr(pressure.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, gumbel_noise, uniform
-from speculant_verifier.sampling.choice import largest_sum, largest_sums
+from speculant_verifier.sampling.distribution import largest_sum, largest_sums
 
 SEEDS = st.integers(0, 2**63 - 1 + 1_000)
 POSITIONS = st.integers(0, 2**31)

@@ -24,8 +24,17 @@ from transformers.cache_utils import Cache
 
 from speculant_graph.types import Draft
 from speculant_verifier.cache.layers import SlotLayer
-from speculant_verifier.cache.layout import CacheLayout, ForwardPlan, MaskMaker, Placement
-from speculant_verifier.cache.plan import PassShape, full_visibility, shape_of_pass, sizes_of, window_visibility
+from speculant_verifier.cache.plan import (
+    CacheLayout,
+    ForwardPlan,
+    MaskMaker,
+    PassShape,
+    Placement,
+    full_visibility,
+    shape_of_pass,
+    sizes_of,
+    window_visibility,
+)
 
 _LEAST_GROWTH = 256
 

@@ -1,9 +1,9 @@
 """A drafter that asks a language model where that pays: beside n-grams, or alone.
 
 For every step n-grams draft first. The price then decides pass by pass whether the model is asked about nodes of these
-trees, and about how many; its candidates are mixed with the n-grams' (:mod:`.reliability`), and the most probable
-nodes are drafted. No q is known of them: rules that weigh p against q follow such drafts. All sequences of a batch
-share the passes. The text can't depend on any of it.
+trees, and about how many; its candidates are mixed with the n-grams' (:class:`~.tree.Reliability`), and the most
+probable nodes are drafted. No q is known of them: rules that weigh p against q follow such drafts. All sequences of a
+batch share the passes. The text can't depend on any of it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from speculant_graph.types import (
 )
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
 from speculant_verifier.draft_model.price import Allowance, DraftPrice
-from speculant_verifier.draft_model.reliability import Candidate, Reliability
-from speculant_verifier.draft_model.tree import DraftTree
+from speculant_verifier.draft_model.tree import Candidate, DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 
 _MIXED_WIDTH = 16

@@ -19,9 +19,8 @@ from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter
-from speculant_verifier.engine.admission import Admission
+from speculant_verifier.engine.admission import Admission, MemoryPressure
 from speculant_verifier.engine.drafting import Drafting
-from speculant_verifier.engine.pressure import MemoryPressure
 from speculant_verifier.engine.prompts import Prefill
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (

@@ -24,8 +24,13 @@ from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_verifier.attention import use_attention
 from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.plan import sizes_of
-from speculant_verifier.model.architecture import check_architecture, choose_experts, sliding_layers
-from speculant_verifier.model.loading import load_model, load_tokenizer
+from speculant_verifier.model.loading import (
+    check_architecture,
+    choose_experts,
+    load_model,
+    load_tokenizer,
+    sliding_layers,
+)
 from speculant_verifier.offload import OFFLOAD, Offload
 from speculant_verifier.structured import Grammar, Grammars, form_of
 

@@ -27,7 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from speculant_graph.errors import ConfigError, DraftRequestError, GenerationRequestError
 from speculant_graph.types import TokenId
-from speculant_verifier.papers.ngram_counts import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
+from speculant_verifier.papers.nasd_drafter import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
 
 _Value = TypeVar("_Value")
 

@@ -22,8 +22,18 @@ from numpy.typing import NDArray
 
 from speculant_graph.types import Draft
 from speculant_verifier.rules.follow import follow
-from speculant_verifier.rules.proposal import Drawn, all_accepted, certain, draw_from_rest, drawn_from, seen_through
-from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
+from speculant_verifier.rules.target import (
+    DraftTarget,
+    Drawn,
+    TargetDistribution,
+    UniformStream,
+    Verdict,
+    all_accepted,
+    certain,
+    draw_from_rest,
+    drawn_from,
+    seen_through,
+)
 
 
 def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:

@@ -19,8 +19,18 @@ from numpy.typing import NDArray
 
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.rules.follow import follow
-from speculant_verifier.rules.proposal import NEGLIGIBLE, Drawn, draw_from_rest, drawn_from, own_token, seen_through
-from speculant_verifier.rules.target import DraftTarget, UniformStream, Verdict, children_of
+from speculant_verifier.rules.target import (
+    NEGLIGIBLE,
+    DraftTarget,
+    Drawn,
+    UniformStream,
+    Verdict,
+    children_of,
+    draw_from_rest,
+    drawn_from,
+    own_token,
+    seen_through,
+)
 
 NextProposal = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
 """From q and the index of a rejected token in its support to the q of the next sibling."""

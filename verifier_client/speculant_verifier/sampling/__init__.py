@@ -1,9 +1,8 @@
 """From logits to tokens, by a request's own settings and random stream."""
 
 from speculant_verifier.sampling.distribution import Distribution, top_tokens
-from speculant_verifier.sampling.processors import check_settings, end_token_ids_of, processors_of
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of
-from speculant_verifier.sampling.sampler import Sampler
+from speculant_verifier.sampling.sampler import Sampler, check_settings, end_token_ids_of, processors_of
 
 __all__ = [
     "Distribution",

@@ -17,8 +17,7 @@ from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.results import TokenLogprobs
 from speculant_verifier.rules import WANTS_PROPOSALS, TargetDistribution
-from speculant_verifier.sampling.choice import largest_sum, largest_sums
-from speculant_verifier.sampling.distribution import Distribution
+from speculant_verifier.sampling.distribution import Distribution, largest_sum, largest_sums
 from speculant_verifier.sampling.sampler import Sampler
 
 
