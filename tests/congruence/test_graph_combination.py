@@ -20,7 +20,7 @@ from speculant_graph.graph.build.combine import merge_graphs, prune_graph, updat
 from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import check_graph
-from speculant_graph.graph.workspace import only_writer
+from speculant_graph.graph.workspace import workspace
 from support.graphs import assert_same_arrays, counts_of, fingerprint, graph_in_parts, graph_of
 from support.oracle import OracleGraph
 
@@ -180,7 +180,5 @@ def test_a_seam_that_is_not_in_the_text_is_refused(tmp_path: Path, name: str) ->
 def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "graph.pkl"
     graph_of([[1, 2, 3]], 2, 10).save(path)
-    with only_writer(path), pytest.raises(GraphFileError, match="another command is updating"):
+    with workspace(path), pytest.raises(GraphFileError, match="another command is writing"):
         update_graph(path, tmp_path)
-    with only_writer(path):
-        graph_of([[1, 2]], 2, 10).save(path)

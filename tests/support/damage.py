@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph.container import aligned_text_bytes, before_and_after, read_container
 from speculant_graph.graph.layout import Trie, array_offsets, trie_of
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.store import aligned, around, read_container
 
 
 def damaged(graph: NgramGraph, random: np.random.Generator) -> NgramGraph:
@@ -43,8 +43,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], Trie], object]) -> Non
         change: changes the description's values and the arrays, which are writable, in place. A description for which
             the checksums were changed keeps those.
     """
-    container = read_container(path)
-    packed, block = json.loads(container.text), np.frombuffer(container.block, np.uint32).copy()
+    text, stored = read_container(path)
+    packed, block = json.loads(text), np.frombuffer(stored, np.uint32).copy()
     sizes = tuple(packed["nodes_per_level"]), packed["tokenizer"]["vocabulary_size"]
     claimed = list(packed["array_sha256"])
     change(packed, trie_of(block, *sizes))
@@ -53,7 +53,5 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], Trie], object]) -> Non
         packed["array_sha256"] = [
             hashlib.sha256(block[start:stop]).hexdigest() for start, stop in itertools.pairwise(starts)
         ]
-    text = json.dumps(packed).encode()
-    text = text.ljust(aligned_text_bytes(len(text), block.nbytes))
-    before, after = before_and_after(text, block.nbytes)
+    before, after = around(aligned(json.dumps(packed).encode(), block.nbytes), block.nbytes)
     path.write_bytes(before + block.tobytes() + after)

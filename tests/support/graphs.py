@@ -15,7 +15,7 @@ from speculant_graph.graph.build.assemble import assemble_graph
 from speculant_graph.graph.build.builder import build_from_token_ids, describe_tokens
 from speculant_graph.graph.build.count import count_partitions, plan_partitions
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.build.report import Stopwatch
+from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.types import Fingerprint
 
@@ -52,7 +52,7 @@ def graph_in_parts(
         folder = Path(temporary)
         parts = list(plan_partitions(stream, vocabulary_size, layout, max_keys))
         records = list(count_partitions(stream, parts, layout, folder, 1))
-        assemble_graph(folder / "graph", folder, records, metadata, 1, Stopwatch(), lambda done, total: None)
+        assemble_graph(folder / "graph", folder, records, metadata, 1, BuildReport(), lambda done, total: None)
         return NgramGraph.load(folder / "graph", verify=True), len(parts)
 
 

@@ -6,8 +6,8 @@ import glob
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from speculant_graph.errors import CorpusError
 
@@ -22,8 +22,7 @@ TEXT_SUFFIXES = frozenset({
 """What is taken from a folder, packed or not; files that are named or matched by a pattern may end in anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusFile:
+class CorpusFile(NamedTuple):
     """A file whose text is in the token stream."""
 
     name: str

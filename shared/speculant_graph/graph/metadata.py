@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Base64Bytes, BeforeValidator, Field
+from pydantic import Base64Bytes, BeforeValidator, Field, TypeAdapter
 
 from speculant_graph.corpus.files import CorpusFile
+from speculant_graph.errors import GraphFileError
+from speculant_graph.graph.layout import MAX_NODES, MAX_VOCABULARY
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 
 FORMAT_VERSION = 3
@@ -72,3 +77,66 @@ class GraphMetadata:
     def transitions_per_order(self) -> tuple[int, ...]:
         """Distinct (context, next token) pairs, for orders 1 to N."""
         return self.nodes_per_level[1:]
+
+
+_METADATA = TypeAdapter(GraphMetadata)
+
+
+def description_of(metadata: GraphMetadata, checksums: Sequence[str] = ()) -> bytes:
+    """Return what a file states of its graph, as JSON with spaces at the end.
+
+    Args:
+        metadata: the size of what is returned does not depend on its numbers that are known last.
+        checksums: of the arrays, if they are known.
+
+    Raises:
+        GraphFileError: the calibration is larger than readers accept.
+    """
+    if len(metadata.calibration) > MAX_CALIBRATION_BYTES:
+        raise GraphFileError(
+            f"the calibration has {len(metadata.calibration)} bytes and a graph file holds {MAX_CALIBRATION_BYTES}; "
+            "make it smaller or build without one"
+        )
+    packed = _METADATA.dump_python(metadata, mode="json") | {"format_version": FORMAT_VERSION}
+    no_checksums = ["0" * 64] * (len(metadata.nodes_per_level) + 1)
+    widest = {
+        "contexts_per_order": [MAX_NODES] * metadata.max_order,
+        "build_seconds": 1e9,
+        "array_sha256": no_checksums,
+    }
+    size = len(json.dumps(packed | widest))
+    return json.dumps(packed | {"array_sha256": checksums or no_checksums}).encode("ascii").ljust(size)
+
+
+def read_description(name: str | Path, text: bytes) -> tuple[GraphMetadata, list[str]]:
+    """Return the metadata in a description, and the checksums that the arrays should have.
+
+    Args:
+        name: what it is of, for messages.
+        text: the description.
+
+    Raises:
+        GraphFileError: it is of a release that this one can't read.
+        Exception: it is none.
+    """
+    packed = json.loads(text.decode("ascii"))
+    version, checksums = packed["format_version"], packed["array_sha256"]
+    if type(version) is int and version != FORMAT_VERSION:
+        raise GraphFileError(
+            f"{name} has file format {version} and this release reads {FORMAT_VERSION}; "
+            "update speculant-graph or build the graph again"
+        )
+    if not all(isinstance(checksum, str) for checksum in checksums):
+        raise ValueError("checksums")
+    metadata = _METADATA.validate_json(text, strict=True)
+    order, vocabulary_size = metadata.max_order, metadata.tokenizer.vocabulary_size
+    if len(metadata.nodes_per_level) != order + 1 or len(metadata.contexts_per_order) != order:
+        raise ValueError("number of levels")
+    if len(metadata.head_token_ids) != len(metadata.tail_token_ids) or len(metadata.head_token_ids) > order:
+        raise ValueError("number of boundary tokens")
+    known = range(vocabulary_size)
+    if not all(token_id in known for token_id in metadata.head_token_ids + metadata.tail_token_ids):
+        raise ValueError("boundary tokens")
+    if not 0 < vocabulary_size <= MAX_VOCABULARY:
+        raise ValueError("vocabulary")
+    return metadata, checksums

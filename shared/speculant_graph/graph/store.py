@@ -1,78 +1,86 @@
-"""The graph file: a pickle of a graph, which is opened without being unpickled."""
+"""The graph file: a pickle of a graph, which is opened without being unpickled.
+
+It holds the call of one function, byte for byte as CPython's pickler writes it for protocol 5 (or 4, which differs in
+one byte), so ``pickle.load`` makes that call:
+
+.. code-block:: text
+
+    PROTO FRAME                   the frame ends before the block, or before a text of 64 KiB and more
+    SHORT_BINUNICODE twice        module and name of the function; STACK_GLOBAL
+    SHORT_BINBYTES                SHA-256 of the text
+    BINUNICODE                    the text: what the file states of its graph, filled up with spaces
+    BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes; it stands outside of a frame
+    FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
+
+A pickle is a program, and this one comes from a file that anyone may have written. The reader runs none of it: it has
+the pickler write what must stand around text and block, and refuses a file in which one byte differs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from speculant_graph import _core
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph.container import (
-    MAX_TEXT_BYTES,
-    MIN_BLOCK_BYTES,
-    NewFile,
-    aligned_text_bytes,
-    before_and_after,
-    damaged,
-    read_container,
-    writing,
-)
-from speculant_graph.graph.layout import CHILD, CUMULATIVE, MAX_VOCABULARY, Trie, array_offsets, trie_of
-from speculant_graph.graph.metadata import FORMAT_VERSION, MAX_CALIBRATION_BYTES, GraphMetadata
-from speculant_graph.graph.workspace import checked_output, workspace
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, Trie, array_offsets, trie_of
+from speculant_graph.graph.metadata import GraphMetadata, description_of, read_description
+from speculant_graph.graph.workspace import replacing, workspace, write_all, writing
 
 if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
+MIN_BLOCK_BYTES = 1 << 16
+"""A pickler writes smaller blocks in another form."""
+_ALIGNMENT = 64
+_MAX_TEXT_BYTES = 16 << 20
+_CALL_START, _TAIL_BYTES = 11, 15
 _DTYPE = "<u4"
 _WORD_BYTES = 4
-_METADATA, _CHECKSUMS = TypeAdapter(GraphMetadata), TypeAdapter(tuple[str, ...])
-_SLACK = 256
-"""Bytes that numbers known late may take beyond those that stand for them."""
 
 
 class NewGraphFile:
     """A graph file that is being written; its arrays are filled in place."""
 
-    def __init__(self, new: NewFile, metadata: GraphMetadata) -> None:
+    def __init__(self, path: Path, file: BinaryIO, metadata: GraphMetadata) -> None:
         """Lay out the file of a graph whose sizes are known, and take its space on disk.
 
         Args:
-            new: the file.
+            path: where the file will be.
+            file: the file, unbuffered.
             metadata: what the file states of itself.
 
         Raises:
             GraphFileError: the file can't be written.
         """
-        self.path, self.file = new.path, new.file
-        self._new = new
+        self.path, self.file = path, file
         self._metadata = metadata
         self._offsets = array_offsets(metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
         self._block_bytes = max(_WORD_BYTES * self._offsets[-1], MIN_BLOCK_BYTES)
-        self._before, after = before_and_after(_description(metadata, self._block_bytes), self._block_bytes)
-        self._num_bytes = len(self._before) + self._block_bytes + len(after)
-        with writing(self.path):
+        before, after = around(file_text(metadata, self._block_bytes), self._block_bytes)
+        self._start, self._num_bytes = len(before), len(before) + self._block_bytes + len(after)
+        with writing(path):
             # Space is taken now: a full disk is an error here, but kills a process that writes through a map.
-            os.posix_fallocate(self.file.fileno(), 0, self._num_bytes)
-            self.file.seek(-len(after), os.SEEK_END)
-            new.write(after)
+            os.posix_fallocate(file.fileno(), 0, self._num_bytes)
+            file.seek(-len(after), os.SEEK_END)
+            write_all(file, after)
 
     @property
     def level_offsets(self) -> tuple[int, ...]:
         """Where the records of each level begin, in bytes."""
-        return tuple(len(self._before) + _WORD_BYTES * offset for offset in self._offsets[:-2])
+        return tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[:-2])
 
     def map(self) -> Trie:
         """Map the arrays, writable."""
@@ -81,7 +89,7 @@ class NewGraphFile:
         return trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
 
     def finish(self, contexts_per_order: tuple[int, ...], build_seconds: float, jobs: int) -> None:
-        """Add what is known now, bring the file to disk and rename it to its path.
+        """Add what is known now.
 
         Args:
             contexts_per_order: see :class:`GraphMetadata`.
@@ -89,7 +97,7 @@ class NewGraphFile:
             jobs: threads that compute checksums.
 
         Raises:
-            GraphFileError: that fails.
+            GraphFileError: the file can't be written.
         """
         metadata = dataclasses.replace(
             self._metadata, contexts_per_order=contexts_per_order, build_seconds=build_seconds
@@ -98,21 +106,41 @@ class NewGraphFile:
             block = self._block(mmap.ACCESS_READ)
             with ThreadPoolExecutor(jobs) as threads:
                 checksums = list(threads.map(_checksum, _spans(block, self._offsets)))
-            before, _ = before_and_after(_description(metadata, self._block_bytes, checksums), self._block_bytes)
+            before, _ = around(file_text(metadata, self._block_bytes, checksums), self._block_bytes)
             self.file.seek(0)
-            self._new.write(before)
-        self._new.publish()
+            write_all(self.file, before)
 
     def _block(self, access: int) -> memoryview:
         view = memoryview(mmap.mmap(self.file.fileno(), self._num_bytes, access=access))
-        return view[len(self._before) : len(self._before) + self._block_bytes]
+        return view[self._start : self._start + self._block_bytes]
 
 
 @contextmanager
 def new_graph_file(path: Path, folder: Path, metadata: GraphMetadata) -> Iterator[NewGraphFile]:
-    """Begin a graph file in a folder; unless it is finished inside the block, nothing remains of it."""
-    with NewFile(path, folder) as new:
-        yield NewGraphFile(new, metadata)
+    """Begin a graph file in a folder, which is brought to its path at the end; after an error nothing remains of it."""
+    with replacing(path, folder) as temporary, temporary.open("xb+", buffering=0) as file:
+        yield NewGraphFile(path, file, metadata)
+
+
+def checked_output(path: str | Path) -> Path:
+    """Return where a graph file is to be written: ``path``, or what it points to if it is a link.
+
+    Raises:
+        GraphFileError: something else than a graph is there, or its folder does not exist or can't be written.
+    """
+    path = Path(path)
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():
+        raise GraphFileError(f"{path} is there and is not an ordinary file; choose another path")
+    if not path.parent.is_dir():
+        raise GraphFileError(f"there is no folder {path.parent} for {path.name}; make it or choose another path")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise GraphFileError(f"folder {path.parent} can't be written; choose another path")
+    if path.exists() and path.stat().st_size:
+        with writing(path), path.open("rb") as file:
+            if not _is_graph(file.read(_CALL_START + len(_call()))):  # a user's text, named by mistake
+                raise GraphFileError(f"{path} is there and is not a graph; remove it or choose another path")
+    return path
 
 
 def check_description(metadata: GraphMetadata) -> None:
@@ -121,7 +149,7 @@ def check_description(metadata: GraphMetadata) -> None:
     Raises:
         GraphFileError: there are too many files in the corpus, or the calibration is too large.
     """
-    _description(metadata, MIN_BLOCK_BYTES)
+    file_text(metadata, MIN_BLOCK_BYTES)
 
 
 def write_pickled(graph: object, path: str | Path) -> None:
@@ -131,18 +159,14 @@ def write_pickled(graph: object, path: str | Path) -> None:
         GraphFileError: the file can't be written.
     """
     path = checked_output(path)
-    with workspace(path) as folder, NewFile(path, folder) as new:
-        with writing(path):
-            pickle.dump(graph, new, protocol=5)
-        new.publish()
+    with workspace(path) as folder, replacing(path, folder) as temporary, temporary.open("xb") as file:
+        pickle.dump(graph, file, protocol=5)
 
 
 def read_graph(path: str | Path, *, verify: bool, complete: bool) -> tuple[Trie, GraphMetadata]:
     """Open a graph file; see :meth:`NgramGraph.load <speculant_graph.graph.ngrams.NgramGraph.load>`."""
-    container = read_container(Path(path))
-    trie, metadata, checksums = _opened(path, container.text, container.block)
-    if verify or complete:
-        _verify(path, container.block, trie, checksums)
+    text, block = read_container(Path(path))
+    trie, metadata = _opened(path, text, block, verify=verify or complete)
     if complete:
         try:
             check_graph(trie, metadata)
@@ -191,9 +215,8 @@ def pickled(trie: Trie, metadata: GraphMetadata, protocol: int) -> tuple[bytes, 
         words[: trie.words.size] = trie.words
     block = words.data.cast("B").toreadonly()
     offsets = array_offsets(trie.nodes_per_level, trie.vocabulary_size)
-    text = _description(metadata, block.nbytes, [_checksum(span) for span in _spans(block, offsets)])
-    data = pickle.PickleBuffer(block) if protocol >= 5 else bytes(block)
-    return hashlib.sha256(text).digest(), text.decode("ascii"), data
+    text = file_text(metadata, block.nbytes, [_checksum(span) for span in _spans(block, offsets)])
+    return _arguments(text, pickle.PickleBuffer(block) if protocol >= 5 else bytes(block))
 
 
 def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGraph:
@@ -212,51 +235,112 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
     text = description.encode()
     if hashlib.sha256(text).digest() != checksum:
         raise damaged("the pickle", "its description has another checksum")
-    view = memoryview(block).toreadonly()
-    trie, metadata, checksums = _opened("the pickle", text, view)
-    _verify("the pickle", view, trie, checksums)
-    return NgramGraph(trie, metadata)
+    return NgramGraph(*_opened("the pickle", text, memoryview(block).toreadonly(), verify=True))
 
 
-def _description(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
-    """Return what a file states of its graph, as JSON with spaces at the end.
+def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
+    """Return what a file states of its graph, with spaces behind it that align the block.
 
     Its size does not depend on the numbers that are known last, nor on the checksums.
+
+    Raises:
+        GraphFileError: it is larger than readers accept.
     """
-    if len(metadata.calibration) > MAX_CALIBRATION_BYTES:
-        raise GraphFileError(
-            f"the calibration has {len(metadata.calibration)} bytes and a graph file holds {MAX_CALIBRATION_BYTES}; "
-            "make it smaller or build without one"
-        )
-    packed = _METADATA.dump_python(metadata, mode="json") | {"format_version": FORMAT_VERSION}
-    packed["corpus_files"] = [dataclasses.astuple(file) for file in metadata.corpus_files]
-    no_checksums = ["0" * 64] * (len(metadata.nodes_per_level) + 1)
-    late = {"contexts_per_order": (), "build_seconds": 0.0, "array_sha256": no_checksums}
-    size = aligned_text_bytes(len(_json(packed | late)) + _SLACK, block_bytes)
-    text = _json(packed | {"array_sha256": checksums or no_checksums})
-    if size > MAX_TEXT_BYTES or len(text) > size:
+    text = aligned(description_of(metadata, checksums), block_bytes)
+    if len(text) > _MAX_TEXT_BYTES:
         raise GraphFileError("the description of the graph is too large for its file; join the corpus into fewer files")
-    return text.ljust(size)
+    return text
 
 
-def _json(value: object) -> bytes:
-    return json.dumps(value).encode("ascii")
+def aligned(text: bytes, block_bytes: int) -> bytes:
+    """Return a text with as many spaces behind it as align the block of a file."""
+    before, _ = around(text, block_bytes)
+    return text.ljust(len(text) + -len(before) % _ALIGNMENT)
 
 
-def _opened(name: str | Path, text: bytes, block: memoryview) -> tuple[Trie, GraphMetadata, tuple[str, ...]]:
-    """Return the graph of a description and a block, and the checksums that its arrays should have."""
+def around(text: bytes, block_bytes: int, protocol: int = 5) -> tuple[bytes, bytes]:
+    """Return what a pickler writes before the block, the text included, and behind it.
+
+    Args:
+        text: ASCII.
+        block_bytes: size of the block.
+        protocol: 4 or 5.
+    """
+    stand_in = bytes(MIN_BLOCK_BYTES)
+    written = pickle.dumps(_Call(_arguments(text, stand_in)), protocol)
+    start = written.rindex(stand_in)
+    size = b"B" + struct.pack("<I", block_bytes) if block_bytes < 1 << 32 else b"\x8e" + struct.pack("<Q", block_bytes)
+    return written[: start - 5] + size, written[start + len(stand_in) :]
+
+
+class _Call:
+    """An object that is pickled as a graph is."""
+
+    def __init__(self, arguments: tuple[bytes, str, Any]) -> None:
+        self._arguments = arguments
+
+    def __reduce__(self) -> tuple[Callable[..., NgramGraph], tuple[bytes, str, Any]]:
+        return graph_from_pickle, self._arguments
+
+
+def _arguments(text: bytes, block: Any) -> tuple[bytes, str, Any]:
+    return hashlib.sha256(text).digest(), text.decode("ascii"), block
+
+
+@cache
+def _call() -> bytes:
+    """Return the part of all files that names the function."""
+    text = b" " * 256
+    before, _ = around(text, MIN_BLOCK_BYTES)
+    return before[_CALL_START : before.index(b"C\x20" + hashlib.sha256(text).digest())]
+
+
+def _is_graph(head: bytes) -> bool:
+    """Return whether a file that begins so was once written as a graph."""
+    return head[:1] == b"\x80" and head[_CALL_START:] == _call()
+
+
+def read_container(path: Path) -> tuple[bytes, memoryview]:
+    """Open a file and return its text and its block, which stays on disk until it is touched.
+
+    Raises:
+        GraphFileError: it can't be read, is something else, or is damaged.
+    """
+    foreign = f"{path} is not a graph file; build one with 'speculant build' or GraphBuilder"
     try:
-        packed = json.loads(text.decode("ascii"))
-        version = packed["format_version"]
-        if type(version) is not int:
-            raise ValueError("version")
-        if version != FORMAT_VERSION:
-            raise GraphFileError(
-                f"{name} has file format {version} and this release reads {FORMAT_VERSION}; "
-                "update speculant-graph or build the graph again"
-            )
-        metadata = _metadata(packed)
-        checksums = _CHECKSUMS.validate_json(_json(packed["array_sha256"]), strict=True)
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise GraphFileError(foreign)
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise GraphFileError(f"{path} can't be opened ({reason})", fix="check the path of the graph file") from error
+    call_end = _CALL_START + len(_call())
+    if not _is_graph(bytes(view[:call_end])):
+        raise GraphFileError(foreign)
+    # Behind the call: 34 bytes of checksum, a MEMOIZE, 5 bytes of opcode and size; text; a MEMOIZE, opcode and size.
+    text_start = call_end + 40
+    text_end = text_start + int.from_bytes(view[text_start - 4 : text_start], "little")
+    block_start = text_end + (10 if bytes(view[text_end + 1 : text_end + 2]) == b"\x8e" else 6)
+    block_bytes = len(view) - block_start - _TAIL_BYTES
+    if view[1] not in (4, 5) or text_end - text_start > _MAX_TEXT_BYTES or block_bytes < MIN_BLOCK_BYTES:
+        raise damaged(path, "its length or what stands around the arrays is wrong")
+    text = bytes(view[text_start:text_end])
+    found = bytes(view[:block_start]), bytes(view[block_start + block_bytes :])
+    if not text.isascii() or found != around(text, block_bytes, view[1]) or block_start % _ALIGNMENT:
+        raise damaged(path, "its description has another checksum, or what stands around the arrays is wrong")
+    return text, view[block_start : block_start + block_bytes]
+
+
+def damaged(path: Path | str, reason: str) -> GraphFileError:
+    """Return the error for a file that is ours but broken."""
+    return GraphFileError(f"{path} is damaged ({reason})", fix="copy it or build the graph again")
+
+
+def _opened(name: str | Path, text: bytes, block: memoryview, *, verify: bool) -> tuple[Trie, GraphMetadata]:
+    """Return the graph of a description and a block."""
+    try:
+        metadata, checksums = read_description(name, text)
         vocabulary_size = metadata.tokenizer.vocabulary_size
         offsets = array_offsets(metadata.nodes_per_level, vocabulary_size)
         if len(checksums) != len(offsets) - 1 or block.nbytes != max(_WORD_BYTES * offsets[-1], MIN_BLOCK_BYTES):
@@ -264,14 +348,10 @@ def _opened(name: str | Path, text: bytes, block: memoryview) -> tuple[Trie, Gra
         trie = trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, vocabulary_size)
     except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise damaged(name, "its description is incomplete or does not fit its arrays") from error
-    return trie, metadata, checksums
-
-
-def _verify(path: str | Path, block: memoryview, trie: Trie, checksums: Sequence[str]) -> None:
-    spans = _spans(block, array_offsets(trie.nodes_per_level, trie.vocabulary_size))
-    for index, (span, checksum) in enumerate(zip(spans, checksums, strict=True), start=1):
-        if _checksum(span) != checksum:
-            raise damaged(path, f"array {index} of {len(checksums)} has another checksum")
+    for index, span in enumerate(_spans(block, offsets) if verify else ()):
+        if _checksum(span) != checksums[index]:
+            raise damaged(name, f"array {index + 1} of {len(checksums)} has another checksum")
+    return trie, metadata
 
 
 def _spans(block: memoryview, offsets: tuple[int, ...]) -> list[memoryview]:
@@ -282,23 +362,3 @@ def _spans(block: memoryview, offsets: tuple[int, ...]) -> list[memoryview]:
 
 def _checksum(data: memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _metadata(packed: dict[str, Any]) -> GraphMetadata:
-    packed["corpus_files"] = [
-        {"name": name, "size_bytes": size_bytes, "sha256": sha256}
-        for name, size_bytes, sha256 in packed["corpus_files"]
-    ]
-    fields = {field.name: packed[field.name] for field in dataclasses.fields(GraphMetadata)}
-    metadata = _METADATA.validate_json(_json(fields), strict=True)
-    order, vocabulary_size = metadata.max_order, metadata.tokenizer.vocabulary_size
-    if len(metadata.nodes_per_level) != order + 1 or len(metadata.contexts_per_order) != order:
-        raise ValueError("number of levels")
-    if len(metadata.head_token_ids) != len(metadata.tail_token_ids) or len(metadata.head_token_ids) > order:
-        raise ValueError("number of boundary tokens")
-    known = range(vocabulary_size)
-    if not all(token_id in known for token_id in metadata.head_token_ids + metadata.tail_token_ids):
-        raise ValueError("boundary tokens")
-    if not 0 < vocabulary_size <= MAX_VOCABULARY:
-        raise ValueError("vocabulary")
-    return metadata

@@ -106,17 +106,18 @@ def test_a_place_that_can_not_be_written_is_refused_before_the_work(tmp_path: Pa
         GraphBuilder("there is no such tokenizer").build([tmp_path], tmp_path / output)
 
 
-def test_what_a_killed_build_left_is_swept_and_what_runs_is_not(
+def test_what_a_killed_build_left_is_swept_and_what_runs_is_left_alone(
     tmp_path: Path, tokenizer_folder: Path, sample_text: str
 ) -> None:
     (tmp_path / "a.txt").write_text(sample_text, "utf-8")
     output = tmp_path / "graph.pkl"
-    left_over = tmp_path / ".graph.pkl.abc.building"
-    left_over.mkdir()
-    (left_over / "lock").touch()
-    (left_over / "tokens").touch()
+    left_over = tmp_path / ".graph.pkl.building" / "files" / "tokens"
+    left_over.parent.mkdir(parents=True)
+    left_over.touch()
     with workspace(output) as running:
-        GraphBuilder(tokenizer_folder).build(tmp_path / "a.txt", output)
+        assert not list(running.iterdir())
+        with pytest.raises(GraphFileError, match="another command is writing"):
+            GraphBuilder(tokenizer_folder).build(tmp_path / "a.txt", output)
         assert running.is_dir()
-        assert not left_over.exists()
+    GraphBuilder(tokenizer_folder).build(tmp_path / "a.txt", output)
     assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "graph.pkl"}

@@ -17,16 +17,17 @@ import pytest
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.build.builder import build_from_token_ids
-from speculant_graph.graph.container import (
-    MIN_BLOCK_BYTES,
-    aligned_text_bytes,
-    before_and_after,
-    read_container,
-)
 from speculant_graph.graph.layout import array_offsets, trie_of
 from speculant_graph.graph.metadata import FORMAT_VERSION
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import graph_from_pickle, new_graph_file
+from speculant_graph.graph.store import (
+    MIN_BLOCK_BYTES,
+    aligned,
+    around,
+    graph_from_pickle,
+    new_graph_file,
+    read_container,
+)
 from speculant_graph.types import Fingerprint
 from support.damage import assert_refused, rewrite
 from support.graphs import assert_same_arrays
@@ -90,20 +91,19 @@ def test_a_file_is_what_the_pickler_writes(tmp_path: Path, nodes: int, num_files
 def test_a_block_of_four_gigabytes_has_the_form_of_the_pickler(tmp_path: Path) -> None:
     """Nothing touches the block, which is a hole in the file."""
     num_bytes = (1 << 32) + 4
-    text = b"{}".ljust(aligned_text_bytes(1000, num_bytes))
-    before, after = before_and_after(text, num_bytes)
+    text = aligned(b"{}".ljust(1000), num_bytes)
+    before, after = around(text, num_bytes)
     with (tmp_path / "graph.pkl").open("wb") as file:
         file.write(before)
         file.seek(num_bytes, os.SEEK_CUR)
         file.write(after)
-    container = read_container(tmp_path / "graph.pkl")
-    assert (container.text, container.block.nbytes) == (text, num_bytes)
+    found, block = read_container(tmp_path / "graph.pkl")
+    assert (found, block.nbytes) == (text, num_bytes)
     assert len(before) % 64 == 0
 
     class Reduced:
         def __reduce_ex__(self, _: object) -> Any:
-            block = pickle.PickleBuffer(container.block)
-            return graph_from_pickle, (hashlib.sha256(text).digest(), text.decode(), block)
+            return graph_from_pickle, (hashlib.sha256(text).digest(), text.decode(), pickle.PickleBuffer(block))
 
     class Around:
         def __init__(self) -> None:
@@ -113,9 +113,9 @@ def test_a_block_of_four_gigabytes_has_the_form_of_the_pickler(tmp_path: Path) -
             if memoryview(data).nbytes < num_bytes:
                 self.written.append(bytes(data))
 
-    around = Around()
-    pickle.dump(Reduced(), around, protocol=5)
-    assert around.written == [before, after]
+    written = Around()
+    pickle.dump(Reduced(), written, protocol=5)
+    assert written.written == [before, after]
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

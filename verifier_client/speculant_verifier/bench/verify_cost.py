@@ -21,7 +21,7 @@ from speculant_graph.bench.report import (
 from speculant_graph.config import VerifierConfig
 from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.container import replacing
+from speculant_graph.graph.workspace import replacing
 from speculant_graph.settings import load_settings
 from speculant_graph.view.formatting import counted
 

@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter
 
 from speculant_graph.draft.cost import MAX_POINT, CostCurve
 from speculant_graph.errors import SpeculantError
-from speculant_graph.graph.container import replacing
+from speculant_graph.graph.workspace import replacing
 from speculant_graph.machine import describe_machine
 from speculant_graph.types import Draft
 from speculant_verifier.cache import SlotCache

@@ -13,11 +13,11 @@ import numpy as np
 from speculant_graph import _core
 from speculant_graph.errors import GraphError
 from speculant_graph.graph.build.emit import PartRecords
-from speculant_graph.graph.build.report import Stopwatch
-from speculant_graph.graph.container import write_all, writing
+from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, LINK, MAX_NODES, TOKEN, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.store import NewGraphFile, new_graph_file
+from speculant_graph.graph.workspace import write_all, writing
 
 _RECORDS_AT_A_TIME = 1 << 17
 _SLICE = 1 << 20
@@ -29,7 +29,7 @@ def assemble_graph(
     parts: Sequence[PartRecords],
     metadata: GraphMetadata,
     jobs: int,
-    watch: Stopwatch,
+    watch: BuildReport,
     on_level: Callable[[int, int], None],
 ) -> None:
     """Write the graph of all parts; their files are removed on the way.

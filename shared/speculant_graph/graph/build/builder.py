@@ -18,13 +18,12 @@ from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.graph.build.count import count_tokens, map_tokens
-from speculant_graph.graph.build.report import BuildReport, Phase, Stopwatch, built_at
-from speculant_graph.graph.container import writing
+from speculant_graph.graph.build.report import BuildReport, Phase, built_at
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.store import check_description
-from speculant_graph.graph.workspace import checked_output, workspace
+from speculant_graph.graph.store import check_description, checked_output
+from speculant_graph.graph.workspace import workspace, writing
 from speculant_graph.machine import num_cores
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 from speculant_graph.version import VERSION
@@ -109,11 +108,11 @@ class GraphBuilder:
             GraphError: there are more tokens than a graph can hold.
             GraphFileError: the file can't be written.
         """
-        watch = Stopwatch()
+        watch = BuildReport()
         output = checked_output(output)
-        with watch.watching_memory(), workspace(output) as folder:
+        with watch.watching(), workspace(output) as folder:
             self._build(corpus, output, folder, watch, progress or _ignore, calibrate)
-        self.report = watch.report()
+        self.report = watch
         return NgramGraph.load(output)
 
     def _build(
@@ -121,7 +120,7 @@ class GraphBuilder:
         corpus: str | Path | Iterable[str | Path],
         output: Path,
         folder: Path,
-        watch: Stopwatch,
+        watch: BuildReport,
         report: ProgressCallback,
         calibrate: Calibrate | None,
     ) -> None:

@@ -22,13 +22,12 @@ from speculant_graph.graph.build.builder import (
 )
 from speculant_graph.graph.build.emit import emit_records
 from speculant_graph.graph.build.keys import KeyLayout, KeyStream, keys_of, keys_of_ngrams, merged
-from speculant_graph.graph.build.report import Stopwatch, built_at
-from speculant_graph.graph.container import writing
+from speculant_graph.graph.build.report import BuildReport, built_at
 from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt64Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
-from speculant_graph.graph.store import check_description, check_graph
-from speculant_graph.graph.workspace import checked_output, only_writer, workspace
+from speculant_graph.graph.store import check_description, check_graph, checked_output
+from speculant_graph.graph.workspace import replacing, workspace, writing
 from speculant_graph.machine import num_cores
 from speculant_graph.version import VERSION
 
@@ -106,15 +105,16 @@ def update_graph(
         CorpusError: a file can't be read, or there is no text.
         TokenizerMismatchError: the tokenizer of the graph's name is another one now.
         GraphError: the graph was pruned.
-        GraphFileError: the graph is damaged, another update of it is running, or the output can't be written.
+        GraphFileError: the graph is damaged, or the output can't be written or is being written by another process.
     """
     path = Path(path)
     output = checked_output(path if output is None else output)
-    with only_writer(path), workspace(output) as folder:
+    with workspace(output) as folder:
         graph = NgramGraph.load(path, verify=True)
         builder = GraphBuilder(**_settings_for(graph.metadata, config or GraphConfig()))
         new = builder.build(corpus, folder / "new.pkl", progress=progress)
-        return merge_graphs(graph, new, output, jobs=num_cores(), progress=progress)
+        with replacing(output, folder) as merged:
+            return merge_graphs(graph, new, merged, jobs=num_cores(), progress=progress)
 
 
 def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _write(
 ) -> NgramGraph:
     metadata = dataclasses.replace(metadata, built_at=built_at(), library_version=VERSION)
     check_description(metadata)
-    watch = Stopwatch()
+    watch = BuildReport()
 
     def report(done: int) -> None:
         if progress is not None:

@@ -19,10 +19,10 @@ from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.graph.build.assemble import assemble_graph
 from speculant_graph.graph.build.emit import PartRecords, emit_records, emitter_bytes
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.build.report import Stopwatch
-from speculant_graph.graph.container import writing
+from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.graph.layout import MAX_NODES, UInt32Array, UInt64Array, require_vocabulary
 from speculant_graph.graph.metadata import GraphMetadata
+from speculant_graph.graph.workspace import writing
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[int, int], None]
@@ -89,7 +89,7 @@ def count_tokens(
     *,
     memory: int,
     jobs: int,
-    watch: Stopwatch | None = None,
+    watch: BuildReport | None = None,
     on_count: CountProgress | None = None,
     on_save: CountProgress | None = None,
 ) -> None:
@@ -114,7 +114,7 @@ def count_tokens(
         GraphError: it is too long or holds an id outside the vocabulary.
         GraphFileError: the disk is full, or a file can't be written.
     """
-    watch = watch or Stopwatch()
+    watch = watch or BuildReport()
     with watch.measuring("count"), writing(output):
         token_ids = map_tokens(stream)
         vocabulary_size = metadata.tokenizer.vocabulary_size

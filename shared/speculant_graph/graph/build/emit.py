@@ -11,8 +11,8 @@ from pathlib import Path
 
 from speculant_graph import _core
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.container import write_all
 from speculant_graph.graph.layout import INNER_WORDS, Int64Array, UInt64Array
+from speculant_graph.graph.workspace import write_all
 
 _RECORDS = 1 << 15
 """Records of a level that are written at a time; they stay in a core's cache until then."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from speculant_graph.errors import ConfigError
@@ -34,35 +34,29 @@ def built_at() -> str:
         raise ConfigError(f"{_EPOCH} is {epoch!r}; set it to seconds since 1970, or unset it") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BuildReport:
-    """Time and memory."""
+    """Time and memory, noted while a build runs."""
 
-    tokenize_s: float
+    tokenize_s: float = 0.0
     """Wall seconds from the start, loading the tokenizer included, to the token stream on disk."""
-    calibrate_s: float
+    calibrate_s: float = 0.0
     """Wall seconds of learning from a held-out slice; 0 if it was left out."""
-    count_s: float
+    count_s: float = 0.0
     """Wall seconds from there to sorted, counted and linked arrays on disk."""
-    save_s: float
-    """Wall seconds of checksums, the description and waiting for the disk."""
-    total_s: float
-    """All of it."""
-    count_cpu_s: float
+    save_s: float = 0.0
+    """Wall seconds of checksums and the description."""
+    total_s: float = 0.0
+    """All of it, and waiting for the disk."""
+    count_cpu_s: float = 0.0
     """CPU seconds of counting, all threads together."""
-    peak_anon_bytes: int
+    peak_anon_bytes: int = 0
     """Most memory of this process that was not backed by files, seen every 20 ms."""
 
-
-@dataclass(slots=True)
-class Stopwatch:
-    """Measures the phases of a build while it runs."""
-
-    started: float = field(default_factory=time.monotonic)
-    """Value of ``time.monotonic`` at the beginning."""
-    peak_anon_bytes: int = 0
-    _walls: dict[str, float] = field(default_factory=dict)
-    _cpus: dict[str, float] = field(default_factory=dict)
+    @property
+    def build_seconds(self) -> float:
+        """What a graph file states of it; 0 if the same input is to give the same bytes."""
+        return 0.0 if _EPOCH in os.environ else round(self.tokenize_s + self.calibrate_s + self.count_s, 3)
 
     @contextmanager
     def measuring(self, phase: Phase) -> Iterator[None]:
@@ -71,13 +65,15 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._walls[phase] = self._walls.get(phase, 0.0) + time.monotonic() - wall
-            self._cpus[phase] = self._cpus.get(phase, 0.0) + time.process_time() - cpu
+            field = f"{phase}_s"
+            setattr(self, field, round(getattr(self, field) + time.monotonic() - wall, 3))
+            if phase == "count":
+                self.count_cpu_s = round(self.count_cpu_s + time.process_time() - cpu, 3)
 
     @contextmanager
-    def watching_memory(self) -> Iterator[None]:
-        """Note the peak of anonymous memory during a block."""
-        ended = threading.Event()
+    def watching(self) -> Iterator[None]:
+        """Note the time of a whole build, and the peak of anonymous memory meanwhile."""
+        started, ended = time.monotonic(), threading.Event()
 
         def watch() -> None:
             while True:
@@ -92,25 +88,4 @@ class Stopwatch:
         finally:
             ended.set()
             watcher.join()
-
-    @property
-    def total_s(self) -> float:
-        """Seconds since the beginning."""
-        return time.monotonic() - self.started
-
-    @property
-    def build_seconds(self) -> float:
-        """What a graph file states of it; 0 if the same input is to give the same bytes."""
-        return round(self.total_s, 3) if _EPOCH not in os.environ else 0.0
-
-    def report(self) -> BuildReport:
-        """Return what was measured."""
-        return BuildReport(
-            tokenize_s=round(self._walls.get("tokenize", 0.0), 3),
-            calibrate_s=round(self._walls.get("calibrate", 0.0), 3),
-            count_s=round(self._walls.get("count", 0.0), 3),
-            save_s=round(self._walls.get("save", 0.0), 3),
-            total_s=round(self.total_s, 3),
-            count_cpu_s=round(self._cpus.get("count", 0.0), 3),
-            peak_anon_bytes=self.peak_anon_bytes,
-        )
+            self.total_s = round(time.monotonic() - started, 3)
