@@ -26,10 +26,8 @@ BOUND = 464 * 4
 
 
 @cache
-def target_of(family, ring=True):
-    if family == "gpt_oss":
-        return tiny_gpt_oss(window=WINDOW, ring_cache=ring)
-    return tiny_model(family, window=WINDOW, ring_cache=ring)
+def target_of(family):
+    return tiny_gpt_oss(window=WINDOW) if family == "gpt_oss" else tiny_model(family, window=WINDOW)
 
 
 @cache
@@ -87,16 +85,12 @@ def test_every_drafter_in_a_ragged_batch(kind):
     ],
     ids=["tight", "feedback and target cache", "few rows"],
 )
-@pytest.mark.parametrize(
-    ("kind", "ring"),
-    [("tree", True), ("tree", False), ("model beside n-grams", True)],
-    ids=["ring", "no ring", "model"],
-)
-def test_memory_and_company(options, kind, ring):
+@pytest.mark.parametrize("kind", ["tree", "model beside n-grams"])
+def test_memory_and_company(options, kind):
     jobs, outputs, _ = plain("gpt_oss")
     joining = [replace(job, after_steps=3 * index) for index, job in enumerate(jobs)]
     drafter = drafter_for(kind, "gpt_oss", 0, 9, random.Random(0), failures=0.3)
-    outcome = decode(target_of("gpt_oss", ring), joining, drafter, 9, strategy="tree", **options)
+    outcome = decode(target_of("gpt_oss"), joining, drafter, 9, strategy="tree", **options)
     assert outcome.outputs == outputs
 
 
@@ -123,7 +117,7 @@ def random_scenario(rng, family):
         for rank, index in enumerate(order)
     ]
     drafter = drafter_for(kind, family, seed, budget, rng, rng.choice([0.0, 0.4]))
-    target = target_of(family, rng.random() < 0.6)
+    target = target_of(family)
     outcome = decode(target, chosen, drafter, budget, strategy=strategy_of(kind), **options)
     return (kind, budget, options, speculation, gap, order), outcome.outputs, [outputs[index] for index in order]
 
@@ -156,10 +150,10 @@ def test_prompts_of_any_length(length):
         job = Job(prompt, config)
         output = alone(target_of("gpt_oss"), job)
         text = [*prompt, *output]
-        for ring, chunk in ((True, 7), (False, 512), (True, 128)):
+        for chunk in (7, 128, 512):
             for script in (knowing([text], 0.85, 258, length), knowing_tree([text], 258, length)):
-                outcome = decode(target_of("gpt_oss", ring), [job], ScriptedDrafter(script), 12, prefill_chunk=chunk)
-                assert outcome.outputs == [output], (ring, chunk)
+                outcome = decode(target_of("gpt_oss"), [job], ScriptedDrafter(script), 12, prefill_chunk=chunk)
+                assert outcome.outputs == [output], chunk
 
 
 def test_a_repeated_prompt_comes_from_the_target_cache():

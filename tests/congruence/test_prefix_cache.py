@@ -18,9 +18,7 @@ from support.tiny_models import tiny_gpt_oss, tiny_model
 
 @cache
 def target_of(family):
-    if family.startswith("gpt_oss"):
-        return tiny_gpt_oss(window=WINDOW, ring_cache="without" not in family)
-    return tiny_model(family)
+    return tiny_gpt_oss(window=WINDOW) if family == "gpt_oss" else tiny_model(family)
 
 
 def engine_of(target, rng, **options):
@@ -49,7 +47,7 @@ def tokens(rng, number):
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("gpt_oss", {}), ("gpt_oss", {"prefill_chunk": 50}), ("gpt_oss without rings", {"max_batch_size": 1}),
+        ("gpt_oss", {}), ("gpt_oss", {"prefill_chunk": 50}), ("gpt_oss", {"max_batch_size": 1}),
         ("llama", {"max_batch_size": 1}), ("qwen3", {"prefill_chunk": 50}),
     ],
     ids=str,

@@ -37,8 +37,6 @@ def tiny_gpt_oss(
     window: int = WINDOW,
     seed: int = 0,
     *,
-    eager: bool = False,
-    ring_cache: bool = True,
     num_layers: int = 2,
 ) -> TargetModel:
     """A random gpt-oss, every second layer of which has a window."""
@@ -66,7 +64,7 @@ def tiny_gpt_oss(
         for name, parameter in model.named_parameters():
             if "sinks" in name or "bias" in name:
                 parameter.normal_(std=0.5)
-    return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss", eager=eager, ring_cache=ring_cache)
+    return TargetModel(model, byte_tokenizer(), "tiny-gpt-oss")
 
 
 def tiny_model(
@@ -74,8 +72,6 @@ def tiny_model(
     seed: int = 0,
     *,
     window: int = WINDOW,
-    eager: bool = False,
-    ring_cache: bool = True,
     num_layers: int = 2,
 ) -> TargetModel:
     """A random Llama, Mistral (every layer has a window), Qwen2 (some have), Qwen3 (none has) or Qwen3-MoE."""
@@ -102,10 +98,4 @@ def tiny_model(
         pad_token_id=None,
         **more,
     )
-    return TargetModel(
-        AutoModelForCausalLM.from_config(config),
-        byte_tokenizer(),
-        f"tiny-{family}",
-        eager=eager,
-        ring_cache=ring_cache,
-    )
+    return TargetModel(AutoModelForCausalLM.from_config(config), byte_tokenizer(), f"tiny-{family}")

@@ -54,7 +54,7 @@ def test_merged_does_what_peft_does(tmp_path: Path, family: str) -> None:
     assert float((logits(merged) - plain).abs().max()) > 0.05
     # It is a model for decoding: one pass over a slot cache gives the logits of the plain call.
     target = TargetModel(merged, None, "tiny")
-    found = target.forward([list(range(3, 40))], target.new_cache(1, 64), [0])[0, -1]
+    found = target.forward([list(range(3, 40))], target.new_cache(1), [0])[0, -1]
     torch.testing.assert_close(found, expected[0, -1], rtol=1e-3, atol=1e-3)
 
 

@@ -65,7 +65,8 @@ def test_growing_and_shrinking_keep_what_is_cached(rows):
 
 
 def test_growing_by_itself_keeps_to_the_bound(gpt_oss):
-    cache = gpt_oss.new_cache(3, max_slots=300)
+    cache = gpt_oss.new_cache(3)
+    cache.max_slots = 300
     gpt_oss.prefill([list(range(90))], cache, [0])
     assert cache.num_rows * cache.capacity <= 300
     assert cache.slots_needed(3, 96) <= 300 < cache.slots_needed(3, 97)
@@ -78,9 +79,9 @@ def test_growing_by_itself_keeps_to_the_bound(gpt_oss):
 
 
 @settings(max_examples=8)
-@given(st.lists(st.sampled_from(["verify", "move", "start", "resize", "wide"]), max_size=8), st.integers(0, 99))
+@given(st.lists(st.sampled_from(["verify", "move", "start", "resize"]), max_size=8), st.integers(0, 99))
 def test_any_order_of_operations(gpt_oss, operations, seed):
-    cache = gpt_oss.new_cache(3, widest_pass=4)
+    cache = gpt_oss.new_cache(3, widest_pass=50)
     rows = Rows(gpt_oss, cache, seed)
     rows.start(0, rows.generator.randint(1, 90), chunk=4)
     for operation in [*operations, "verify"]:
@@ -92,9 +93,9 @@ def test_any_order_of_operations(gpt_oss, operations, seed):
             rows.start(row, rows.generator.randint(1, 60), chunk=rows.generator.choice([4, 50]))
         elif operation == "resize":
             cache.resize(3, max(cache.lengths) + rows.generator.randint(0, 100))
-        elif operation in ("verify", "wide"):
-            error = rows.verify(sorted(rows.tokens), largest=4 if operation == "verify" else 40, looked_at=1)
-            assert error < TOLERANCE
+        else:
+            largest = rows.generator.choice([4, 40])
+            assert rows.verify(sorted(rows.tokens), largest=largest, looked_at=1) < TOLERANCE
 
 
 def test_a_batch_of_many_pending_tokens_computes_few_logits(rows):
@@ -103,7 +104,7 @@ def test_a_batch_of_many_pending_tokens_computes_few_logits(rows):
     head = rows.target.model.get_output_embeddings()
     handle = head.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:-1].numel()))
     try:
-        rows.target.prefill([[1] * 20, [2] * 6], rows.cache, [0, 1])
+        rows.target.prefill([[1] * 8, [2] * 6], rows.cache, [0, 1])
         rows.target.forward([[1] * 7, [2]], rows.cache, [0, 1])
     finally:
         handle.remove()

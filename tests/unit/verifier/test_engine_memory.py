@@ -61,21 +61,21 @@ def test_memory_that_ends_while_the_cache_grows_leaves_it_whole(target, monkeypa
     """Whichever layer it ends at, whoever goes on has the layers that the cache says."""
     prompts = [(1, 2, 3), (1,) * 400]
     expected = alone(target, prompts[0])
-    replace = SlotLayer._replace
+    replace = SlotLayer.resize
     for failing in range(8):
         engine = make_engine(target, max_batch_size=2)
         engine.add(Request(0, prompts[0], CONFIG))
         engine.step()
         left = [failing]
 
-        def small(layer, num_rows, num_slots, moves, left=left):
+        def small(layer, num_rows, num_slots, left=left):
             left[0] -= 1
             if left[0] < 0:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            replace(layer, num_rows, num_slots, moves)
+            replace(layer, num_rows, num_slots)
 
         with monkeypatch.context() as patched:
-            patched.setattr(SlotLayer, "_replace", small)
+            patched.setattr(SlotLayer, "resize", small)
             engine.add(Request(1, prompts[1], CONFIG))
             outputs = [output for _ in range(2) for output in engine.step()]
         reasons = {output.sequence.index: output.finish_reason for output in outputs}

@@ -69,7 +69,7 @@ def test_four_bit_weights_are_decoded_exactly_on_a_cpu(mxfp4, dtype):
         assert torch.equal(weights[name].float(), decoded(packed[f"{name}_blocks"], packed[f"{name}_scales"]))
     assert target.model.dtype == expected
     if dtype == "float32":
-        rows = Rows(target, target.new_cache(2, widest_pass=10), 0)
+        rows = Rows(target, target.new_cache(2), 0)
         rows.start(0, 40)
         rows.start(1, 3)
         assert rows.verify([0, 1]) < TOLERANCE

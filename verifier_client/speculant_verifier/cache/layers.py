@@ -68,25 +68,15 @@ class SlotLayer(CacheLayerMixin):
 
     def resize(self, num_rows: int, num_slots: int) -> None:
         """Change the buffers' size; rows and slots that exist in both sizes keep their contents."""
-        self._replace(num_rows, num_slots, None)
-
-    def relay(self, num_slots: int, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Change the number of slots and keep only ``source`` slots of ``rows``, at ``target``; all ``[k]``."""
-        self._replace(self.num_rows, num_slots, (rows, source, target))
-
-    def _replace(self, num_rows: int, num_slots: int, moves: tuple[Tensor, Tensor, Tensor] | None) -> None:
         for name in ("keys", "values"):  # one after the other: only one of them is there twice
             if not self.is_initialized:
                 break
             old: Tensor = getattr(self, name)
-            if moves is None and (old.shape[0], old.shape[2]) == (num_rows, num_slots):
+            if (old.shape[0], old.shape[2]) == (num_rows, num_slots):
                 continue
             rows, slots = min(num_rows, old.shape[0]), min(num_slots, old.shape[2])
             new = old.new_zeros(num_rows, old.shape[1], num_slots, old.shape[3])
-            if moves is None:
-                new[:rows, :, :slots] = old[:rows, :, :slots]
-            else:
-                new[moves[0], :, moves[2]] = old[moves[0], :, moves[1]]
+            new[:rows, :, :slots] = old[:rows, :, :slots]
             setattr(self, name, new)
             self._memories = _memory_of(self.keys), _memory_of(self.values)
         self.num_rows, self.num_slots = num_rows, num_slots

@@ -31,15 +31,11 @@ class CacheLayout:
     window: int | None
     """Positions that sliding layers see, a token's own included; None if no layer slides."""
     groups: int
-    """Heads of queries per head of keys."""
-    folds_masks: bool
-    """Whether masks are repeated for queries that share a head of keys."""
+    """Heads of queries per head of keys: masks are repeated for those that share one."""
     dtype: torch.dtype
     """Of masks that are added."""
     device: torch.device
     """Where plans are needed."""
-    ring: bool = True
-    """Sliding layers keep no more than the window and one pass."""
 
     @property
     def step(self) -> int:
@@ -50,12 +46,12 @@ class CacheLayout:
         """Return the number of slots that are taken for so many."""
         return -(-num_slots // _STEP) * _STEP
 
-    def ring_slots(self, widest_pass: int) -> int | None:
-        """Return the slots of a ring that passes of so many nodes can be rolled back in; None without rings.
+    def ring_slots(self, widest_pass: int | None) -> int | None:
+        """Return the slots of a ring that passes of so many nodes can be rolled back in; None for passes of any width.
 
         A pass overwrites what is ``ring`` slots behind its last node, which its first node must no longer see.
         """
-        if not self.ring or self.window is None:
+        if widest_pass is None or self.window is None:
             return None
         return self.round_up(self.window + widest_pass - 1)
 
@@ -105,7 +101,7 @@ class MaskMaker:
         on_device = torch.from_numpy(visible).to(layout.device, non_blocking=True)
         count, width, columns = on_device.shape
         added = torch.where(on_device[:, None], self._seen, self._hidden)
-        if not layout.folds_masks or layout.groups == 1 or width == 1 or width > _MOST_FOLDED:
+        if layout.groups == 1 or width == 1 or width > _MOST_FOLDED:
             return added
         size = added.numel() * layout.groups
         if self._space.numel() < size:

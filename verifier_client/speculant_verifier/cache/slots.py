@@ -45,38 +45,23 @@ KeysAndValues = tuple[tuple[Tensor, Tensor], ...]
 class SlotCache(Cache):
     """The cache of all layers, and where the pass that is about to run goes."""
 
-    def __init__(
-        self,
-        layout: CacheLayout,
-        num_rows: int,
-        capacity: int = 0,
-        *,
-        widest_pass: int = 1,
-        max_slots: int | None = None,
-    ) -> None:
+    def __init__(self, layout: CacheLayout, num_rows: int, *, widest_pass: int | None = None) -> None:
         """Make an empty cache; memory is taken when it is first used.
 
         Args:
             layout: the model's side.
             num_rows: sequences held at once.
-            capacity: slots per row to begin with.
-            widest_pass: most nodes of one pass, so that rings are made large enough at once; they grow if it is passed.
-            max_slots: bound of rows times capacity that growing by itself keeps to; None for none.
+            widest_pass: most nodes of one pass, which rings are made for; None: any, without rings.
         """
-        self.layout, self.num_rows, self.capacity, self.max_slots = (
-            layout,
-            num_rows,
-            layout.round_up(capacity),
-            max_slots,
-        )
+        self.layout, self.num_rows, self.capacity = layout, num_rows, 0
+        self.max_slots: int | None = None
+        """Bound of rows times capacity that growing by itself keeps to; None for none."""
         self.lengths = [0] * num_rows
         """Committed tokens per row. Read them; commits and clears change them."""
         self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
-        self._slot_layers = [
-            SlotLayer(num_rows, self._slots_of(sliding, self.capacity)) for sliding in layout.is_sliding
-        ]
+        self._slot_layers = [SlotLayer(num_rows, 0) for sliding in layout.is_sliding]
         super().__init__(layers=list(self._slot_layers))
 
     def _slots_of(self, is_sliding: bool, capacity: int) -> int:
@@ -232,7 +217,7 @@ class SlotCache(Cache):
         shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
         end = int(shape.lengths.max()) + width
         self.reserve(end)
-        self._widen(width)
+        assert self._ring is None or width + (self.layout.window or 0) <= self._ring + 1, "a pass wider than was said"
         for row in rows:
             self._written[row] = max(self._written[row], self.lengths[row] + width)
         full = sliding = None
@@ -293,21 +278,3 @@ class SlotCache(Cache):
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             rows, source, target = ringed if is_sliding else plain
             layer.move(rows, source, target)
-
-    @torch.inference_mode()
-    def _widen(self, width: int) -> None:
-        """Make rings large enough for a pass of so many nodes; windows move to their slots in the larger ring."""
-        ring = self.layout.ring_slots(width)
-        if ring is None or self._ring is None or ring <= self._ring:
-            return
-        assert self.layout.window is not None
-        kept = [
-            (row, index % self._ring, index % ring)
-            for row, length in enumerate(self.lengths)
-            for index in range(max(0, length - self.layout.window + 1), length)
-        ]
-        self._ring = ring
-        rows, source, target = torch.tensor(kept, dtype=torch.long, device=self.layout.device).view(-1, 3).T
-        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
-            if is_sliding:
-                layer.relay(self._slots_of(True, self.capacity), rows, source, target)

@@ -64,7 +64,7 @@ class DraftPasses:
         """
         self.model = model
         self._num_rows, self._chunk = num_rows, prefill_chunk
-        self._cache = model.new_cache(0, widest_pass=prefill_chunk)
+        self._cache = model.new_cache(0)
         self._sequences: list[CachedSequence] = []  # by row
 
     def of(self, model: TargetModel) -> DraftPasses:

@@ -21,7 +21,7 @@ from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 from speculant_graph.types import Draft, Fingerprint, TokenId
-from speculant_verifier.attention import use_attention
+from speculant_verifier.attention import register
 from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.plan import sizes_of
 from speculant_verifier.model.loading import (
@@ -49,9 +49,6 @@ class TargetModel:
         tokenizer: PreTrainedTokenizerFast | None,
         name: str,
         fingerprint: Fingerprint | None = None,
-        *,
-        eager: bool = False,
-        ring_cache: bool = True,
     ) -> None:
         """Wrap a loaded model; :meth:`load` is the usual way in.
 
@@ -60,8 +57,6 @@ class TargetModel:
             tokenizer: its tokenizer, of the fast kind; None if only token ids go in and out.
             name: for messages to people.
             fingerprint: the tokenizer's identity, if it is known.
-            eager: whether the model computes attention itself, which is slow.
-            ring_cache: whether caches keep no more than the window of sliding layers.
 
         Raises:
             ConfigError: drafts can't be verified exactly with this model.
@@ -70,6 +65,7 @@ class TargetModel:
         self.model = model
         self.model.train(False)
         choose_experts(model)
+        model.set_attn_implementation(register())
         self._tokenizer = tokenizer
         self.name = name
         config = model.config.get_text_config()
@@ -80,10 +76,8 @@ class TargetModel:
             is_sliding=is_sliding,
             window=config.sliding_window if any(is_sliding) else None,
             groups=heads // (getattr(config, "num_key_value_heads", None) or heads),
-            folds_masks=use_attention(model, eager=eager),
             dtype=model.dtype,
             device=model.device,
-            ring=ring_cache,
         )
         """What caches are made for."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
@@ -110,7 +104,7 @@ class TargetModel:
 
     def with_weights(self, model: PreTrainedModel) -> TargetModel:
         """Return the same for a model of this architecture with other weights."""
-        return TargetModel(model, self._tokenizer, self.name, self._fingerprint, ring_cache=self.layout.ring)
+        return TargetModel(model, self._tokenizer, self.name, self._fingerprint)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -192,18 +186,15 @@ class TargetModel:
             with suppress(OSError, AttributeError):  # another C library than GNU's
                 ctypes.CDLL(None).malloc_trim(0)
 
-    def new_cache(
-        self, num_rows: int, capacity: int = 0, *, widest_pass: int = 1, max_slots: int | None = None
-    ) -> SlotCache:
+    def new_cache(self, num_rows: int, *, widest_pass: int | None = None) -> SlotCache:
         """Return an empty cache (see :class:`~speculant_verifier.cache.SlotCache`).
 
         Args:
             num_rows: sequences.
-            capacity: slots of each row to begin with.
-            widest_pass: most tokens of a row in one pass.
-            max_slots: bound of rows times capacity that growing by itself keeps to; None for none.
+            widest_pass: most tokens of a row in one pass, so that sliding layers keep little more than the window;
+                None: any.
         """
-        return SlotCache(self.layout, num_rows, capacity, widest_pass=widest_pass, max_slots=max_slots)
+        return SlotCache(self.layout, num_rows, widest_pass=widest_pass)
 
     def encode(self, text: str) -> list[TokenId]:
         """Tokenise a prompt as transformers does, and drafters do."""

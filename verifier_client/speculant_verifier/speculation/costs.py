@@ -254,7 +254,7 @@ def measure_costs(
         rows, repeats, budget_s = sorted({rows[0], rows[-1]}), 0, float("inf")
         widths = sorted({min(width, 1 + plan.most_nodes, longest) for width in STREAMED_TOKENS})
         context = min(context, max(0, plan.kv_tokens // rows[-1] - widths[-1]))
-    started_s, probe = time.perf_counter(), _Probe(target, context)
+    started_s, probe = time.perf_counter(), _Probe(target, context, widths[-1])
 
     def spent_s() -> float:
         return time.perf_counter() - started_s
@@ -282,8 +282,8 @@ def measure_costs(
 class _Probe:
     """Caches with a context in every row, and passes over them that leave them as they were."""
 
-    def __init__(self, target: TargetModel, context: int) -> None:
-        self._target, self._context = target, context
+    def __init__(self, target: TargetModel, context: int, widest: int) -> None:
+        self._target, self._context, self._widest = target, context, max(context, widest)
         self._caches: dict[int, SlotCache] = {}
         self._generator = random.Random(0)
 
@@ -291,7 +291,7 @@ class _Probe:
         """Fill a cache of so many rows."""
         if self._target.offload is not None:
             self._caches.clear()
-        self._caches[batch] = cache = self._target.new_cache(batch)
+        self._caches[batch] = cache = self._target.new_cache(batch, widest_pass=self._widest)
         if self._context:
             self._target.prefill([self._random(self._context) for _ in range(batch)], cache, range(batch))
 
