@@ -166,9 +166,8 @@ test-sanitized: $(TOOLS) ## run the tests of damaged graphs and messages against
 train: $(CORE) ## train the demo model again (about an hour on two cores)
 	$(BIN)/python tests/models/train_demo.py
 
-pictures: $(TOOLS) ## take the pictures of README.md, docs/explorer.md and docs/terminal.md again, where there is Chromium
+pictures: $(TOOLS) ## take the pictures of docs/explorer.md again, where there is Chromium
 	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures
-	PYTHONPATH=tests $(BIN)/python -m support.terminal_pictures
 
 reference: $(TOOLS) ## write the reference of the Python API to build/reference
 	PYTHONPATH=tests $(BIN)/python -m support.reference build/reference

@@ -19,11 +19,9 @@ import yaml
 from speculant_drafter.cli import DrafterSettings
 from speculant_graph.cli import probe
 from speculant_graph.cli.graphs import BuildSettings
-from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import socket_path, split_addresses
 from speculant_graph.settings import load_settings
 from speculant_verifier.service.command import VerifierSettings
-from support.pages import all_blocks, read_page
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -126,14 +124,6 @@ def test_every_command_line_is_taken(location, arguments, tmp_path, monkeypatch)
     for section, name in (("server", "listen"), ("service", "listen"), ("client", "address")):
         value = getattr(getattr(settings, section, None), name, "")
         assert not value or split_addresses(value), location
-
-
-def test_a_wrong_command_line_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert len(COMMAND_LINES) > 18
-    assert {arguments[0] for _, arguments in COMMAND_LINES} == {*SETTINGS, "probe"}
-    with pytest.raises(ConfigError):
-        parsed(["verifier", "--max-batch-size", "many"])
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -295,20 +285,3 @@ def test_the_units_agree():
     assert int(verifier["TimeoutStopSec"]) > settings[1].service.grace_s + 5
     for unit, endpoint in ((drafter, settings[0].server), (verifier, settings[1].service)):
         assert str(socket_path(endpoint.listen).parent) == f"/run/{unit['RuntimeDirectory']}"
-
-
-def test_commands_of_the_readme_name_what_is_there():
-    page = "deploy/README.md"
-    commands = [line.split(" # ")[0] for block in all_blocks(read_page(page)) for line in block.body.splitlines()]
-    text = "\n".join(commands)
-    files = re.findall(r"(?:-f|-k) (\S+)", text) + re.findall(r"cp (\S+)", text)
-    assert len(files) >= 6
-    for name in files:
-        folder = ROOT if name.startswith("deploy/") else DEPLOY  # compose is run in deploy/, all else in the checkout
-        assert list(folder.glob(name)), name
-    for argument in re.findall(r"--build-arg (\w+)=", text):
-        assert argument in {name.partition("=")[0] for kind, name in instructions(DOCKERFILES[1]) if kind == "ARG"}
-    for profile in re.findall(r"--profile (\w+)", text):
-        assert any(profile in service.get("profiles", []) for service in compose("compose.yaml").values())
-    for unit in re.search(r"systemctl enable --now (.+)", text)[1].split():
-        assert (DEPLOY / "systemd" / f"{unit}.service").is_file()

@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 
-from speculant_graph.config import ClientConfig
-from speculant_graph.engines.opening import EngineSettings, load_engine_settings
+from speculant_graph.engines.opening import load_engine_settings
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.settings import load_settings
 from speculant_verifier.demo.run import MODEL_FOLDER
 from support.pages import Block, all_blocks, read_page
 
@@ -40,22 +38,6 @@ def test_the_command_for_vllm_names_what_is_there() -> None:
     assert load_engine_settings(additional["speculant"], "the page").graph_path == Path("graph.pkl")
     for given in re.findall(r"`(\{\"speculant\".*?\}\})`", _PAGE):
         load_engine_settings(json.loads(given)["speculant"], "the page")
-
-
-def test_the_table_of_settings_names_what_is_there() -> None:
-    named = set(
-        re.findall(r"`([a-z_.]+)`", "".join(re.findall(r"(?m)^\| (`[a-z_.`…]+`) \|", _PAGE.partition("## vLLM")[0])))
-    )
-    assert {"graph_path", "client.address", "learned"} <= named
-    assert {name.split(".")[0] for name in named} <= set(EngineSettings.model_fields)
-    assert {"address", "tenant", "deadline_ms"} <= set(ClientConfig.model_fields)
-
-
-def test_the_command_for_sglang_sets_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    variable, _, value = _block("SPECULANT_CLIENT").first_line.split()[0].partition("=")
-    monkeypatch.setenv(variable, value)
-    assert load_settings(EngineSettings, "SGLang", ()).client.address == value
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import importlib
 import io
 import re
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from speculant_verifier.requests import Load
 from speculant_verifier.service.metrics import render_metrics as render_verifier
 from support.configs import KINDS
 from support.http_api import tiny_decoder
-from support.pages import ROOT, code_spans, pages, read_page, without_blocks
+from support.pages import ROOT, blocks, code_spans, pages, read_page, without_blocks
 
 FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
 FOREIGN_FLAGS = {"--help", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema", "--unix-socket",
@@ -150,3 +151,9 @@ def test_names_of_the_library_that_are_named_exist(name):
             except ModuleNotFoundError:
                 owner = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
             assert hasattr(owner, last), f"{name}: {span}"
+
+
+def test_the_settings_for_a_network_are_settings():
+    [content] = blocks(read_page("docs/security.md"), "toml")
+    for name, values in tomllib.loads(content).items():
+        KINDS[name].model_validate(values)
