@@ -44,7 +44,8 @@ class LocalDrafter:
         Args:
             graph: the corpus; None drafts from the sequences alone.
             config: how to draft; the number of nodes comes with every step.
-            learned: what sequences accept is kept here and helps later ones; None: forgotten with the drafter.
+            learned: what sequences accept is kept here and helps later ones, and is closed with the drafter; None:
+                forgotten with it.
             cost: what verifying costs; drafts end where a further node would not pay.
             vocabulary_size: without a graph, that of the model if it is known.
 
@@ -143,6 +144,7 @@ class LocalDrafter:
         for session_id in list(self._sessions):
             self.finish(session_id)
         self._drafter.save()
+        self._drafter.learned.close()
 
 
 class NullDrafter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -80,9 +79,6 @@ def _files_of(path: Path) -> list[Path]:
             raise CorpusError(f"{path} holds no text; name files, or a folder with text or source code")
         return sorted(found)
     if path.exists():
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise CorpusError(f"{path} is a device or a socket; name files, or '-' for standard input")
         return [path]
     if glob.has_magic(str(path)):
         matches = [Path(match) for match in glob.glob(str(path), recursive=True)]

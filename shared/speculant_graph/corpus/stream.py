@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +21,7 @@ DOCUMENT_SEPARATOR = 0xFFFF_FFFF
 """Stands between documents in a stream; no tokenizer has this id."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], np.uint32)
 
-# Small pieces keep all threads busy to the end of a file, and the memory small.
+# Small pieces keep all cores busy to the end of a batch.
 _PIECE_CHARACTERS = 1 << 16
 _WHOLE = 1 << 62
 # A generous bound of what a character in flight takes, as text and as ids, so that text is a small part of a build.
@@ -77,8 +74,9 @@ def write_token_stream(
     corpus = _Corpus(tokenizer, config)
     num_tokens = 0
     try:
-        with path.open("wb") as output, closing(corpus.encoded(files)) as encoded:
-            for batch, token_ids in encoded:
+        with path.open("wb") as output:
+            for batch in corpus.batches(files):
+                token_ids = corpus.ids_of(batch)
                 output.write(token_ids.astype("<u4", copy=False).data)
                 num_tokens += token_ids.size - batch.num_separators
                 if on_progress is not None:
@@ -118,40 +116,24 @@ class _Batch:
 
 
 class _Corpus:
-    """Reads files into batches, and has threads encode them in order."""
+    """Reads files into batches, and encodes them."""
 
     def __init__(self, tokenizer: CorpusTokenizer, config: GraphConfig) -> None:
         self.files: list[CorpusFile] = []
         self.num_documents = 0
         self._tokenizer = tokenizer
         self._config = config
+        self._batch_size = min(config.chunk_size * num_cores(), config.memory // _BYTES_PER_CHARACTER)
         self._piece_characters = min(_PIECE_CHARACTERS, config.chunk_size) if tokenizer.is_cuttable else _WHOLE
 
-    def encoded(self, files: Sequence[Path]) -> Generator[tuple[_Batch, NDArray[np.uint32]]]:
-        """Stream batches in order with their ids; threads encode those ahead, up to a bound of text in flight."""
-        num_threads = num_cores()
-        most_in_flight = min(self._config.chunk_size * num_threads, self._config.memory // _BYTES_PER_CHARACTER)
-        pending: deque[tuple[_Batch, Future[NDArray[np.uint32]]]] = deque()
-        in_flight = 0
-        threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
-        try:
-            for batch in self._batches(files):
-                while pending and (in_flight + batch.size > most_in_flight or pending[0][1].done()):
-                    oldest, token_ids = pending.popleft()
-                    yield oldest, token_ids.result()
-                    in_flight -= oldest.size
-                pending.append((batch, threads.submit(self._ids_of, batch)))
-                in_flight += batch.size
-            for batch, token_ids in pending:
-                yield batch, token_ids.result()
-        finally:
-            threads.shutdown(cancel_futures=True)
+    def ids_of(self, batch: _Batch) -> NDArray[np.uint32]:
+        """Return the ids of a batch, shape ``[num_ids]``; the library encodes its texts on all cores."""
+        encoded = iter(self._tokenizer.encode_batch([item for item in batch.items if isinstance(item, str)]))
+        parts = [np.array(next(encoded), np.uint32) if isinstance(item, str) else item for item in batch.items]
+        return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
-    def _ids_of(self, batch: _Batch) -> NDArray[np.uint32]:
-        parts = [self._tokenizer.encode_array(item) if isinstance(item, str) else item for item in batch.items]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
-
-    def _batches(self, files: Iterable[Path]) -> Iterator[_Batch]:
+    def batches(self, files: Iterable[Path]) -> Iterator[_Batch]:
+        """Read files, in order."""
         finished_bytes = 0
         for file in files:
             source = Source(file)
@@ -159,7 +141,7 @@ class _Corpus:
             for document in read_documents(source, self._config, self._tokenizer.fingerprint.vocabulary_size):
                 for item in self._items(document):
                     batch.add(item)
-                    if batch.size >= min(_PIECE_CHARACTERS, self._config.chunk_size):
+                    if batch.size >= self._batch_size:
                         batch.bytes_read = finished_bytes + source.num_bytes
                         yield batch
                         batch = _Batch()

@@ -14,9 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from loguru import logger
-from numpy.typing import NDArray
 
 from speculant_graph.corpus.hub import first_line, local_folder, only_local
 from speculant_graph.corpus.text import may_be_cut
@@ -231,10 +229,6 @@ class CorpusTokenizer:
         parsing = copy.deepcopy(self._tokenizer)  # other threads may be encoding text
         parsing.encode_special_tokens = False
         return parsing
-
-    def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """Return the token ids of one text, shape ``[num_tokens]``. Threads may call it at once."""
-        return np.array(self.encode(text), dtype=np.uint32)
 
     @property
     def is_cuttable(self) -> bool:

@@ -126,17 +126,10 @@ def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig
     from speculant_graph.draft.learning.store import LearnedStore
     from speculant_graph.graph.ngrams import NgramGraph
 
-    class LearningDrafter(LocalDrafter):
-        """Closes its store, too."""
-
-        def close(self) -> None:
-            super().close()
-            store.close()
-
     graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path, verify=True)
     if graph is not None:
         require_same(graph.metadata.tokenizer, tokenizer)
-    if settings.learned is None:
-        return LocalDrafter(graph, config, vocabulary_size=tokenizer.vocabulary_size)
-    store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer)
-    return LearningDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)
+    store = None
+    if settings.learned is not None:
+        store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer)
+    return LocalDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)

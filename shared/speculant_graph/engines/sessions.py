@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -146,16 +146,12 @@ class SequenceTracker:
 class EngineCounts:
     """What was drafted for an engine since it began."""
 
-    steps: int = 0
-    """Batches asked for."""
     sequences: int = 0
     """Sequences that began, those that came back included."""
     running: int = 0
     """Sequences of the latest batch."""
-    drafted_tokens: int = 0
-    """Tokens that the drafter proposed."""
     offered_tokens: int = 0
-    """Those of them that the engine was given to verify."""
+    """Tokens that the engine was given to verify."""
     failed_steps: int = 0
     """Batches that got no drafts, and sequences that could not be ended, because of an error; a sidecar that is away is
     counted by its client instead."""
@@ -174,7 +170,6 @@ class EngineSessions:
         vocabulary_size: int,
         makes_trees: bool = False,
         cost: LearnedCost | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take a drafter, which is closed with the sessions.
 
@@ -184,23 +179,17 @@ class EngineSessions:
             vocabulary_size: of the model; a draft with other ids is none.
             makes_trees: whether the engine verifies trees; of a tree the others get the best path.
             cost: what its passes cost; None keeps whole drafts.
-            clock: seconds.
         """
         self.counts = EngineCounts()
         """What was drafted so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
-        self._makes_trees, self._cost, self._clock = makes_trees, cost, clock
+        self._makes_trees, self._cost = makes_trees, cost
         self._tracker = SequenceTracker(max(most_drafted, _REST) + 1)
         self._pass: tuple[int, int] | None = None  # sequences and drafted tokens of the pass that is under way
         self._pass_began_s = 0.0
         self._num_in_vain = self._num_rests = 0
         self._lock = threading.Lock()
         self._is_closed = False
-
-    @property
-    def drafter(self) -> Drafter:
-        """Where drafts come from."""
-        return self._drafter
 
     def draft(self, rows: Sequence[EngineRow], *, read_prompts: bool = False) -> list[Draft]:
         """Draft for a batch.
@@ -212,15 +201,14 @@ class EngineSessions:
         Returns:
             A draft for each row, in order.
         """
-        started_s = self._clock()
+        started_s = time.perf_counter()
         with self._lock:
             try:
                 drafts = [EMPTY_DRAFT] * len(rows) if self._is_closed else self._draft(rows, started_s, read_prompts)
             except Exception as error:  # any code may be a drafter, and decoding goes on
                 drafts, self._pass = [EMPTY_DRAFT] * len(rows), None
                 self._warn(error)
-            self._pass_began_s = self._clock()
-            self.counts.steps += 1
+            self._pass_began_s = time.perf_counter()
             self.counts.seconds.append(self._pass_began_s - started_s)
         return drafts
 
@@ -230,7 +218,8 @@ class EngineSessions:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._end_all()
+            self._finish(self._tracker.match(())[1])
+            self.counts.running, self._pass = 0, None
             self._drafter.close()
 
     def _draft(self, rows: Sequence[EngineRow], started_s: float, read_prompts: bool) -> list[Draft]:
@@ -255,7 +244,6 @@ class EngineSessions:
                 SequenceStep(sequence.session_id, cast(Any, sequence.text), max(0, min(self._most, row.capacity)))
             )
         drafts = [self._usable(draft, step) for draft, step in zip(self._drafter.draft(steps), steps, strict=True)]
-        self.counts.drafted_tokens += sum(map(len, drafts))
         if self._cost is not None:
             drafts = paying_drafts(drafts, self._cost)
         num_offered = sum(map(len, drafts))
@@ -269,10 +257,6 @@ class EngineSessions:
             draft = draft.best_path()
         is_usable = len(draft) <= step.node_budget and max(draft.token_ids, default=0) < self._vocabulary_size
         return draft if is_usable else EMPTY_DRAFT
-
-    def _end_all(self) -> None:
-        self._finish(self._tracker.match(())[1])
-        self.counts.running, self._pass = 0, None
 
     def _finish(self, ended: Sequence[TrackedSequence]) -> None:
         for sequence in ended:

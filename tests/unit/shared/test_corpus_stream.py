@@ -136,16 +136,6 @@ def test_text_of_which_a_tokenizer_makes_nothing(tmp_path: Path) -> None:
         write_token_stream(letters, [paths[0], paths[2]], tmp_path / "out", config)
 
 
-def test_nothing_is_left_behind_by_an_interrupt(tmp_path: Path, tokenizer: CorpusTokenizer) -> None:
-    def interrupt(*_: int) -> None:
-        raise KeyboardInterrupt
-
-    paths = write(tmp_path, {"a.txt": "word " * 100_000})
-    with pytest.raises(KeyboardInterrupt):
-        write_token_stream(tokenizer, paths, tmp_path / "out", GraphConfig(), interrupt)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenize")]
-
-
 def test_standard_input_and_pipes(
     tmp_path: Path, tokenizer: CorpusTokenizer, sample_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,7 +193,7 @@ class GraphBuilder:
             self._graph = self.build(paths, Path(folder) / "graph.pkl", progress=progress, calibrate=calibrate)
         return self._graph
 
-    def save(self, path: str | Path, *, progress: ProgressCallback | None = None) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the graph that :meth:`build_from_files` built last.
 
         Raises:
@@ -202,11 +202,7 @@ class GraphBuilder:
         """
         if self._graph is None:
             raise ConfigError("no graph to save; call build_from_files first")
-        num_tokens = self._graph.metadata.num_tokens
-        report = progress or _ignore
-        report(BuildProgress("save", 0, 1, num_tokens))
         self._graph.save(path)
-        report(BuildProgress("save", 1, 1, num_tokens))
 
 
 def build_from_token_ids(
