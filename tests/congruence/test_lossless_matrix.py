@@ -52,7 +52,7 @@ def drafter_for(kind, family, seed, budget, rng, failures=0.0):
         model = noisy(target_of(family), rng.choice([0.0, 0.02, 0.2]))
         return model_drafter(model, ngrams, budget=budget, rows=rng.choice([2, 8]), max_depth=rng.choice([4, 24]))
     if kind == "nasd":
-        drafter = NasdDrafter(258)
+        drafter = NasdDrafter()
     elif kind in STRATEGIES:
         drafter = local_drafter(graph, kind, budget)
     else:

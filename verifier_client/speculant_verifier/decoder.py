@@ -167,7 +167,7 @@ class SpeculativeDecoder:
                 cost=curve,
             )
         if self.draft_config.strategy == "nasd":
-            return NasdDrafter(self.target.vocabulary_size)
+            return NasdDrafter()
         if drafts and self.draft_config.strategy != "model":
             return LocalDrafter(None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size)
         return NullDrafter()  # the other strategies draft from a graph alone

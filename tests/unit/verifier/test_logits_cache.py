@@ -89,7 +89,8 @@ class CacheMachine(RuleBasedStateMachine):
         values = [100.0 * self.version + row for row in rows]
         with torch.inference_mode(inference):
             logits = rows_of(values)
-            self.cache.put_many([named(number) for number in numbers], logits, first=first)
+            order = [*first, *rows]
+            self.cache.put_many([named(numbers[row]) for row in order], [logits[row] for row in order])
             logits.fill_(-1)  # copies were kept
         order = []
         for row in [*first, *rows]:
@@ -142,7 +143,7 @@ def test_memory_stays_within_the_bound_whatever_is_kept():
         size = choose.randint(1, 40)
         logits = torch.full((size, width), float(turn))
         keys = [extended(ROOT, [turn, row]) for row in range(size)]
-        cache.put_many(keys, logits)
+        cache.put_many(keys, list(logits))
         hot = keys[0]
         del logits
         assert cache.get(hot) is not None

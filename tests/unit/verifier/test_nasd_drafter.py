@@ -16,7 +16,7 @@ TOKENS = st.integers(0, 4)
 
 def expected_draft(learned: list[tuple[list[int], list[int]]], text: list[int], budget: int) -> tuple[int, ...]:
     """What the document's storage drafts, made of all that was learned: contexts, and the tokens that count there."""
-    counts = NGramCounts(4, 5)
+    counts = NGramCounts(4)
     for context, tokens in learned:
         counts.count(context, tokens)
     window, drafted = list(text), []
@@ -28,7 +28,7 @@ def expected_draft(learned: list[tuple[list[int], list[int]]], text: list[int], 
 
 @given(prompt=st.lists(TOKENS, max_size=30), data=st.data())
 def test_storages_learn_what_was_emitted_and_what_else_was_probable(prompt: list[int], data: Any) -> None:
-    drafter = NasdDrafter(5)
+    drafter = NasdDrafter()
     drafter.open(1)
     text, learned, feedback = list(prompt), [(prompt[:i], [prompt[i]]) for i in range(1, len(prompt))], None
     for _ in range(data.draw(st.integers(1, 6))):
@@ -46,7 +46,7 @@ def test_storages_learn_what_was_emitted_and_what_else_was_probable(prompt: list
 
 
 def test_another_text_and_other_sequences_teach_nothing() -> None:
-    drafter = NasdDrafter(9)
+    drafter = NasdDrafter()
     for session_id, text in ((1, [1, 2, 1, 2]), (2, [1, 3, 1])):
         drafter.open(session_id)
         drafter.draft([SequenceStep(session_id, text, 0)])

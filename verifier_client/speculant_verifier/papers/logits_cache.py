@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from loguru import logger
 from torch import Tensor
 
@@ -81,12 +80,13 @@ class LogitsCache:
         Args:
             sequence: as it was before the pass.
             draft: what was verified behind it.
-            path: accepted nodes.
+            path: accepted nodes, which are the last to go.
             logits: after the sequence and after every node, shape ``[1 + nodes, V]``.
         """
         if self._takes(sequence):
             keys = keys_of_nodes(self._key(sequence), draft)
-            self.put_many(keys, logits, first=[0, *(node + 1 for node in path)])
+            order = dict.fromkeys((0, *(node + 1 for node in path), *range(len(keys))))
+            self.put_many([keys[index] for index in order], [logits[index] for index in order])
 
     def get(self, key: bytes) -> Tensor | None:
         """Return a copy of the logits after a prefix, shape ``[V]``, or None if they are not known.
@@ -100,47 +100,34 @@ class LogitsCache:
         self.hits += 1
         return self._rows[key].clone()
 
-    def put_many(self, keys: Sequence[bytes], logits: Tensor, *, first: Sequence[int] = ()) -> None:
+    def put_many(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
         """Keep copies of the logits after prefixes. A prefix that is known keeps its row, and counts as used.
 
         Args:
-            keys: one per row; of equal ones the first counts. If they do not all fit, the last ones are left out.
-            logits: shape ``[m, V]``; of the same V, dtype and device in every call.
-            first: indices of the rows to keep before all others and to evict after them, such as those of the accepted
-                path.
+            keys: of equal ones the first counts. The first ones are evicted last, and if they do not all fit, the last
+                ones are left out.
+            rows: one per key, shape ``[V]``; of the same V, dtype and device in every call.
         """
-        self._row_bytes = logits.shape[1] * logits.element_size()
-        capacity = self._bound // self._row_bytes
-        kept: dict[bytes, int] = {}  # the first are the last to go
-        for index in (*first, *range(len(keys))):
-            if len(kept) < capacity:
-                kept.setdefault(keys[index], index)
-        new = [key for key in kept if key not in self._rows]
-        self._touch(kept)  # so that none of them is evicted
-        rows: list[Tensor] = []
+        self._row_bytes = rows[0].nbytes if rows else self._row_bytes
+        capacity = self._bound // max(1, self._row_bytes)
+        new: dict[bytes, Tensor] = {}
+        for key, row in zip(keys, rows, strict=True):
+            if len(new) < capacity:
+                new.setdefault(key, row)
+        for key in new.keys() & self._rows.keys():
+            self._rows.move_to_end(key)  # so that none of them is evicted
         try:
-            # A tensor made in inference mode could not be written to outside of it.
-            with torch.inference_mode(False), torch.no_grad():
-                for _ in new:
-                    if len(self._rows) + len(rows) < capacity:
-                        rows.append(torch.empty(logits.shape[1], dtype=logits.dtype, device=logits.device))
-                    else:
-                        rows.append(self._rows.popitem(last=False)[1])
+            for key in reversed(new):
+                if key not in self._rows:
+                    if len(self._rows) == capacity:
+                        self._rows.popitem(last=False)
                         self.evicted += 1
-                if rows:  # in few calls: on a GPU each costs
-                    torch._foreach_copy_(rows, [logits[kept[key]].detach() for key in new])
+                    self._rows[key] = new[key].detach().clone()
+                    self.stored += 1
+                self._rows.move_to_end(key)
         except RuntimeError as error:  # decoding goes on without
             logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
             self.reduce()
-            return
-        self._rows.update(zip(new, rows, strict=True))
-        self.stored += len(new)
-        self._touch(kept)
-
-    def _touch(self, kept: dict[bytes, int]) -> None:
-        for key in reversed(kept):
-            if key in self._rows:
-                self._rows.move_to_end(key)
 
     def _takes(self, sequence: ActiveSequence) -> bool:
         return bool(self._bound) and sequence.config.speculation != "off"

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from speculant_graph.errors import ConfigError, DraftRequestError, GenerationRequestError
+from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_graph.types import TokenId
 from speculant_verifier.papers.nasd_drafter import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
 
@@ -83,14 +84,15 @@ class INgramStorage(ABC):
         """
 
 
-class _CountingStorage(INgramStorage):
-    """Dictionaries over tensors of any integer type on any device; answers are on the device of the question.
+class NGramStorage(INgramStorage):
+    """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens decides.
 
-    Padding is not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for
-    tensors of another shape or type, before anything is learned.
+    Dictionaries over tensors of any integer type on any device; answers are on the device of the question. Padding is
+    not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for tensors of
+    another shape or type, before anything is learned.
     """
 
-    _keeps_shorter_contexts: ClassVar[bool]
+    _keeps_shorter_contexts: ClassVar[bool] = True
 
     def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
         """Make an empty storage.
@@ -102,16 +104,32 @@ class _CountingStorage(INgramStorage):
                 longest time ago.
 
         Raises:
-            ConfigError: a number is too small.
+            ConfigError: n is below 2.
         """
         super().__init__(n, vocab_size)
         shortest = 1 if self._keeps_shorter_contexts else n - 1
-        self._counts = NGramCounts(n, vocab_size, shortest_context=shortest, max_contexts=max_contexts)
+        self._table = NGramCounts(n, shortest_context=shortest, max_contexts=max_contexts)
+
+    @property
+    def counts(self) -> Mapping[Any, Any]:
+        """By order, how often each token followed each context; collected anew at every access."""
+        return self._by_order(self._table.counts)
+
+    @property
+    def ngrams(self) -> Mapping[Any, Any]:
+        """By order, the top token after each context: the one with the highest count."""
+        return self._by_order(self._table.most_frequent)
+
+    def _by_order(self, table: Mapping[Context, _Value]) -> dict[int, dict[Context, _Value]]:
+        orders: dict[int, dict[Context, _Value]] = {order: {} for order in range(2, self.n + 1)}
+        for context, value in table.items():
+            orders[len(context) + 1][context] = value
+        return orders
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Predict by :class:`INgramStorage`; a random token depends on the length of the sequence alone."""
-        found = [self._counts.successor(end) for end in _rows("input_ids", input_ids, self.n - 1)]
-        unknown = self._counts.random_token(input_ids.shape[1])
+        found = [self._table.successor(end) for end in _rows("input_ids", input_ids, self.n - 1)]
+        unknown = int(uniform(0, input_ids.shape[1], PROPOSAL_STREAM) * self.vocab_size)
         token_ids = [unknown if token_id is None else token_id for token_id in found]
         known = [token_id is not None for token_id in found]
         return (
@@ -127,50 +145,28 @@ class _CountingStorage(INgramStorage):
                 f"{len(contexts)} contexts came with {len(rows)} rows of next tokens; give one row per context"
             )
         for context, token_ids in zip(contexts, rows, strict=True):
-            self._counts.count(context, token_ids)
+            self._table.count(context, token_ids)
 
     def initialize(self, input_ids: Tensor) -> None:
         """Learn sequences by :class:`INgramStorage`."""
         for token_ids in _rows("input_ids", input_ids):
-            self._counts.learn(token_ids)
+            self._table.learn(token_ids)
 
 
-class OneLevelNGramStorage(_CountingStorage):
-    """N-grams of n tokens alone: nothing is known of shorter contexts."""
+class OneLevelNGramStorage(NGramStorage):
+    """N-grams of n tokens alone: nothing is known of shorter contexts, and tables are not by order."""
 
     _keeps_shorter_contexts = False
 
     @property
-    def counts(self) -> dict[Context, dict[TokenId, int]]:
+    def counts(self) -> Mapping[Any, Any]:
         """How often each token followed each context of n - 1 tokens."""
-        return self._counts.counts
+        return self._table.counts
 
     @property
-    def ngrams(self) -> dict[Context, TokenId]:
+    def ngrams(self) -> Mapping[Any, Any]:
         """The top token after each context: the one with the highest count."""
-        return self._counts.most_frequent
-
-
-class NGramStorage(_CountingStorage):
-    """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens decides."""
-
-    _keeps_shorter_contexts = True
-
-    @property
-    def counts(self) -> dict[int, dict[Context, dict[TokenId, int]]]:
-        """By order, how often each token followed each context; collected anew at every access."""
-        return self._by_order(self._counts.counts)
-
-    @property
-    def ngrams(self) -> dict[int, dict[Context, TokenId]]:
-        """By order, the top token after each context; collected anew at every access."""
-        return self._by_order(self._counts.most_frequent)
-
-    def _by_order(self, table: Mapping[Context, _Value]) -> dict[int, dict[Context, _Value]]:
-        orders: dict[int, dict[Context, _Value]] = {order: {} for order in range(2, self.n + 1)}
-        for context, value in table.items():
-            orders[len(context) + 1][context] = value
-        return orders
+        return self._table.most_frequent
 
 
 def _rows(name: str, tensor: Tensor, num_tokens: int | None = None) -> list[list[int]]:

@@ -12,15 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from speculant_graph.errors import ConfigError
-from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_graph.types import Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions, TokenId
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
 """About half a gigabyte once they are all there: in ordinary text 420 to 480 bytes for a context and its successors."""
-
-MAX_SUCCESSORS = 1_024
-"""Different successors remembered per context; a context that gets more forgets the rarer half of them."""
 
 Context = tuple[TokenId, ...]
 """The tokens before a successor."""
@@ -29,30 +24,16 @@ Context = tuple[TokenId, ...]
 class NGramCounts:
     """Counts of what followed contexts of every length from ``shortest_context`` to n - 1 tokens."""
 
-    def __init__(
-        self, n: int, vocabulary_size: int, *, shortest_context: int = 1, max_contexts: int = DEFAULT_MAX_CONTEXTS
-    ) -> None:
+    def __init__(self, n: int, *, shortest_context: int = 1, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
         """Make counts of nothing.
 
         Args:
-            n: tokens of the longest n-gram, one more than its context.
-            vocabulary_size: random tokens, which stand where nothing is known, are below this number.
+            n: tokens of the longest n-gram, one more than its context, at least 2.
             shortest_context: tokens of the shortest context, at most n - 1.
-            max_contexts: most contexts stored; beyond it those go that were learned from the longest time ago.
-
-        Raises:
-            ConfigError: a number is too small.
+            max_contexts: most contexts stored, at least 1; beyond it those go that were learned from the longest time
+                ago.
         """
-        for name, value, least in (
-            ("n", n, 2),
-            ("vocabulary_size", vocabulary_size, 1),
-            ("max_contexts", max_contexts, 1),
-        ):
-            if value < least:
-                raise ConfigError(f"{name} of an n-gram storage is {value}; give at least {least}")
-        self.n = n
-        self.vocabulary_size = vocabulary_size
-        self.max_contexts = max_contexts
+        self.n, self.max_contexts = n, max_contexts
         self._lengths = range(n - 1, shortest_context - 1, -1)
         # Two tables of plain values: the garbage collector has nothing to look through in them.
         self.counts: OrderedDict[Context, dict[TokenId, int]] = OrderedDict()
@@ -60,14 +41,10 @@ class NGramCounts:
         self.most_frequent: dict[Context, TokenId] = {}
         """The successor of each context that :meth:`successor` gives."""
 
-    def __len__(self) -> int:
-        """Number of contexts stored."""
-        return len(self.counts)
-
-    def learn(self, token_ids: Sequence[TokenId], start: int = 1) -> None:
-        """Learn every n-gram of a sequence; ``start`` is the index of the first token that counts as a successor."""
+    def learn(self, token_ids: Sequence[TokenId]) -> None:
+        """Learn every n-gram of a sequence."""
         row = tuple(token_ids)
-        for i in range(max(1, start), len(row)):
+        for i in range(1, len(row)):
             self.count(row[max(0, i + 1 - self.n) : i], row[i : i + 1])
 
     def count(self, context: Sequence[TokenId], token_ids: Sequence[TokenId]) -> None:
@@ -91,8 +68,6 @@ class NGramCounts:
                 count = counts[token_id] = counts.get(token_id, 0) + 1
                 if count > counts[most_frequent[key]]:  # not at a tie: the first to reach a count stays
                     most_frequent[key] = token_id
-            if len(counts) > MAX_SUCCESSORS:
-                self._forget_rare(key)
         while len(all_counts) > self.max_contexts:
             forgotten, _ = all_counts.popitem(last=False)
             del most_frequent[forgotten]
@@ -107,16 +82,6 @@ class NGramCounts:
             if length <= len(end) and (token_id := self.most_frequent.get(end[-length:])) is not None:
                 return token_id
         return None
-
-    def random_token(self, position: int) -> TokenId:
-        """Return what stands where the context is unknown: a function of the token's index in the sequence alone."""
-        return int(uniform(0, position, PROPOSAL_STREAM) * self.vocabulary_size)
-
-    def _forget_rare(self, key: Context) -> None:
-        counts, best = self.counts[key], self.most_frequent[key]
-        ranked = sorted(counts, key=lambda token_id: (counts[token_id], token_id == best), reverse=True)
-        for rare in ranked[MAX_SUCCESSORS // 2 :]:
-            del counts[rare]
 
 
 _ORDER = 4
@@ -141,13 +106,8 @@ class _Storage:
 class NasdDrafter:
     """Drafts chains, the most frequent successor again and again; ends them where a context is unknown."""
 
-    def __init__(self, vocabulary_size: int) -> None:
-        """Begin without sequences.
-
-        Args:
-            vocabulary_size: ids below it are tokens.
-        """
-        self._vocabulary_size = vocabulary_size
+    def __init__(self) -> None:
+        """Begin without sequences."""
         self._storages: dict[int, _Storage] = {}
         self._draft_ids = itertools.count(1)
         self._num_steps = self._num_nodes = 0
@@ -164,7 +124,7 @@ class NasdDrafter:
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
         """Begin with an empty storage; nothing is learned from other sequences."""
-        self._storages[session_id] = _Storage(NGramCounts(_ORDER, self._vocabulary_size, max_contexts=_MAX_CONTEXTS))
+        self._storages[session_id] = _Storage(NGramCounts(_ORDER, max_contexts=_MAX_CONTEXTS))
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Learn what is new of every sequence, and continue it."""
