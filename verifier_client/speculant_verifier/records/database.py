@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -113,30 +113,27 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriterStatistics:
-    """What a writer did since it was made. What is in none of the last three still waits."""
+    """What a writer did since it was made; what else it was given waits, or was not drawn for replay."""
 
     recorded: int = 0
     """Requests that it was given."""
     written: int = 0
     """Those that are kept."""
-    passed_over: int = 0
-    """Those that were no failures, and not drawn for replay."""
     lost: int = 0
     """Those that could not be written."""
     failures: int = 0
     """Failures among those that were written."""
-    num_tenants: int = 0
-    """Tenants of those that were written."""
+    tenants: set[str] = field(default_factory=set)
+    """Whose those that were written are."""
 
     def line(self) -> str:
         """Return the counts in one line for people."""
         requests = f"{self.recorded} request{'' if self.recorded == 1 else 's'}"
         replay = self.written - self.failures
-        return (
-            f"{requests}, {self.failures} failures, {replay} replay, {self.passed_over} passed over, {self.lost} lost"
-        )
+        passed_over = self.recorded - self.written - self.lost
+        return f"{requests}, {self.failures} failures, {replay} replay, {passed_over} passed over, {self.lost} lost"
 
 
 class RecordWriter:
@@ -172,8 +169,8 @@ class RecordWriter:
         self._writing = threading.Lock()
         self._waiting: list[RequestRecord] = []
         self._num_waiting = 0
-        self._statistics = WriterStatistics()
-        self._tenants: set[str] = set()
+        self.statistics = WriterStatistics()
+        """Counts since the writer was made."""
         self._is_failing = False
         self._closing = threading.Event()
         self._flush_s = flush_s
@@ -186,18 +183,13 @@ class RecordWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def statistics(self) -> WriterStatistics:
-        """Counts since the writer was made."""
-        return self._statistics
-
     def record(self, record: RequestRecord) -> None:
         """Take one; the disk is not touched. After :meth:`close` it is counted as lost."""
         size = len(record.prompt) + sum(4 + 2 * len(row) for row in record.top_token_ids)
         with self._lock:
             is_lost = self._closing.is_set() or (self._waiting and self._num_waiting + size > MAX_WAITING)
-            known = self._statistics
-            self._statistics = replace(known, recorded=known.recorded + 1, lost=known.lost + bool(is_lost))
+            self.statistics.recorded += 1
+            self.statistics.lost += bool(is_lost)
             if not is_lost:
                 self._waiting.append(record)
                 self._num_waiting += size
@@ -226,16 +218,10 @@ class RecordWriter:
                 kept, num_bad = [], len(taken)
                 self._warn(error)
             with self._lock:
-                self._tenants.update(record.tenant for record in kept)
-                known = self._statistics
-                self._statistics = replace(
-                    known,
-                    written=known.written + len(kept),
-                    passed_over=known.passed_over + len(taken) - len(kept) - num_bad,
-                    lost=known.lost + num_bad,
-                    failures=known.failures + sum(record.is_failure for record in kept),
-                    num_tenants=len(self._tenants),
-                )
+                self.statistics.written += len(kept)
+                self.statistics.lost += num_bad
+                self.statistics.failures += sum(record.is_failure for record in kept)
+                self.statistics.tenants.update(record.tenant for record in kept)
 
     def close(self) -> None:
         """Write what waits and end; a second time does nothing."""

@@ -80,7 +80,7 @@ class Learning:
             if counts.failures - num_seen < self._train.min_failures:
                 continue
             num_seen = counts.failures
-            if counts.num_tenants > 1:
+            if len(counts.tenants) > 1:
                 self._complain("there are records of several tenants; train for one with speculant train --tenant")
                 continue
             self._train_once()
