@@ -45,9 +45,7 @@ class Trie:
         """
 
     def count_known(self, token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[list[int]]:
-        """
-        Return how much of a text is known, five numbers for each order; see ``graph/coverage.py``.
-        """
+        """Return how much of a text is known, five numbers for each order."""
 
 class TargetRows:
     """The target's own top tokens, by what they follow."""

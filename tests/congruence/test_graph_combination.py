@@ -14,7 +14,7 @@ import pytest
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatchError
-from speculant_graph.graph.build import assemble, count, emit, keys
+from speculant_graph.graph.build import assemble, count, keys
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
 from speculant_graph.graph.layout import Trie
@@ -53,7 +53,7 @@ def test_small_portions(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def one_of(*values: int) -> int:
         return int(random.choice(values))
 
-    monkeypatch.setattr(emit, "_RECORDS", one_of(1, 2, 3, 7))
+    monkeypatch.setattr(keys, "_RECORDS", one_of(1, 2, 3, 7))
     monkeypatch.setattr(keys, "_KEYS_AT_A_TIME", one_of(1, 2, 3, 5))
     monkeypatch.setattr(assemble, "_RECORDS_AT_A_TIME", one_of(1, 2, 5))
     monkeypatch.setattr(assemble, "_SLICE", one_of(1, 2, 3))

@@ -33,7 +33,7 @@ const Level& checked_level(const GraphView& graph, std::int64_t length, std::int
   return graph.trie.level(length);
 }
 
-/// Add up what coverage.py counts: per order, positions with so many tokens before them; those whose context is known;
+/// Count how much of a text is known: per order, positions with so many tokens before them; those whose context is known;
 /// those where its most frequent successor follows; and the last two of those where it is the longest known one.
 std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span<const std::uint32_t> ids) {
   constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;
@@ -121,7 +121,7 @@ void bind_graph(nb::module_& module) {
             nb::gil_scoped_release release;
             return count_known(self.trie, as_span(ids));
           },
-          "token_ids"_a, "Return how much of a text is known, five numbers for each order; see ``graph/coverage.py``.");
+          "token_ids"_a, "Return how much of a text is known, five numbers for each order.");
 }
 
 }  // namespace speculant

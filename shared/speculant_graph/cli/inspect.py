@@ -181,27 +181,27 @@ def _cover(graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[Path],
     """Return how much of a text the graph knows; document boundaries are counted as the graph's were."""
     from speculant_graph.corpus.stream import write_token_stream
     from speculant_graph.graph.build.count import map_tokens
-    from speculant_graph.graph.coverage import measure_coverage
 
     config = config.model_copy(update={"document_boundaries": graph.metadata.document_boundaries})
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         stream = write_token_stream(tokenizer, files, Path(folder) / "tokens", config)
-        coverage = measure_coverage(graph, map_tokens(stream.path))
+        orders = graph.core.count_known(map_tokens(stream.path))[1:]
+    num_positions = orders[0][0]
     return {
         "tokens": stream.num_tokens,
-        "positions": coverage.num_positions,
-        "known": _share(coverage.num_known, coverage.num_positions),
-        "right": _share(coverage.num_right, coverage.num_positions),
+        "positions": num_positions,
+        "known": _share(sum(longest for *_, longest, _ in orders), num_positions),
+        "right": _share(sum(longest_right for *_, longest_right in orders), num_positions),
         "orders": [
             {
-                "order": order.order,
-                "positions": order.num_positions,
-                "known": _share(order.num_known, order.num_positions),
-                "right_of_known": _share(order.num_right, order.num_known),
-                "longest": _share(order.num_longest, coverage.num_positions),
-                "right_of_longest": _share(order.num_longest_right, order.num_longest),
+                "order": order,
+                "positions": positions,
+                "known": _share(known, positions),
+                "right_of_known": _share(right, known),
+                "longest": _share(longest, num_positions),
+                "right_of_longest": _share(longest_right, longest),
             }
-            for order in coverage.orders
+            for order, (positions, known, right, longest, longest_right) in enumerate(orders, start=1)
         ],
     }
 

@@ -40,15 +40,14 @@ ALWAYS_ENOUGH = 4
 
 _WORD = np.dtype("<i4")
 _CONTEXTS_AT_A_TIME = 1 << 16
-_SUCCESSORS_AT_A_TIME = 1 << 20
 
 
 def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int = 1, min_share: float = 0.6) -> int:
     """Write what llama.cpp is to draft from, as its lookup cache.
 
     The file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. As the cache knows token ids
-    only, the model must have the graph's tokenizer; nothing compares them. Takes some 50 MB of memory at most, or
-    more if a context has millions of successors.
+    only, the model must have the graph's tokenizer; nothing compares them. Takes some 50 MB of memory, more
+    if contexts have many successors each.
 
     Args:
         graph: the graph; of one of a lower order than 4 the longest contexts are written.
@@ -83,16 +82,11 @@ def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]
     """
     level = graph.trie.level(length)
     num_contexts, num_successors = graph.trie.nodes_per_level[length - 1 : length + 1]
-    first = 0
-    while first < num_contexts:
+    for first in range(0, num_contexts, _CONTEXTS_AT_A_TIME):
         bounds = level[first : min(first + _CONTEXTS_AT_A_TIME, num_contexts) + 1, CHILD].astype(np.int64)
         if bounds[-1] > num_successors or np.any(np.diff(bounds) < 0):
             raise damaged("the graph", f"successors of contexts of {length} tokens are out of order")
-        # As many contexts as have a bounded number of successors together, but one at least.
-        fitting = int(np.searchsorted(bounds, bounds[0] + _SUCCESSORS_AT_A_TIME, "right")) - 1
-        bounds = bounds[: max(1, fitting) + 1]
         yield first, bounds
-        first += bounds.size - 1
 
 
 def _records(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Base64Bytes, BeforeValidator, Field, TypeAdapter
+from pydantic import Base64Bytes, Field, TypeAdapter
 
 from speculant_graph.corpus.files import CorpusFile
 from speculant_graph.errors import GraphFileError
@@ -22,14 +21,6 @@ MAX_CALIBRATION_BYTES = 1 << 20
 """Largest calibration that a graph file holds."""
 
 _Number = Annotated[int, Field(ge=0)]
-
-
-def _strict_base64(value: object) -> object:
-    """Refuse text in which anything stands that is no base64, which pydantic passes over."""
-    if not isinstance(value, str):
-        return value
-    base64.b64decode(value, validate=True)
-    return value.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +59,7 @@ class GraphMetadata:
     """Files of the corpus in the order they were read; empty if it was made from token ids."""
     library_version: str
     """Release of speculant-graph that built it."""
-    calibration: Annotated[Base64Bytes, BeforeValidator(_strict_base64), Field(max_length=MAX_CALIBRATION_BYTES)] = b""
+    calibration: Annotated[Base64Bytes, Field(max_length=MAX_CALIBRATION_BYTES)] = b""
     """How reliable the contexts are, learned from the corpus, for drafters; empty if that was not done."""
     special_tokens: SpecialTokensName = "text"
     """What special tokens were where texts spelt them out: ordinary text, or parsed to these tokens."""

@@ -63,7 +63,6 @@ def times(graph: NgramGraph, factor: int) -> NgramGraph:
     min_share=st.sampled_from([0.0, 0.5, 0.75, 1.0]),
     boundaries=st.booleans(),
     contexts_at_a_time=st.integers(1, 9),
-    successors_at_a_time=st.integers(1, 9),
 )
 def test_the_file_holds_what_is_likely_enough(
     texts: list[list[int]],
@@ -72,7 +71,6 @@ def test_the_file_holds_what_is_likely_enough(
     min_share: float,
     boundaries: bool,
     contexts_at_a_time: int,
-    successors_at_a_time: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     stream = [token_id for text in texts for token_id in text]
@@ -88,7 +86,6 @@ def test_the_file_holds_what_is_likely_enough(
     graph = graph_of(texts, max_order, VOCABULARY_SIZE, boundaries=boundaries)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(llama_lookup, "_CONTEXTS_AT_A_TIME", contexts_at_a_time)
-        patched.setattr(llama_lookup, "_SUCCESSORS_AT_A_TIME", successors_at_a_time)
         num_contexts = export_llama_lookup(graph, path, min_count=min_count, min_share=min_share)
     assert read_cache(path) == expected
     assert num_contexts == len(expected)

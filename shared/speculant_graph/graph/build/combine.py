@@ -20,8 +20,7 @@ from speculant_graph.graph.build.builder import (
     GraphBuilder,
     ProgressCallback,
 )
-from speculant_graph.graph.build.emit import emit_records
-from speculant_graph.graph.build.keys import KeyLayout, KeyStream, keys_of, keys_of_ngrams, merged
+from speculant_graph.graph.build.keys import KeyLayout, KeyStream, emit_records, keys_of, keys_of_ngrams, merged
 from speculant_graph.graph.build.report import BuildReport, built_at
 from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt64Array
 from speculant_graph.graph.metadata import GraphMetadata

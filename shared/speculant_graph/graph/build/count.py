@@ -17,8 +17,7 @@ import numpy as np
 from speculant_graph import _core
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.graph.build.assemble import assemble_graph
-from speculant_graph.graph.build.emit import PartRecords, emit_records, emitter_bytes
-from speculant_graph.graph.build.keys import KeyLayout
+from speculant_graph.graph.build.keys import KeyLayout, PartRecords, emit_records, emitter_bytes
 from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.graph.layout import MAX_NODES, UInt32Array, UInt64Array, require_vocabulary
 from speculant_graph.graph.metadata import GraphMetadata

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant_graph.corpus.gguf_tokenizer import gguf_fingerprint
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.engines.llama_cpp import SpeculantDraft
+from speculant_graph.engines.llama_cpp import SpeculantDraft, gguf_fingerprint
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Fingerprint
