@@ -42,10 +42,8 @@ class GraphConfig(Config):
     hf_token: SecretStr | None = None
     """Access token for gated tokenizers on the hub."""
     text_field: str = "text"
-    """Field of JSON and JSON Lines records that holds the text; dots lead into nested objects."""
-    token_ids_field: str = ""
-    """Field of these records that holds token ids, which are counted as they are; dots as above. Every record must have
-    it, and texts of records are not read. Empty: records hold text."""
+    """Field of JSON and JSON Lines records that holds the text, or a list of token ids, which are counted as they are;
+    dots lead into nested objects."""
     special_tokens: SpecialTokensName = "text"
     """What the tokenizer's special tokens are where a text spells them out, such as '<|start|>': 'text', ordinary text,
     or 'parse', these tokens. 'parse' is for text that you trust, such as the model's own recorded outputs."""
@@ -288,10 +286,9 @@ class RecordConfig(Config):
     folder: Path | None = None
     """Write finished requests to a SQLite database in this folder: prompt and output as token ids, and per position
     what was drafted, by what, whether it was accepted, and the target's most probable tokens. None: nothing is kept."""
-    threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """A request of whose emitted tokens a smaller share was drafted is a failure; others may become replay."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
-    """Most bytes of failures, and of replay; the oldest are deleted."""
+    """Most bytes of failures (requests of whose emitted tokens less than half was drafted), and of replay (a sample of
+    the others); the oldest are deleted."""
 
 
 class TrainConfig(Config):

@@ -103,7 +103,7 @@ def test_recorded_token_ids_make_the_same_graph(target: TargetModel, folder: Pat
     documents = [target.encode(conversation) for conversation in CONVERSATIONS]
     records = [{"result": {"token_ids": ids}, "text": "<unread>"} for ids in documents]
     (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
-    builder = GraphBuilder(folder, token_ids_field="result.token_ids", document_boundaries=True)
+    builder = GraphBuilder(folder, text_field="result.token_ids", document_boundaries=True)
     graph = builder.build(tmp_path / "ids.jsonl", tmp_path / "ids.pkl")
     fingerprint = CorpusTokenizer.load(folder).fingerprint
     assert_same_arrays(graph, build_from_token_ids([], fingerprint, documents=documents))

@@ -121,8 +121,8 @@ def read_documents(source: Source, config: GraphConfig, vocabulary_size: int) ->
 
     Args:
         source: the file.
-        config: ``text_field`` and ``token_ids_field`` are where a record has its text or its ids; dots lead into nested
-            objects, unless it has a field of that very name.
+        config: ``text_field`` is where a record has its text or its token ids; dots lead into nested objects, unless it
+            has a field of that very name.
         vocabulary_size: token ids of records must be below.
 
     Raises:
@@ -133,11 +133,7 @@ def read_documents(source: Source, config: GraphConfig, vocabulary_size: int) ->
         yield Document(source.label, iter([_read_pdf(source)]))
     elif source.suffix in {".jsonl", ".ndjson", ".json"}:
         for label, record in _read_json(source) if source.suffix == ".json" else _read_json_lines(source):
-            if config.token_ids_field:
-                ids = _token_ids_of(record, label, config.token_ids_field, vocabulary_size)
-                yield Document(label, iter(()), ids)
-            else:
-                yield Document(label, iter([_text_of(record, label, config.text_field)]))
+            yield _document_of(record, label, config.text_field, vocabulary_size)
     else:
         yield Document(source.label, _read_text(source))
 
@@ -214,35 +210,28 @@ def _parse(text: str, label: str) -> object:
     return value
 
 
-def _text_of(record: object, label: str, text_field: str) -> str:
-    """Return the text of one record: a string itself, or what an object has in a field, be it a list of lines."""
-    fix = "set --graph.text-field to one with text"
-    value = record if isinstance(record, str) else _field(record, label, text_field, fix)
+def _document_of(record: object, label: str, field: str, vocabulary_size: int) -> Document:
+    """Return one record: a string itself, or what an object has in a field: text, a list of lines, or of token ids."""
+    fix = "set --graph.text-field to one with text or token ids"
+    value = record if isinstance(record, str) else _field(record, label, field, fix)
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        if not 0 <= min(value) <= max(value) < vocabulary_size:
+            raise CorpusError(
+                f"{label}: field {field!r} has other ids than 0 to {vocabulary_size - 1}; "
+                "set --graph.tokenizer-name to the tokenizer of these ids"
+            )
+        return Document(label, iter(()), np.array(value, np.uint32))
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n".join(value)
     if not isinstance(value, str):
-        raise CorpusError(f"{label}: field {text_field!r} is {_kind(value)}, not text; {fix}")
+        raise CorpusError(f"{label}: field {field!r} is {_kind(value)}, not text or token ids; {fix}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise CorpusError(
             f"{label}: half of a surrogate pair ({value[error.start]!r}) is no character; correct the text"
         ) from error
-    return value
-
-
-def _token_ids_of(record: object, label: str, token_ids_field: str, vocabulary_size: int) -> NDArray[np.uint32]:
-    """Return the token ids of one record, shape ``[num_tokens]``."""
-    fix = "set --graph.token-ids-field to one with token ids"
-    value = _field(record, label, token_ids_field, fix)
-    if not isinstance(value, list) or any(type(item) is not int for item in value):
-        raise CorpusError(f"{label}: field {token_ids_field!r} is no list of token ids; {fix}")
-    if value and not 0 <= min(value) <= max(value) < vocabulary_size:
-        raise CorpusError(
-            f"{label}: field {token_ids_field!r} has other ids than 0 to {vocabulary_size - 1}; "
-            "set --graph.tokenizer-name to the tokenizer of these ids"
-        )
-    return np.array(value, np.uint32)
+    return Document(label, iter([value]))
 
 
 def _field(record: object, label: str, field: str, fix: str) -> object:

@@ -62,8 +62,8 @@ def write_token_stream(
         tokenizer: makes the ids.
         files: what to read, in this order.
         path: the file to write; what is in it after an error is of no use.
-        config: ``chunk_size``, ``text_field``, ``token_ids_field`` and ``document_boundaries`` (one
-            :data:`DOCUMENT_SEPARATOR` between documents) are used; what special tokens are is the tokenizer's.
+        config: ``chunk_size``, ``text_field`` and ``document_boundaries`` (one :data:`DOCUMENT_SEPARATOR` between
+            documents) are used; what special tokens are is the tokenizer's.
         on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
 
     Raises:

@@ -106,23 +106,18 @@ def test_json_files(tmp_path: Path) -> None:
 
 
 def test_token_ids_of_records(tmp_path: Path) -> None:
-    lines = b'{"a": {"ids": [3, 0, 9]}}\n{"a.ids": [1], "a": 2}\n{"a": {"ids": []}, "text": 5}\n'
-    documents = _read(_file(tmp_path / "a.jsonl", lines), token_ids_field="a.ids")
-    assert [document.token_ids.tolist() for document in documents if document.token_ids is not None] == [
-        [3, 0, 9],
-        [1],
-        [],
-    ]
-    assert [list(document.texts) for document in documents] == [[], [], []]
-    plain = _file(tmp_path / "a.txt", b"text all the same")
-    assert [document.token_ids for document in _read(plain, token_ids_field="ids")] == [None]
+    lines = b'{"a": {"ids": [3, 0, 9]}}\n{"a.ids": [1], "a": 2}\n{"a": {"ids": "text"}}\n'
+    ids, one, text = _read(_file(tmp_path / "a.jsonl", lines), text_field="a.ids")
+    assert ids.token_ids is not None
+    assert one.token_ids is not None
+    assert (ids.token_ids.tolist(), one.token_ids.tolist(), text.token_ids) == ([3, 0, 9], [1], None)
+    assert [list(document.texts) for document in (ids, one, text)] == [[], [], ["text"]]
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ('{"text": "x"}', r"no field 'ids' \(there are: text\); set --graph\.token-ids-field to one with token ids$"),
-        ('{"ids": [1, true]}', "field 'ids' is no list of token ids; set"),
+        ('{"ids": [1, true]}', "field 'ids' is a list, not text or token ids; set --graph.text-field"),
         ('{"ids": [9, 10]}', r"field 'ids' has other ids than 0 to 9; set --graph\.tokenizer-name"),
         (f'{{"ids": [{2**70}]}}', "field 'ids' has other ids than 0 to 9; set"),
     ],
@@ -130,7 +125,7 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
 def test_records_without_proper_token_ids_are_named(tmp_path: Path, record: str, message: str) -> None:
     source = _file(tmp_path / "a.json", f'[{{"ids": [1]}}, {record}]'.encode())
     with pytest.raises(CorpusError, match=f"^{source.path}: record 2: {message}"):
-        _read(source, token_ids_field="ids")
+        _read(source, text_field="ids")
 
 
 def _pdf(*pages: str) -> bytes:

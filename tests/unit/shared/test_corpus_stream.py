@@ -107,7 +107,7 @@ def test_token_ids_are_taken_as_they_are_beside_texts(
     records = [list(range(length % 300)) for length in range(0, 3000, 7)]
     lines = "\n".join(json.dumps({"answer": {"ids": record}, "text": "unread"}) for record in records)
     paths = write(tmp_path, {"a.txt": "one two", "b.jsonl": lines, "c.txt": "three"})
-    config = GraphConfig(token_ids_field="answer.ids", document_boundaries=boundaries, chunk_size=1024)
+    config = GraphConfig(text_field="answer.ids", document_boundaries=boundaries, chunk_size=1024)
     stream = write_token_stream(tokenizer, paths, tmp_path / "out", config)
     texts = [expected_ids(tokenizer, [text]) for text in ("one two", "three")]
     documents = [texts[0], *filter(None, records), texts[1]]

@@ -125,7 +125,7 @@ class Records:
                 top_logprobs=trace.top_logprobs,
                 num_passes=sequence.num_steps,
                 pass_s=sequence.times.forward_s / max(1, sequence.num_steps),
-                is_failure=sum(trace.accepted) < self._config.threshold * len(output),
+                is_failure=2 * sum(trace.accepted) < len(output),
                 reservoir_key=self._random.random(),
             )
         )

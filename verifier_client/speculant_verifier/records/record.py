@@ -70,7 +70,7 @@ class RequestRecord:
     pass_s: float
     """Mean seconds that they took; 0 without one. Of a batch a pass is for all of its requests."""
     is_failure: bool
-    """Whether a smaller share of its tokens than ``record.threshold`` was drafted."""
+    """Whether less than half of its tokens was drafted."""
     reservoir_key: float
     """A random number in [0, 1): of the requests of a tenant that were no failures, those with the smallest ones are
     the replay buffer. So it is a uniform sample of all of them, whatever was written when."""
