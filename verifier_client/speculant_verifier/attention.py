@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from loguru import logger
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 IMPLEMENTATION = "speculant"
 """Name under which transformers has the functions (gpt-oss refuses names that contain "sdpa")."""
 
 _ALIGNED_COLUMNS = 16  # where the GPU's kernel needs rows of a mask to begin
+_LARGEST_ERROR = 0.05  # of the check on a GPU: kernels there may round as bfloat16 does
 
 
 def masked_attention(
@@ -123,3 +125,45 @@ def register() -> str:
     AttentionInterface.register(IMPLEMENTATION, masked_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _always_a_mask)
     return IMPLEMENTATION
+
+
+def use_attention(model: PreTrainedModel) -> bool:
+    """Make a loaded model compute attention by the fused kernels; by its own, which is slow, where they do not work.
+
+    Returns:
+        Whether its masks are to be repeated for queries that share a head of keys.
+    """
+    register()
+    has_sinks = any(parameter.endswith(".sinks") for parameter, _ in model.named_parameters())
+    problem = _problem_of_kernels(model) if has_sinks else ""
+    if problem:
+        logger.warning(
+            "torch's fused attention does not work on '{}' ({}), using slow attention", model.device, problem
+        )
+    model.set_attn_implementation("eager" if problem else IMPLEMENTATION)
+    return not problem
+
+
+@torch.inference_mode()
+def _problem_of_kernels(model: PreTrainedModel) -> str:
+    """Compare the fused kernels with the definition once, on the device and with the number type of the model.
+
+    They are no public interface of torch: a release or a device may do without them.
+
+    Returns:
+        What is wrong with them; empty if they do what they should.
+    """
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)
+    query, key, value = numbers[0, ..., :6, :], numbers[1], numbers[2]
+    visible = (torch.rand(2, 1, 6, 32, generator=generator) < 0.5).to(model.device)
+    sinks = torch.tensor([0.5, -1.0], device=model.device)
+    logits = (query.float() @ key.float().transpose(2, 3) * 0.125).masked_fill(~visible, -torch.inf)
+    logits = torch.cat([logits, sinks.view(1, 2, 1, 1).expand(2, 2, 6, 1)], -1)
+    expected = logits.softmax(-1)[..., :-1] @ value.float()
+    try:
+        actual, _ = masked_attention(model, query, key, value, visible, 0.125, s_aux=sinks)
+        error = float((actual.transpose(1, 2).float() - expected).abs().max())
+    except (AttributeError, NotImplementedError, RuntimeError) as reason:
+        return str(reason).strip().splitlines()[0]
+    return "" if error < _LARGEST_ERROR else f"an error of {error:.2g}"

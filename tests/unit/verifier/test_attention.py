@@ -4,7 +4,10 @@ import pytest
 import torch
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
+from speculant_verifier import attention
 from speculant_verifier.attention import masked_attention
+from support.caching import TOLERANCE, Rows
+from support.tiny_models import tiny_gpt_oss
 
 HEADS, KV_HEADS, BATCH = 6, 2, 3
 
@@ -78,3 +81,16 @@ def test_a_query_that_sees_nothing_is_no_nan():
         assert output.isfinite().all()
     output, _ = masked_attention(module, query, key, value, mask, 0.2, s_aux=module.sinks.detach())
     assert (output[0, 1] == 0).all()
+
+
+def test_kernels_that_compute_something_else_are_noticed_before_they_are_used(monkeypatch):
+    assert tiny_gpt_oss().layout.folds_masks
+    for fake in (lambda q, *_: q, lambda *_: torch.ops.aten.no_such_kernel()):
+        monkeypatch.setattr(attention, "_fused", fake)
+        target = tiny_gpt_oss()
+        assert not target.layout.folds_masks
+        assert target.model.config._attn_implementation == "eager"
+    rows = Rows(target, target.new_cache(3), 0)
+    for row, length in enumerate([1, 20, 70]):
+        rows.start(row, length)
+    assert rows.verify([0, 1, 2]) < TOLERANCE

@@ -31,7 +31,9 @@ class CacheLayout:
     window: int | None
     """Positions that sliding layers see, a token's own included; None if no layer slides."""
     groups: int
-    """Heads of queries per head of keys: masks are repeated for those that share one."""
+    """Heads of queries per head of keys."""
+    folds_masks: bool
+    """Whether masks are repeated for queries that share a head of keys."""
     dtype: torch.dtype
     """Of masks that are added."""
     device: torch.device
@@ -101,7 +103,7 @@ class MaskMaker:
         on_device = torch.from_numpy(visible).to(layout.device, non_blocking=True)
         count, width, columns = on_device.shape
         added = torch.where(on_device[:, None], self._seen, self._hidden)
-        if layout.groups == 1 or width == 1 or width > _MOST_FOLDED:
+        if not layout.folds_masks or layout.groups == 1 or width == 1 or width > _MOST_FOLDED:
             return added
         size = added.numel() * layout.groups
         if self._space.numel() < size:

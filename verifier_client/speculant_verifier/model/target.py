@@ -21,7 +21,7 @@ from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 from speculant_graph.types import Draft, Fingerprint, TokenId
-from speculant_verifier.attention import register
+from speculant_verifier.attention import use_attention
 from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.plan import sizes_of
 from speculant_verifier.model.loading import (
@@ -65,7 +65,6 @@ class TargetModel:
         self.model = model
         self.model.train(False)
         choose_experts(model)
-        model.set_attn_implementation(register())
         self._tokenizer = tokenizer
         self.name = name
         config = model.config.get_text_config()
@@ -76,6 +75,7 @@ class TargetModel:
             is_sliding=is_sliding,
             window=config.sliding_window if any(is_sliding) else None,
             groups=heads // (getattr(config, "num_key_value_heads", None) or heads),
+            folds_masks=use_attention(model),
             dtype=model.dtype,
             device=model.device,
         )
