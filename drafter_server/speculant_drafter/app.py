@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import (
     AccessError,
@@ -138,9 +138,9 @@ def refuse(error: Exception) -> Response:
     return json_response({"error": message}, status, headers)
 
 
-def is_open(config: ServerConfig) -> bool:
+def is_open(config: ServerConfig, access: AccessConfig) -> bool:
     """Return whether the explorer is served: on this machine alone, and not where gRPC asks for certificates."""
-    return config.explorer and is_loopback(_host(config)) and config.tls_client_ca is None
+    return config.explorer and is_loopback(_host(config)) and access.tls_client_ca is None
 
 
 def _host(config: ServerConfig) -> str:
@@ -150,15 +150,16 @@ def _host(config: ServerConfig) -> str:
 class Explorer:
     """Answers what is below ``/explorer``."""
 
-    def __init__(self, config: ServerConfig, draft: DraftConfig, graphs: GraphRegistry) -> None:
+    def __init__(self, config: ServerConfig, access: AccessConfig, draft: DraftConfig, graphs: GraphRegistry) -> None:
         """Make an explorer that has looked at nothing yet.
 
         Args:
-            config: whether it is served.
+            config: where it is served.
+            access: whether clients need certificates.
             draft: how the sidecar drafts.
             graphs: what may be looked at.
         """
-        self.is_open = is_open(config)
+        self.is_open = is_open(config, access)
         """Whether it is served."""
         self._draft = draft
         self._graphs = graphs

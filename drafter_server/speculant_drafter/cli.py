@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
@@ -18,6 +18,8 @@ class DrafterSettings(CommandSettings):
 
     server: ServerConfig = ServerConfig()
     """The service."""
+    access: AccessConfig = AccessConfig()
+    """Which clients may call. --access FILE is short for --access.file FILE."""
     draft: DraftConfig = DraftConfig()
     """What a request that names no strategy gets."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -40,4 +42,4 @@ def run(arguments: Sequence[str]) -> int:
     require_port(server.metrics_listen, "--server.metrics-listen")
     from speculant_drafter.server import run_server
 
-    return run_server(server, settings.draft)
+    return run_server(server, settings.draft, settings.access)

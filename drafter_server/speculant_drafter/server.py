@@ -21,7 +21,7 @@ from speculant_drafter.service import (
     StepAnswerer,
 )
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallInterceptor
@@ -32,6 +32,8 @@ from speculant_graph.serving.process import serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
+GRACE_S = 5.0
+"""Time for running calls to finish when it stops: streams end after their step, and a step takes milliseconds."""
 _SAVE_S = 2.0
 """How often what was learned is brought to disk."""
 
@@ -43,6 +45,7 @@ class DrafterServer:
         self,
         config: ServerConfig,
         draft: DraftConfig,
+        access: AccessConfig = OPEN_ACCESS,
         clock: Callable[[], float] = time.monotonic,
         limits: Limits = LIMITS,
     ) -> None:
@@ -51,15 +54,16 @@ class DrafterServer:
         Args:
             config: addresses, graphs and limits.
             draft: what requests leave to the server.
+            access: which clients may call.
             clock: monotonic time in seconds, for idle sessions.
             limits: of messages and sessions.
 
         Raises:
             ConfigError: a setting is wrong.
         """
-        self._config = config
+        self._config, self._access = config, access
         self._counts = ServerCounts()
-        policy = AccessPolicy.load(config.access_file)
+        policy = AccessPolicy.load(access.file)
         self._interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
         # Of its own, so that a server that is full can still be looked after.
         self._admin_interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
@@ -71,8 +75,8 @@ class DrafterServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._health_names = ["", SERVICE_NAME, ADMIN_SERVICE_NAME]
         self._health_names += [f"{SERVICE_NAME}/{name}" for name in self._graphs.configured_names]
-        self._credentials = server_credentials(config)
-        self._explorer = Explorer(config, draft, self._graphs)
+        self._credentials = server_credentials(access)
+        self._explorer = Explorer(config, access, draft, self._graphs)
         self._http = self._http_thread() if config.metrics_listen else None
         self._endpoints: list[GrpcEndpoint] = []
         self._chores: list[asyncio.Task[None]] = []
@@ -141,7 +145,7 @@ class DrafterServer:
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        await asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
+        await asyncio.gather(*(endpoint.stop(GRACE_S) for endpoint in self._endpoints))
         self._sessions.end_all()
         await self._graphs.close()
         if self._http is not None:
@@ -157,14 +161,14 @@ class DrafterServer:
     async def reload(self) -> None:
         """Read the access file and all graphs again; what is wrong is logged and stays as it was."""
         try:
-            self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._config.access_file)
+            self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
         await self._graphs.reload_all()
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
         endpoint = GrpcEndpoint(
-            self._config,
+            self._access,
             self._credentials,
             self._health,
             [handler],
@@ -218,17 +222,18 @@ class DrafterServer:
         return "" if self._graphs.is_ready else "graphs are being loaded"
 
 
-def run_server(config: ServerConfig, draft: DraftConfig, limits: Limits = LIMITS) -> int:
+def run_server(config: ServerConfig, draft: DraftConfig, access: AccessConfig, limits: Limits = LIMITS) -> int:
     """Serve until SIGTERM or SIGINT, and read everything again on SIGHUP; return the exit status, 0.
 
     Args:
         config: addresses, graphs and limits.
         draft: what requests leave to the server.
+        access: which clients may call.
         limits: of messages and sessions.
 
     Raises:
         ConfigError: a setting is wrong, or an address is taken.
         GraphError: a graph can't be loaded.
     """
-    serve_until_stopped(lambda: DrafterServer(config, draft, limits=limits), "drafter")
+    serve_until_stopped(lambda: DrafterServer(config, draft, access, limits=limits), "drafter")
     return 0

@@ -15,6 +15,7 @@ from speculant_graph.log import silence
 if TYPE_CHECKING:
     from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter, NullDrafter
     from speculant_graph.config import (
+        AccessConfig,
         ClientConfig,
         DraftConfig,
         DraftModelConfig,
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "speculant_graph.client": ("AsyncDrafterClient", "DrafterClient", "LocalDrafter", "NullDrafter"),
     "speculant_graph.config": (
-        "ClientConfig", "DraftConfig", "DraftModelConfig", "GenerationConfig", "GraphConfig", "RecordConfig",
-        "ServerConfig", "ServiceConfig", "VerifierConfig",
+        "AccessConfig", "ClientConfig", "DraftConfig", "DraftModelConfig", "GenerationConfig", "GraphConfig",
+        "RecordConfig", "ServerConfig", "ServiceConfig", "VerifierConfig",
     ),
     "speculant_graph.draft.cost": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
@@ -79,14 +80,14 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig", "DraftGenerator",
-    "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback", "GenerationConfig", "GenerationResult",
-    "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage", "LearnedStore", "LocalDrafter",
-    "MultinomialProcessor", "NGramStorage", "NgramGraph", "NullDrafter", "OneLevelNGramStorage", "PhaseTimes",
-    "Proposal", "RecordConfig", "RequestRecord", "SequenceStep", "ServerConfig", "ServiceConfig",
-    "SessionDrafter", "SpeculantError", "SpeculativeDecoder", "StepEvent", "TargetModel", "TokenLogprobs",
-    "VerifierConfig", "load_or_measure", "ngram_assisted_speculative_generate", "read_records", "replay_of",
-    "speculant_generate",
+    "AccessConfig", "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig",
+    "DraftGenerator", "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback",
+    "GenerationConfig", "GenerationResult", "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage",
+    "LearnedStore", "LocalDrafter", "MultinomialProcessor", "NGramStorage", "NgramGraph", "NullDrafter",
+    "OneLevelNGramStorage", "PhaseTimes", "Proposal", "RecordConfig", "RequestRecord", "SequenceStep",
+    "ServerConfig", "ServiceConfig", "SessionDrafter", "SpeculantError", "SpeculativeDecoder", "StepEvent",
+    "TargetModel", "TokenLogprobs", "VerifierConfig", "load_or_measure", "ngram_assisted_speculative_generate",
+    "read_records", "replay_of", "speculant_generate",
 ]  # fmt: skip
 
 silence()

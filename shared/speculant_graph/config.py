@@ -7,7 +7,7 @@ Flags, environment variables and TOML keys are made from these classes (:mod:`sp
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 
@@ -144,13 +144,10 @@ class ClientConfig(Config):
     """Bearer token, for sidecars that ask for one."""
 
 
-class EndpointConfig(Config):
-    """What every server has: which clients may call, and how much at a time."""
+class AccessConfig(Config):
+    """Which clients may call a server: the sidecar, and the verifier."""
 
-    section: ClassVar[str]
-    """Where its settings are."""
-
-    access_file: Path | None = None
+    file: Path | None = None
     """TOML file of the clients that may call, and of their tenants and graphs; without it, every client that can
     connect may use all."""
     tls_certificate: Path | None = None
@@ -159,14 +156,14 @@ class EndpointConfig(Config):
     """Its private key (PEM)."""
     tls_client_ca: Path | None = None
     """Certificates (PEM) of the authorities that clients' certificates must be of; without it clients need none."""
-    grace_s: Annotated[float, Field(ge=0)] = 5.0
-    """Time for running calls to finish after SIGTERM."""
 
 
-class ServerConfig(EndpointConfig):
+OPEN_ACCESS = AccessConfig()
+"""Every client that can connect may use all."""
+
+
+class ServerConfig(Config):
     """The drafter sidecar."""
-
-    section = "server"
 
     listen: str = "unix:///tmp/speculant-drafter/drafter.sock"
     """Address to serve on: 'unix:///path/to.sock' or 'host:port', several of them separated by commas."""
@@ -190,10 +187,8 @@ class ServerConfig(EndpointConfig):
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
 
 
-class ServiceConfig(EndpointConfig):
+class ServiceConfig(Config):
     """The verifier as a service."""
-
-    section = "service"
 
     listen: str = "unix:///tmp/speculant-verifier/verifier.sock"
     """Address of the gRPC service: 'unix:///path/to.sock' or 'host:port', several of them separated by commas; empty:

@@ -30,6 +30,7 @@ from pydantic_settings import (
 )
 
 from speculant_graph.config import (
+    AccessConfig,
     ClientConfig,
     DraftConfig,
     DraftModelConfig,
@@ -96,6 +97,7 @@ class AllSettings(CommandSettings):
     client: ClientConfig = ClientConfig()
     server: ServerConfig = ServerConfig()
     service: ServiceConfig = ServiceConfig()
+    access: AccessConfig = AccessConfig()
 
 
 SECTIONS = tuple(name for name in AllSettings.model_fields if name != "config")
@@ -187,7 +189,7 @@ def flags_of(
     )
 
 
-_SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record"}
+_SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record", "--access.file": "--access"}
 """Settings -> the flag of their section, which is theirs; pydantic has it for the whole section as JSON."""
 
 

@@ -16,11 +16,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from speculant_drafter import server as drafter_server
 from speculant_drafter.cli import DrafterSettings
 from speculant_graph.cli import probe
 from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.rpc.addresses import socket_path, split_addresses
 from speculant_graph.settings import load_settings
+from speculant_verifier.service import server as verifier_server
 from speculant_verifier.service.command import VerifierSettings
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +32,7 @@ COMPOSE = ["compose.yaml", "compose.gpu.yaml"]
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SETTINGS = {"build": BuildSettings, "drafter": DrafterSettings, "verifier": VerifierSettings}
 USER = 10001
+GRACE_S = {"drafter": drafter_server.GRACE_S, "verifier": verifier_server.GRACE_S}
 
 
 @lru_cache
@@ -168,7 +171,7 @@ def test_compose_services_agree(name):
         health = service.get("healthcheck", {}).get("test", [])[2:] or health_of_image(image)
         endpoint = settings[image].server if image == "drafter" else settings[image].service
         assert parsed(health).address == endpoint.listen
-        assert seconds(service["stop_grace_period"]) > endpoint.grace_s + 5
+        assert seconds(service["stop_grace_period"]) > GRACE_S[image] + 5
 
 
 def seconds(text):
@@ -233,7 +236,7 @@ def test_containers_of_a_pod_agree():
         assert mounts[str(data.parent)]["readOnly"]
         if "lifecycle" in container:
             grace_s += container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        grace_s += endpoint.grace_s
+        grace_s += GRACE_S[name]
         http = settings.server.metrics_listen if name == "drafter" else endpoint.http
         assert [each["containerPort"] for each in container["ports"]] == [int(http.rpartition(":")[2])]
     assert used == set(volumes)
@@ -282,6 +285,6 @@ def test_the_units_agree():
     settings = [parsed(shlex.split(unit["ExecStart"])[1:]) for unit in (drafter, verifier)]
     assert settings[1].client.address == settings[0].server.listen
     assert drafter["User"] == verifier["User"]
-    assert int(verifier["TimeoutStopSec"]) > settings[1].service.grace_s + 5
+    assert int(verifier["TimeoutStopSec"]) > GRACE_S["verifier"] + 5
     for unit, endpoint in ((drafter, settings[0].server), (verifier, settings[1].service)):
         assert str(socket_path(endpoint.listen).parent) == f"/run/{unit['RuntimeDirectory']}"

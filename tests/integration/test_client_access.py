@@ -54,7 +54,7 @@ def address(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         tls_certificate=files["server_certificate"],
         tls_key=files["server_key"],
         tls_client_ca=files["ca"],
-        access_file=access_file,
+        file=access_file,
     ) as server:
         yield server.address
 

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from speculant_drafter.metrics import ServerCounts, ServerState, render_metrics
 from speculant_drafter.server import DrafterServer
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.rpc.status import STATUS_OF_ERROR
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import AccessPolicy
@@ -61,7 +61,7 @@ def test_the_access_file_is_one(tmp_path: Path) -> None:
 def test_the_certificates_can_be_served_with(tmp_path: Path) -> None:
     (commands,) = [block for block in blocks(SIDECAR, "bash") if block.startswith("openssl req")]
     subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True, capture_output=True)
-    config = ServerConfig(
+    config = AccessConfig(
         tls_certificate=tmp_path / "server.pem", tls_key=tmp_path / "server.key", tls_client_ca=tmp_path / "ca.pem"
     )
     assert server_credentials(config) is not None

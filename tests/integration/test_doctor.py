@@ -85,7 +85,7 @@ def test_settings_of_every_section_are_checked(capsys, elsewhere: Path) -> None:
     (elsewhere / "speculant.toml").write_text("[server]\nlisten = 1\n", encoding="utf-8")
     settings = examined(capsys, status=1)["settings"]
     assert "server.listen: must be text" in settings["detail"]
-    (elsewhere / "speculant.toml").write_text("[server]\ngrace_s = 4.0\n", encoding="utf-8")
+    (elsewhere / "speculant.toml").write_text("[server]\nmax_session_memory = 4000000\n", encoding="utf-8")
     assert examined(capsys)["settings"]["detail"].startswith("speculant.toml")
 
 

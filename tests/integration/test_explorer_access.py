@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speculant_drafter.app import is_open
-from speculant_graph.config import ServerConfig
+from speculant_graph.config import AccessConfig, ServerConfig
 from support.access import access_file, entry
 from support.explorer import API, Asker
 from support.server import LiveServer, graph_file, serving
@@ -29,7 +29,7 @@ def graphs(tmp_path: Path) -> dict[str, Any]:
 def keyed(tmp_path: Path, graphs: dict[str, Any]) -> Iterator[LiveServer]:
     """A server whose access file knows ``search`` for one graph and ``chat`` for all."""
     access = access_file(tmp_path / "access.toml", entry("search", "one", 'graphs = ["two"]'), entry("chat", "two"))
-    with serving(tmp_path / "two.pkl", tmp_path, access_file=access, **graphs) as server:
+    with serving(tmp_path / "two.pkl", tmp_path, file=access, **graphs) as server:
         yield server
 
 
@@ -45,9 +45,9 @@ def names_in(asker: Asker) -> list[str]:
 
 @pytest.mark.parametrize(("address", "expected"), OPEN.items())
 def test_it_is_for_this_machine(address: str, expected: bool) -> None:
-    assert is_open(ServerConfig(metrics_listen=address)) == expected
-    assert not is_open(ServerConfig(metrics_listen=address, explorer=False))
-    assert not is_open(ServerConfig(metrics_listen=address, tls_client_ca=Path("ca.pem")))
+    assert is_open(ServerConfig(metrics_listen=address), AccessConfig()) == expected
+    assert not is_open(ServerConfig(metrics_listen=address, explorer=False), AccessConfig())
+    assert not is_open(ServerConfig(metrics_listen=address), AccessConfig(tls_client_ca=Path("ca.pem")))
 
 
 def test_it_is_off_where_it_is_turned_off(tmp_path: Path, graphs: dict[str, Any]) -> None:

@@ -175,7 +175,7 @@ def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Pat
 
 def test_a_key_is_asked_for(browser: Browser, graph_path: Path, tmp_path: Path) -> None:
     access = access_file(tmp_path / "access.toml", entry("me", TOKEN))
-    with exploring(graph_path, tmp_path, access_file=access) as running, opened(browser, running.url) as page:
+    with exploring(graph_path, tmp_path, access={"file": access}) as running, opened(browser, running.url) as page:
         expect(page.locator("#door")).to_be_visible()
         assert focused(page) == "token"
         page.keyboard.type("wrong")

@@ -56,7 +56,7 @@ def clients(tmp_path: Path) -> Iterator[Clients]:
     graph_file(tmp_path / "two.pkl", [1, 2, 2] * 8)
     graph_file(tmp_path / "three.pkl", [1, 3, 3] * 8)
     access = access_file(tmp_path / "access.toml", *CLIENTS)
-    settings = {"access_file": access, "graphs": {"three": tmp_path / "three.pkl"}}
+    settings = {"file": access, "graphs": {"three": tmp_path / "three.pkl"}}
     clock = Clock()
     with serving(tmp_path / "two.pkl", tmp_path, clock=clock, **settings) as server, ExitStack() as stack:
         yield Clients(server, stack, clock)
@@ -131,7 +131,7 @@ def test_certificates_of_clients(graph_path: Path, tmp_path: Path) -> None:
     ours, theirs = Certificates(tmp_path / "ours"), Certificates(tmp_path / "theirs")
     clients = (entry("search", certificate="search.internal"), entry("chat", "two"))
     access = access_file(tmp_path / "access.toml", *clients)
-    settings = {"listen": "127.0.0.1:0", "tls_client_ca": ours.ca, "access_file": access, **ours.server}
+    settings = {"listen": "127.0.0.1:0", "tls_client_ca": ours.ca, "file": access, **ours.server}
     right = {"tls_ca": ours.ca, **ours.client}
     with serving(graph_path, tmp_path, client=right, **settings) as server:
         server.open(1, tenant="search")

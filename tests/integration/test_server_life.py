@@ -49,7 +49,7 @@ class Requests:
 
 
 def test_a_stop_ends_busy_streams_between_two_steps(serve: Serve) -> None:
-    server = serve(grace_s=30.0)
+    server = serve()
     is_busy = threading.Barrier(7)
 
     def ping_pong() -> tuple[grpc.StatusCode, bool]:
@@ -80,7 +80,7 @@ def test_a_stop_ends_busy_streams_between_two_steps(serve: Serve) -> None:
 
 
 def test_a_stop_tells_health_before_the_last_call_is_done(serve: Serve) -> None:
-    server = serve(grace_s=30.0)
+    server = serve()
     changes = server.wire.watch_health(SERVICE)
     assert next(changes).status == SERVING
     stopping = threading.Thread(target=server.stop)

@@ -44,7 +44,7 @@ def following(wire: Wire, context: list[int], tenant: str = "") -> list[int]:
 
 
 def test_sigterm_keeps_what_open_sessions_taught_and_ends_with_status_0(run_sidecar: Run, tmp_path: Path) -> None:
-    settings = {"learned": tmp_path / "learned", "draft": {"strategy": "tree"}, "grace_s": 60.0}
+    settings = {"learned": tmp_path / "learned", "draft": {"strategy": "tree"}}
     sidecar = run_sidecar(**settings)
     with connected(sidecar.address) as wire:
         taught(wire, [3, 9, 14, 22, 31] * 3)
@@ -83,7 +83,7 @@ def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
 
     graph_file(tmp_path / "graph.pkl", [1, 2, 2] * 8)
     write_access("old")
-    settings = {"access_file": tmp_path / "access.toml", "draft": {"strategy": "greedy"}}
+    settings = {"access": {"file": tmp_path / "access.toml"}, "draft": {"strategy": "greedy"}}
     sidecar = launch(tmp_path / "graph.pkl", tmp_path / "drafter.sock", **settings)
     try:
         wait_until_ready(sidecar)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.config import AccessConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierAdminServiceStub, VerifierServiceStub
 from speculant_verifier.decoder import SpeculativeDecoder
@@ -33,9 +33,9 @@ def folders(folder: Path) -> dict[str, Path]:
     return adapter_folders(folder)
 
 
-def play(path: Path, make: Callable[[], SpeculativeDecoder], scenario: Scenario, **settings: Any) -> None:
+def play(path: Path, make: Callable[[], SpeculativeDecoder], scenario: Scenario, file: Path | None = None) -> None:
     """Serve, and play a scenario of (admin's stub, stub, server, decoder)."""
-    fields = {"listen": f"unix://{path}/v.sock", "admin_listen": f"unix://{path}/a.sock", "http": "", **settings}
+    fields = {"listen": f"unix://{path}/v.sock", "admin_listen": f"unix://{path}/a.sock", "http": ""}
     decoders: list[SpeculativeDecoder] = []
 
     def made() -> SpeculativeDecoder:
@@ -44,7 +44,11 @@ def play(path: Path, make: Callable[[], SpeculativeDecoder], scenario: Scenario,
 
     async def everything() -> None:
         server = VerifierServer(
-            ServiceConfig.model_validate(fields), GenerationConfig(max_tokens=20, speculation="on"), made, NUM_ROWS
+            ServiceConfig.model_validate(fields),
+            GenerationConfig(max_tokens=20, speculation="on"),
+            made,
+            NUM_ROWS,
+            access=AccessConfig(file=file),
         )
         async with (
             server,
@@ -157,4 +161,4 @@ def test_who_may(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None
             call = other.ListAdapters(pb.ListAdaptersRequest(), metadata=metadata)
             assert (await refused(call))[0] is grpc.StatusCode.UNIMPLEMENTED
 
-    play(tmp_path, lambda: adapted_decoder(folder, folders), scenario, access_file=access)
+    play(tmp_path, lambda: adapted_decoder(folder, folders), scenario, file=access)

@@ -40,7 +40,7 @@ def test_one_that_is_told_to_end_while_it_loads_ends_at_once(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_what_runs(tmp_path: Path) -> None:
-    with running_verifier(tmp_path, "--grace-s", "3600") as verifier, ThreadPoolExecutor(1) as pool:
+    with running_verifier(tmp_path) as verifier, ThreadPoolExecutor(1) as pool:
         body = {"model": MODEL_FOLDER.name, "prompt": "a", "n": 16, "max_tokens": 4000, "ignore_eos": True}
         answer = pool.submit(fetched, f"{verifier.url}/completions", body)
         wait_until(lambda: verifier.metrics["speculant_verifier_running_sequences"])

@@ -91,7 +91,7 @@ def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
         assert first.text + text == library.generate(PROMPT, GenerationConfig(max_tokens=60)).text
         await stopping
 
-    play(target, tmp_path, scenario, grace_s=30)
+    play(target, tmp_path, scenario)
 
 
 def test_keys_are_asked_for(target, tmp_path):
@@ -108,7 +108,7 @@ def test_keys_are_asked_for(target, tmp_path):
             await collected(stub.Generate(other, metadata=key))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
-    play(target, tmp_path, scenario, access_file=access)
+    play(target, tmp_path, scenario, file=access)
 
 
 def test_while_the_model_is_loaded_everybody_is_told_so(target, tmp_path):
@@ -164,7 +164,7 @@ def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
         assert "no graph 'code' in this process" in await said("bob", "code")
         assert await said("cid") == ""
 
-    play(target, tmp_path, scenario, access_file=access)
+    play(target, tmp_path, scenario, file=access)
 
 
 class UnfitDrafter(ScriptedDrafter):

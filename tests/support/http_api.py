@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 from openai import OpenAI
 
-from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.config import AccessConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.credentials import tls_context
 from speculant_graph.serving.http import HttpServer
@@ -103,7 +103,7 @@ def serving(
         read_problem=lambda: holder[0].problem,
         render_metrics=render_metrics,
     )
-    server = HttpServer(app, address, tls=tls_context(ServiceConfig.model_validate(tls or {})))
+    server = HttpServer(app, address, tls=tls_context(AccessConfig.model_validate(tls or {})))
     holder.append(Api(server, run_in_loop(server.start()), decoder))
     try:
         yield holder[0]

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.rpc.channel import connect_channel
 
 T = TypeVar("T")
@@ -35,14 +35,15 @@ import json
 import sys
 from speculant_drafter.server import run_server
 from speculant_drafter.sessions import Limits
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.log import log_to_stderr
-config, draft = ServerConfig.model_validate_json(sys.argv[1]), DraftConfig.model_validate_json(sys.argv[2])
-limits = Limits(**json.loads(sys.argv[3]))
-log_to_stderr(*sys.argv[4:])
+kinds = (ServerConfig, DraftConfig, AccessConfig)
+configs = [kind.model_validate_json(text) for kind, text in zip(kinds, sys.argv[1:])]
+limits = Limits(**json.loads(sys.argv[4]))
+log_to_stderr(*sys.argv[5:])
 try:
-    sys.exit(run_server(config, draft, limits))
+    sys.exit(run_server(*configs, limits))
 except SpeculantError as error:
     sys.exit(str(error))
 """
@@ -118,6 +119,7 @@ def launch(
     graph_path: Path,
     socket_path: Path,
     draft: Mapping[str, object] | None = None,
+    access: Mapping[str, object] | None = None,
     log: Sequence[str] = (),
     limits: Mapping[str, float] | None = None,
     **settings: object,
@@ -128,13 +130,15 @@ def launch(
         graph_path: the default graph.
         socket_path: where it listens, unless the settings say otherwise; its log lies beside it.
         draft: fields of DraftConfig.
+        access: fields of AccessConfig.
         log: level and format of its log.
         limits: fields of Limits.
         settings: fields of ServerConfig.
     """
     config = ServerConfig.model_validate({"listen": f"unix://{socket_path}", "graph": graph_path, **settings})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    arguments = [config.model_dump_json(), DraftConfig.model_validate(draft or {}).model_dump_json()]
+    configs = [config, DraftConfig.model_validate(draft or {}), AccessConfig.model_validate(access or {})]
+    arguments = [each.model_dump_json() for each in configs]
     command = ["-c", _SIDECAR, *arguments, json.dumps(limits or {}), *log]
     log_path = socket_path.with_suffix(".log")
     return Sidecar(_start(command, log_path, env=environment), config.listen, log_path)

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from speculant_drafter.server import DrafterServer
 from speculant_drafter.sessions import Limits
-from speculant_graph.config import ClientConfig, DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, ClientConfig, DraftConfig, ServerConfig
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -164,9 +164,12 @@ def serving(
         draft: fields of DraftConfig.
         clock: time as the sessions see it.
         client: fields of ClientConfig, for credentials of the channels.
-        settings: fields of ServerConfig and of Limits.
+        settings: fields of ServerConfig, of AccessConfig and of Limits.
     """
     limits = Limits(**{name: settings.pop(name) for name in set(settings) & set(Limits.__slots__)})
+    access = AccessConfig.model_validate(
+        {name: settings.pop(name) for name in set(settings) & set(AccessConfig.model_fields)}
+    )
     config = ServerConfig.model_validate(
         {
             "listen": f"unix://{folder}/drafter.sock",
@@ -178,7 +181,7 @@ def serving(
     )
 
     async def make() -> DrafterServer:
-        server = DrafterServer(config, DraftConfig.model_validate(draft or {}), clock or time.monotonic, limits)
+        server = DrafterServer(config, DraftConfig.model_validate(draft or {}), access, clock or time.monotonic, limits)
         return await server.__aenter__()
 
     with ExitStack() as stack:

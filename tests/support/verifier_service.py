@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from speculant_graph.client import LocalDrafter
-from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.config import AccessConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub
 from speculant_verifier.decoder import SpeculativeDecoder
@@ -37,13 +37,13 @@ def decoder_of(target):
     )
 
 
-def play(target, tmp_path, scenario, make=decoder_of, speculation="auto", **settings):
-    """Serve, and play a scenario of (stub, server)."""
+def play(target, tmp_path, scenario, make=decoder_of, speculation="auto", file=None, **settings):
+    """Serve, and play a scenario of (stub, server); ``file`` says which clients may call."""
     defaults = GenerationConfig(max_tokens=20, speculation=speculation)
     config = ServiceConfig(**{"listen": f"unix://{tmp_path}/v.sock", "http": "", **settings})
 
     async def everything():
-        server = VerifierServer(config, defaults, lambda: make(target), 4)
+        server = VerifierServer(config, defaults, lambda: make(target), 4, access=AccessConfig(file=file))
         async with server, grpc.aio.insecure_channel(server.addresses[0]) as channel:
             await scenario(VerifierServiceStub(channel), server)
 

@@ -181,7 +181,7 @@ class AccessPolicy:
         """Read an access file; without one the policy is open.
 
         Args:
-            path: the setting ``access_file``.
+            path: the setting ``access.file``.
 
         Raises:
             ConfigError: the file can't be read, is wrong, or can be changed by other users.
@@ -255,7 +255,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         reason = error.strerror or "it can't be read"
         raise ConfigError(
-            f"access file '{path}': {reason}; check the setting access_file and the file's permissions"
+            f"access file '{path}': {reason}; check the setting access.file and the file's permissions"
         ) from error
     except ValueError as error:  # of UTF-8 or TOML
         raise ConfigError(f"access file '{path}' is not TOML: {error}; correct it there") from error

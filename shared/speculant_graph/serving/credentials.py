@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import grpc
 from loguru import logger
 
-from speculant_graph.config import EndpointConfig
+from speculant_graph.config import AccessConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.addresses import is_loopback
 from speculant_graph.rpc.channel import explained
@@ -16,37 +16,36 @@ from speculant_graph.rpc.channel import explained
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 
 
-def tls_context(config: EndpointConfig) -> ssl.SSLContext | None:
+def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
     """Return what encrypts HTTP, or None if no certificate is set; clients need certificates where gRPC wants them.
 
     Raises:
         ConfigError: a file is missing, is no PEM, or does not fit the others; the message names the setting.
     """
-    section = config.section
     certificate, key, authorities = config.tls_certificate, config.tls_key, config.tls_client_ca
     if certificate is None or key is None:
         if (certificate, key, authorities) != (None, None, None):
             raise ConfigError(
-                f"{section}.tls_certificate and {section}.tls_key belong together, and {section}.tls_client_ca needs "
+                "access.tls_certificate and access.tls_key belong together, and access.tls_client_ca needs "
                 "both; set what is missing"
             )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     no_certificate = "holds no valid certificate; name a PEM file"
-    with explained(f"{section}.tls_certificate: '{certificate}'", no_certificate):
+    with explained(f"access.tls_certificate: '{certificate}'", no_certificate):
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
-    no_key = f"is not the unencrypted private key (PEM) of {section}.tls_certificate; name it"
-    with explained(f"{section}.tls_key: '{key}'", no_key):
+    no_key = "is not the unencrypted private key (PEM) of access.tls_certificate; name it"
+    with explained(f"access.tls_key: '{key}'", no_key):
         context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL prompts on the terminal
     if authorities is not None:
-        with explained(f"{section}.tls_client_ca: '{authorities}'", no_certificate):
+        with explained(f"access.tls_client_ca: '{authorities}'", no_certificate):
             context.load_verify_locations(authorities)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
+def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
     """Return what TCP addresses of gRPC are served with, or None if no certificate is set.
 
     With ``tls_client_ca`` only clients whose certificate is of one of its authorities can connect.
@@ -63,27 +62,27 @@ def server_credentials(config: EndpointConfig) -> grpc.ServerCredentials | None:
     )
 
 
-def warn_of_exposure(config: EndpointConfig, addresses: Iterable[str]) -> None:
+def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
     """Warn of addresses that are open to every client, and of those where keys travel in the clear.
 
     Addresses that are this machine's own are neither. It is no more than a warning, as the network or a proxy before
     the server may be what protects it.
     """
-    is_open = config.access_file is None and config.tls_client_ca is None
-    if not is_open and (config.access_file is None or config.tls_certificate is not None):
+    is_open = config.file is None and config.tls_client_ca is None
+    if not is_open and (config.file is None or config.tls_certificate is not None):
         return
     for address in addresses:
         if address.startswith("unix:") or is_loopback(address.rpartition(":")[0]):
             continue
         if is_open:
             logger.warning(
-                "{} is open to everyone who reaches it; set {}.access_file, or listen on 127.0.0.1 or a Unix socket",
-                address, config.section,
+                "{} is open to everyone who reaches it; set access.file, or listen on 127.0.0.1 or a Unix socket",
+                address,
             )  # fmt: skip
         else:
             logger.warning(
-                "keys can be read by others on their way to {}; set {}.tls_certificate and .tls_key, or let a proxy "
-                "encrypt", address, config.section,
+                "keys can be read by others on their way to {}; set access.tls_certificate and access.tls_key, "
+                "or let a proxy encrypt", address,
             )  # fmt: skip
 
 

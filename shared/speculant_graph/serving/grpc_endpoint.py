@@ -11,7 +11,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from speculant_graph.config import EndpointConfig
+from speculant_graph.config import AccessConfig
 from speculant_graph.rpc.addresses import grpc_target, socket_path
 from speculant_graph.rpc.channel import message_limits
 from speculant_graph.serving.credentials import warn_of_exposure
@@ -26,7 +26,7 @@ class GrpcEndpoint:
 
     def __init__(
         self,
-        config: EndpointConfig,
+        access: AccessConfig,
         credentials: grpc.ServerCredentials | None,
         health_service: health.aio.HealthServicer,  # type: ignore[name-defined] # missing in the stubs
         handlers: Sequence[grpc.GenericRpcHandler[bytes, bytes]],
@@ -38,7 +38,7 @@ class GrpcEndpoint:
         """Make a server that does not listen yet.
 
         Args:
-            config: which clients may call, for warnings.
+            access: which clients may call, for warnings.
             credentials: TLS of TCP addresses; None serves them in the clear. Unix sockets always are.
             health_service: reports what is served.
             handlers: answer the service's methods.
@@ -46,7 +46,7 @@ class GrpcEndpoint:
             max_calls: most calls over one connection.
             max_message_bytes: largest message taken or sent.
         """
-        self._config, self._credentials = config, credentials
+        self._access, self._credentials = access, credentials
         self._paths: list[Path] = []
         self._locks: list[int] = []
         self._server = grpc.aio.server(
@@ -76,7 +76,7 @@ class GrpcEndpoint:
             ConfigError: one is malformed, or something else serves there; those before it are bound.
         """
         bound = [self._bind(address.strip(), option) for address in addresses.split(",")]
-        warn_of_exposure(self._config, bound)
+        warn_of_exposure(self._access, bound)
         await self._server.start()
         return bound
 

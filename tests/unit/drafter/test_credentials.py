@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 import trustme
 
-from speculant_graph.config import ServerConfig
+from speculant_graph.config import AccessConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.serving.credentials import certificate_names, server_credentials
 
@@ -46,7 +46,7 @@ def client_credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) -> 
     return grpc.ssl_channel_credentials(authority.cert_pem.bytes(), leaf.private_key_pem.bytes(), chain)
 
 
-def ask_names(config: ServerConfig, connect: Callable[[str], grpc.aio.Channel]) -> list[str] | grpc.StatusCode:
+def ask_names(config: AccessConfig, connect: Callable[[str], grpc.aio.Channel]) -> list[str] | grpc.StatusCode:
     """Serve with the configuration; return the names that the server sees, or the status of the failed call."""
 
     async def names(payload: bytes, context: Any) -> bytes:
@@ -73,7 +73,7 @@ def ask_names(config: ServerConfig, connect: Callable[[str], grpc.aio.Channel]) 
 
 
 def test_a_client_without_certificate_has_no_names(files: Files) -> None:
-    config = ServerConfig(tls_certificate=files.certificate, tls_key=files.key)
+    config = AccessConfig(tls_certificate=files.certificate, tls_key=files.key)
     for leaf in (None, files.client):  # one that nobody asked for proves nothing
         credentials = client_credentials(files.authority, leaf)
         assert ask_names(config, lambda target, made=credentials: grpc.aio.secure_channel(target, made)) == []
@@ -81,7 +81,7 @@ def test_a_client_without_certificate_has_no_names(files: Files) -> None:
 
 
 def test_names_of_a_verified_certificate(files: Files) -> None:
-    config = ServerConfig(tls_certificate=files.certificate, tls_key=files.key, tls_client_ca=files.ca)
+    config = AccessConfig(tls_certificate=files.certificate, tls_key=files.key, tls_client_ca=files.ca)
 
     def ask(leaf: trustme.LeafCert | None) -> list[str] | grpc.StatusCode:
         credentials = client_credentials(files.authority, leaf)
@@ -94,8 +94,8 @@ def test_names_of_a_verified_certificate(files: Files) -> None:
 
 @pytest.mark.parametrize("name", ["tls_certificate", "tls_key", "tls_client_ca"])
 def test_half_of_the_settings_is_refused(files: Files, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"server\.tls_certificate and server\.tls_key belong together"):
-        server_credentials(ServerConfig.model_validate({name: files.ca}))
+    with pytest.raises(ConfigError, match=r"access\.tls_certificate and access\.tls_key belong together"):
+        server_credentials(AccessConfig.model_validate({name: files.ca}))
 
 
 @pytest.mark.parametrize("setting", ["tls_certificate", "tls_key", "tls_client_ca"])
@@ -107,8 +107,8 @@ def test_wrong_files_are_named(files: Files, tmp_path: Path, setting: str, conte
         wrong.write_bytes(files.client.private_key_pem.bytes())
     elif isinstance(content, bytes):
         wrong.write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"server\.{setting}: '{wrong}'") as caught:
-        server_credentials(ServerConfig.model_validate(settings | {setting: wrong}))
+    with pytest.raises(ConfigError, match=rf"access\.{setting}: '{wrong}'") as caught:
+        server_credentials(AccessConfig.model_validate(settings | {setting: wrong}))
     assert "\n" not in str(caught.value)
 
 
@@ -119,5 +119,5 @@ def test_an_encrypted_key_is_refused_without_asking_the_terminal(files: Files, t
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
-    with pytest.raises(ConfigError, match=r"server\.tls_key: .* is not the unencrypted private key"):
-        server_credentials(ServerConfig(tls_certificate=files.certificate, tls_key=encrypted))
+    with pytest.raises(ConfigError, match=r"access\.tls_key: .* is not the unencrypted private key"):
+        server_credentials(AccessConfig(tls_certificate=files.certificate, tls_key=encrypted))

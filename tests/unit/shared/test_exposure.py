@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from speculant_graph.config import ServiceConfig
+from speculant_graph.config import AccessConfig
 from speculant_graph.serving.credentials import warn_of_exposure
 
-ACCESS, CERTIFICATE = {"access_file": Path("access.toml")}, {"tls_certificate": Path("s.pem"), "tls_key": Path("s.key")}
+ACCESS, CERTIFICATE = {"file": Path("access.toml")}, {"tls_certificate": Path("s.pem"), "tls_key": Path("s.key")}
 AUTHORITY = {"tls_client_ca": Path("ca.pem")}
-KEYS, OPEN = "keys can be read by others on their way to {}; set service.tls_certificate", "{} is open to everyone"
+KEYS, OPEN = "keys can be read by others on their way to {}; set access.tls_certificate", "{} is open to everyone"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_warning(settings: dict[str, Path], address: str, told: str) -> None:
     logger.enable("speculant_graph")
     sink = logger.add(lines.append, format="{message}")
     try:
-        warn_of_exposure(ServiceConfig.model_validate(settings), [address])
+        warn_of_exposure(AccessConfig.model_validate(settings), [address])
     finally:
         logger.remove(sink)
         logger.disable("speculant_graph")

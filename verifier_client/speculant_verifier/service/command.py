@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
-from speculant_graph.config import ServiceConfig, TrainConfig
+from speculant_graph.config import AccessConfig, ServiceConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
@@ -23,6 +23,8 @@ class VerifierSettings(DecodingSettings):
 
     service: ServiceConfig = ServiceConfig()
     """The service."""
+    access: AccessConfig = AccessConfig()
+    """Which clients may call. --access FILE is short for --access.file FILE."""
     train: TrainConfig = TrainConfig()
     """How the draft model is trained on the records, and after how many new failures."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -78,6 +80,7 @@ def run(arguments: Sequence[str]) -> int:
             make_decoder,
             settings.verifier.max_batch_size,
             make_learning if settings.train.min_failures else None,
+            settings.access,
         )
 
     serve_until_stopped(make_server, "verifier")

@@ -14,7 +14,7 @@ from loguru import logger
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from speculant_graph.config import GenerationConfig, ServiceConfig
+from speculant_graph.config import OPEN_ACCESS, AccessConfig, GenerationConfig, ServiceConfig
 from speculant_graph.errors import ConfigError, DrafterUnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.calls import CallInterceptor
@@ -32,6 +32,8 @@ from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import SERVICE_NAME, VerifierService
 
 _LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
+GRACE_S = 60.0
+"""Time for texts that are under way to be finished when it stops; a second signal cuts them off at once."""
 _DRAIN_NOTICE_S = 2.0
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -46,6 +48,7 @@ class VerifierServer:
         make_decoder: Callable[[], SpeculativeDecoder],
         max_batch_size: int,
         make_learning: Callable[[SpeculativeDecoder], Learning] | None = None,
+        access: AccessConfig = OPEN_ACCESS,
     ) -> None:
         """Make a server that does not listen yet.
 
@@ -55,14 +58,16 @@ class VerifierServer:
             make_decoder: loads the model; called in a thread.
             max_batch_size: sequences that it decodes together.
             make_learning: has the draft model trained meanwhile; None: it is not trained.
+            access: which clients may call.
 
         Raises:
             ConfigError: a setting is wrong.
         """
         if not config.listen and not config.http:
             raise ConfigError("there is nothing to serve on; set --service.listen or --service.http")
-        self._config, self._defaults, self._make_decoder = config, defaults, make_decoder
-        policy = AccessPolicy.load(config.access_file)
+        self._config, self._access = config, access
+        self._defaults, self._make_decoder = defaults, make_decoder
+        policy = AccessPolicy.load(access.file)
         self._interceptor = CallInterceptor(policy, MAX_REQUESTS)
         # Of its own, so that a server that is full can still be looked after.
         self._admin_interceptor = CallInterceptor(policy, MAX_REQUESTS)
@@ -71,13 +76,13 @@ class VerifierServer:
         self._admin = VerifierAdminService(self._read_decoder)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._http_requests: Counter[tuple[str, str]] = Counter()
-        self._credentials = server_credentials(config)
+        self._credentials = server_credentials(access)
         self._endpoints: list[GrpcEndpoint] = []
         self._decoder: SpeculativeDecoder | None = None
         self._make_learning = make_learning
         self._learning: Learning | None = None
         self._app: ASGIApp | None = None
-        self._http = HttpServer(self._serve_http, config.http, tls=tls_context(config)) if config.http else None
+        self._http = HttpServer(self._serve_http, config.http, tls=tls_context(access)) if config.http else None
         self._draining: asyncio.Task[bool] | None = None
         self._is_stop_forced = False
         self.addresses: list[str] = []
@@ -118,7 +123,7 @@ class VerifierServer:
             )
         if self._http is not None:
             self.http_address = await self._http.start()
-            warn_of_exposure(self._config, [self.http_address])
+            warn_of_exposure(self._access, [self.http_address])
         self._decoder = await in_uninterruptible_thread(self._make_decoder)
         if self._make_learning is not None:
             self._learning = self._make_learning(self._decoder)
@@ -135,7 +140,7 @@ class VerifierServer:
             )
         threading.Thread(target=self._decoder.target.prepare_grammars, name="forms", daemon=True).start()
         await self._tell_health(_SERVING)
-        scheme = "http" if self._config.tls_certificate is None else "https"
+        scheme = "http" if self._access.tls_certificate is None else "https"
         urls = [f"{scheme}://{self.http_address}/v1"] if self.http_address else []
         more = f"; admin on {', '.join(self.admin_addresses)}" if self.admin_addresses else ""
         logger.info("verifier ready on {}{}", ", ".join([*self.addresses, *urls]), more)
@@ -146,15 +151,14 @@ class VerifierServer:
         if self._learning is not None:
             await asyncio.to_thread(self._learning.close)
         await self._health.enter_graceful_shutdown()
-        stopping = asyncio.gather(*(endpoint.stop(self._config.grace_s) for endpoint in self._endpoints))
+        stopping = asyncio.gather(*(endpoint.stop(GRACE_S) for endpoint in self._endpoints))
         if self._http is not None and not self._is_stop_forced:
-            self._draining = asyncio.create_task(self._http.drain(self._config.grace_s))
+            self._draining = asyncio.create_task(self._http.drain(GRACE_S))
             await asyncio.wait([self._draining])
         await stopping
         if self._load.num_sequences:
-            advice = "" if self._is_stop_forced else "; raise service.grace_s for longer answers"
             count = self._load.num_sequences
-            logger.warning("{} {} cut off{}", count, "sequence is" if count == 1 else "sequences are", advice)
+            logger.warning("{} {} cut off", count, "sequence is" if count == 1 else "sequences are")
         if self._decoder is not None:
             await asyncio.to_thread(self._decoder.close)
         if self._http is not None:
@@ -173,13 +177,13 @@ class VerifierServer:
     async def reload(self) -> None:
         """Read the access file again; what is wrong is logged and stays as it was."""
         try:
-            self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._config.access_file)
+            self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
         except ConfigError as error:
             logger.error("the access file is not read again: {}", error)
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
         endpoint = GrpcEndpoint(
-            self._config,
+            self._access,
             self._credentials,
             self._health,
             [handler],
