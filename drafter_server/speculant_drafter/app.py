@@ -140,7 +140,7 @@ def refuse(error: Exception) -> Response:
 
 def is_open(config: ServerConfig, access: AccessConfig) -> bool:
     """Return whether the explorer is served: on this machine alone, and not where gRPC asks for certificates."""
-    return config.explorer and is_loopback(_host(config)) and access.tls_client_ca is None
+    return is_loopback(_host(config)) and access.tls_client_ca is None
 
 
 def _host(config: ServerConfig) -> str:

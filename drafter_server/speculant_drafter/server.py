@@ -52,24 +52,24 @@ class DrafterServer:
         """Make a sidecar that does not listen yet.
 
         Args:
-            config: addresses, graphs and limits.
+            config: addresses and graphs.
             draft: what requests leave to the server.
             access: which clients may call.
             clock: monotonic time in seconds, for idle sessions.
-            limits: of messages and sessions.
+            limits: of calls, messages and sessions.
 
         Raises:
             ConfigError: a setting is wrong.
         """
-        self._config, self._access = config, access
+        self._config, self._access, self._limits = config, access, limits
         self._counts = ServerCounts()
         policy = AccessPolicy.load(access.file)
-        self._interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
+        self._interceptor = CallInterceptor(policy, limits.max_calls)
         # Of its own, so that a server that is full can still be looked after.
-        self._admin_interceptor = CallInterceptor(policy, config.max_concurrent_rpcs)
+        self._admin_interceptor = CallInterceptor(policy, limits.max_calls)
         self._graphs = GraphRegistry(config, draft)
         self._sessions = SessionStore(config, self._counts, clock, limits)
-        self._steps = StepAnswerer(config, draft, self._graphs, self._sessions, self._counts, limits)
+        self._steps = StepAnswerer(draft, self._graphs, self._sessions, self._counts, limits)
         self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts)
         self._admin = DrafterAdminService(self._graphs)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
@@ -173,8 +173,8 @@ class DrafterServer:
             self._health,
             [handler],
             name,
-            max_calls=self._config.max_concurrent_rpcs,
-            max_message_bytes=self._config.max_message_bytes,
+            max_calls=self._limits.max_calls,
+            max_message_bytes=self._limits.max_message_bytes,
         )
         self._endpoints.append(endpoint)
         return await endpoint.listen(addresses, option)
@@ -226,10 +226,10 @@ def run_server(config: ServerConfig, draft: DraftConfig, access: AccessConfig, l
     """Serve until SIGTERM or SIGINT, and read everything again on SIGHUP; return the exit status, 0.
 
     Args:
-        config: addresses, graphs and limits.
+        config: addresses and graphs.
         draft: what requests leave to the server.
         access: which clients may call.
-        limits: of messages and sessions.
+        limits: of calls, messages and sessions.
 
     Raises:
         ConfigError: a setting is wrong, or an address is taken.

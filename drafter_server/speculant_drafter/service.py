@@ -17,7 +17,7 @@ from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_drafter.metrics import ServerCounts
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph import _core
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import changed
 from speculant_graph.errors import (
     DrafterUnavailableError,
@@ -46,7 +46,6 @@ class StepAnswerer:
 
     def __init__(
         self,
-        config: ServerConfig,
         draft: DraftConfig,
         graphs: GraphRegistry,
         sessions: SessionStore,
@@ -56,7 +55,6 @@ class StepAnswerer:
         """Make one.
 
         Args:
-            config: the largest message.
             draft: what a request leaves to the server.
             graphs: what is served.
             sessions: what is open.
@@ -73,7 +71,7 @@ class StepAnswerer:
             max_tokens=limits.max_tokens,
             max_nodes=limits.max_nodes,
             max_step_nodes=limits.max_step_nodes,
-            max_message_bytes=config.max_message_bytes,
+            max_message_bytes=limits.max_message_bytes,
             budget=min(draft.k, limits.max_nodes),
         )
 

@@ -23,6 +23,10 @@ from speculant_graph.errors import DraftRequestError
 class Limits:
     """What a message may ask for and how long sessions stay, beside ``server.max_session_memory``."""
 
+    max_calls: int = 1_024
+    """Most calls at a time; an open stream is one."""
+    max_message_bytes: int = 1 << 20
+    """Largest message taken or sent."""
     max_sequences: int = 256
     """Most sequences of a step; one beyond is refused, here and below."""
     max_tokens: int = 262_144

@@ -170,19 +170,14 @@ class ServerConfig(Config):
     admin_listen: str = ""
     """Address of the admin service, which must not be public; empty: not served."""
     metrics_listen: str = ""
-    """'host:port' of Prometheus metrics, /healthz and the explorer over HTTP; empty: not served."""
-    explorer: bool = True
-    """Serve /explorer/, a page that shows what the graphs hold, at 'metrics_listen' if it is for this machine alone."""
+    """'host:port' of Prometheus metrics and /healthz over HTTP, and of the explorer, if only this machine can reach it;
+    empty: not served."""
     graph: Path = Path("graph.pkl")
     """Graph file to serve by default. Its name is the file's, without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
     learned: Path | None = None
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
-    max_message_bytes: Annotated[int, Field(ge=1_024, le=1 << 28)] = 1 << 20
-    """Largest message taken or sent."""
-    max_concurrent_rpcs: Annotated[int, Field(ge=1, le=1 << 20)] = 1_024
-    """Most calls at a time; an open stream is one."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
 

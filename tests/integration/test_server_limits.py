@@ -96,7 +96,7 @@ def test_messages_have_a_largest_size(serve: Serve) -> None:
 
 
 def test_calls_beyond_the_number_allowed_are_refused_at_once(serve: Serve) -> None:
-    server = serve(max_concurrent_rpcs=2)
+    server = serve(max_calls=2)
     goes_on = threading.Event()
 
     def requests() -> Iterator[pb.StreamDraftRequest]:

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from speculant_drafter.sessions import Limits
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import DraftOptions, changed
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError
@@ -37,8 +37,8 @@ class Reference:
 class ReferenceAnswerer:
     """Answers steps of one graph without a clock, tenants or a limit to memory."""
 
-    def __init__(self, config: ServerConfig, limits: Limits, draft: DraftConfig, drafter: SessionDrafter) -> None:
-        self.config, self.limits, self.draft, self.drafter = config, limits, draft, drafter
+    def __init__(self, limits: Limits, draft: DraftConfig, drafter: SessionDrafter) -> None:
+        self.limits, self.draft, self.drafter = limits, draft, drafter
         self.sessions: dict[int, Reference] = {}
         self.last_draft_id = 0
 
@@ -77,7 +77,7 @@ class ReferenceAnswerer:
         answer.sequence_statuses.extend(statuses)
         self.draft_all(request, options, budgets, contexts, answer)
         answer.graph_generation = 1
-        if len(answer.SerializeToString()) + 32 > self.config.max_message_bytes:
+        if len(answer.SerializeToString()) + 32 > self.limits.max_message_bytes:
             raise DraftLimitError("the answer is larger than it may be")
         return answer
 
@@ -156,7 +156,7 @@ class ReferenceAnswerer:
 
     def draft_all(self, request, options, budgets, contexts, answer: pb.DraftResponse) -> None:
         count = len(budgets)
-        max_support = max(1, (self.config.max_message_bytes - 32 - 128 - 24 * count - 16 * sum(budgets)) // 8)
+        max_support = max(1, (self.limits.max_message_bytes - 32 - 128 - 24 * count - 16 * sum(budgets)) // 8)
         session_ids, seeds = self.filled(request.session_ids, count), self.filled(request.seeds, count)
         positions = self.filled(request.positions, count)
         drafts: dict[int, Draft] = {}

@@ -46,7 +46,7 @@ class Server:
         asyncio.run(self.graphs.load_configured())
         self.now_s = 0.0
         self.sessions = SessionStore(self.config, self.counts, lambda: self.now_s, self.limits)
-        self.steps = StepAnswerer(self.config, self.draft, self.graphs, self.sessions, self.counts, self.limits)
+        self.steps = StepAnswerer(self.draft, self.graphs, self.sessions, self.counts, self.limits)
 
     def open(self, session_id: int, **wanted: Any) -> None:
         self.sessions.open(session_id, self.graphs.get(""), **wanted)
@@ -73,7 +73,7 @@ class Pair:
         self.server.sessions.end_all()
         for session_id in list(self.slow_drafter._sequences):
             self.slow_drafter.close(session_id)
-        self.slow = ReferenceAnswerer(self.server.config, self.server.limits, self.server.draft, self.slow_drafter)
+        self.slow = ReferenceAnswerer(self.server.limits, self.server.draft, self.slow_drafter)
         self.server.steps._draft_ids = iter(range(1, 1 << 30))
 
     def open(self, session_id: int) -> None:
@@ -130,7 +130,7 @@ def pair(graph_path: Path) -> Pair:
 @pytest.fixture(scope="module")
 def tight_pair(graph_path: Path) -> Pair:
     return Pair(
-        graph_path, limits={"max_step_nodes": 30, "max_sequences": 4, "max_tokens": 20}, max_message_bytes=1_024
+        graph_path, limits={"max_step_nodes": 30, "max_sequences": 4, "max_tokens": 20, "max_message_bytes": 1_024}
     )
 
 
