@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from speculant_graph.types import Draft
 from support.caching import TOLERANCE, Rows, fresh_logits, path_to
@@ -89,3 +91,104 @@ def test_the_sliding_window_is_really_applied(gpt_oss):
     assert (last(right) - expected).abs().max() < TOLERANCE
     # One tensor for all layers is taken for both kinds, and the window is dropped without a word.
     assert (last(plan.full) - expected).abs().max() > 100 * TOLERANCE
+
+
+@pytest.fixture
+def rows(gpt_oss):
+    made = Rows(gpt_oss, gpt_oss.new_cache(3, widest_pass=8), 0)
+    for row, length in enumerate([70, 5, 30]):
+        made.start(row, length, chunk=8)
+    return made
+
+
+def poison(rows: Rows, row: int, value: float) -> None:
+    """Leave a number in 80 slots of a row, as a sequence whose activations overflow does."""
+    with torch.inference_mode():
+        for layer in rows.cache._slot_layers:
+            layer.keys[row, :, : min(80, layer.num_slots)] = value
+            layer.values[row, :, : min(80, layer.num_slots)] = value
+    rows.cache._written[row] = 80
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("successor", ["prompt", "move"])
+def test_what_a_row_held_can_not_poison_who_comes_after_or_beside_it(rows, value, successor):
+    """A masked slot is multiplied by zero, and zero times NaN is NaN."""
+    poison(rows, 0, value)
+    tokens = [rows.tokens[row][rows.cache.lengths[row] :] for row in range(3)]
+    logits = rows.target.forward(tokens, rows.cache, [0, 1, 2])
+    assert not logits[0].isfinite().all(), "the control: the row itself is poisoned"
+    assert rows.verify([1, 2]) < TOLERANCE
+    if successor == "prompt":
+        rows.start(0, 2)
+    else:
+        rows.cache.move_row(1, 0)
+        rows.tokens[0] = rows.tokens[1]
+        poison(rows, 1, value)
+        rows.start(1, 3)
+    for _ in range(2):
+        assert rows.verify([0, 1, 2]) < TOLERANCE
+
+
+def test_growing_and_shrinking_keep_what_is_cached(rows):
+    cache = rows.cache
+    before = cache.num_bytes
+    cache.resize(5, 500)
+    assert cache.num_bytes > before
+    rows.start(4, 100, chunk=8)
+    assert rows.verify([0, 1, 2, 4]) < TOLERANCE
+    cache.clear(4)
+    cache.resize(3, 128)
+    assert cache.num_bytes < before
+    assert rows.verify([0, 1, 2]) < TOLERANCE
+    with pytest.raises(ValueError, match="clear rows first"):
+        cache.resize(2, 128)
+    with pytest.raises(ValueError, match="clear rows first"):
+        cache.resize(3, 16)
+
+
+def test_growing_by_itself_keeps_to_the_bound(gpt_oss):
+    cache = gpt_oss.new_cache(3)
+    cache.max_slots = 300
+    gpt_oss.prefill([list(range(90))], cache, [0])
+    assert cache.num_rows * cache.capacity <= 300
+    assert cache.slots_needed(3, 96) <= 300 < cache.slots_needed(3, 97)
+    with pytest.raises(ValueError, match="300"):
+        gpt_oss.prefill([list(range(20))], cache, [0])
+    assert cache.lengths == [90, 0, 0]
+    cache.resize(1, 96)
+    gpt_oss.prefill([list(range(20))], cache, [0])
+    assert cache.capacity <= 300
+
+
+@settings(max_examples=8)
+@given(st.lists(st.sampled_from(["verify", "move", "start", "resize"]), max_size=8), st.integers(0, 99))
+def test_any_order_of_operations(gpt_oss, operations, seed):
+    cache = gpt_oss.new_cache(3, widest_pass=50)
+    rows = Rows(gpt_oss, cache, seed)
+    rows.start(0, rows.generator.randint(1, 90), chunk=4)
+    for operation in [*operations, "verify"]:
+        row, other = rows.generator.sample(range(3), 2)
+        if operation == "move" and row in rows.tokens:
+            cache.move_row(row, other)
+            rows.tokens[other] = rows.tokens.pop(row)
+        elif operation == "start":
+            rows.start(row, rows.generator.randint(1, 60), chunk=rows.generator.choice([4, 50]))
+        elif operation == "resize":
+            cache.resize(3, max(cache.lengths) + rows.generator.randint(0, 100))
+        else:
+            largest = rows.generator.choice([4, 40])
+            assert rows.verify(sorted(rows.tokens), largest=largest, looked_at=1) < TOLERANCE
+
+
+def test_a_batch_of_many_pending_tokens_computes_few_logits(rows):
+    """Of a stretch of the prompt nothing, of several pending tokens the last one's and the draft's."""
+    sizes = []
+    head = rows.target.model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:-1].numel()))
+    try:
+        rows.target.prefill([[1] * 8, [2] * 6], rows.cache, [0, 1])
+        rows.target.forward([[1] * 7, [2]], rows.cache, [0, 1])
+    finally:
+        handle.remove()
+    assert sizes == [0, 2]

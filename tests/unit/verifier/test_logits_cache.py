@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import random
 from collections import OrderedDict
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -119,37 +116,3 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-
-
-def live_bytes() -> int:
-    """Return the bytes of all storages that tensors of this process keep alive."""
-    gc.collect()
-    storages = {}
-    for each in gc.get_objects():
-        if type(each) is torch.Tensor:
-            storage = each.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
-
-
-@pytest.mark.slow
-def test_memory_stays_within_the_bound_whatever_is_kept():
-    width, bound = 1_000, 64_000
-    before = live_bytes()
-    cache = LogitsCache("model", bound)
-    assert live_bytes() == before, "nothing is taken before the first row"
-    choose = random.Random(1)
-    for turn in range(12):
-        size = choose.randint(1, 40)
-        logits = torch.full((size, width), float(turn))
-        keys = [extended(ROOT, [turn, row]) for row in range(size)]
-        cache.put_many(keys, list(logits))
-        hot = keys[0]
-        del logits
-        assert cache.get(hot) is not None
-        taken = live_bytes() - before
-        assert 0 < taken <= bound
-        assert taken == cache.num_bytes
-    assert len(cache) == 16
-    del cache
-    assert live_bytes() == before

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TopPLogitsWarper
 
+from speculant_verifier.sampling import top_tokens
 from speculant_verifier.sampling.sampler import nucleus
 
 
@@ -53,3 +55,18 @@ def test_a_share_that_is_exactly_reached_is_enough(top_p, kept):
     scores = torch.zeros(4)
     assert (nucleus(scores, top_p) > -torch.inf).sum() == kept
     assert (TopPLogitsWarper(top_p)(None, scores[None]) > -torch.inf).sum() == kept
+
+
+@pytest.mark.parametrize("size", [1, 3, 63, 64, 65, 256, 300, 1_000, 4_097])
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_they_are_the_first_of_a_sort(size, count):
+    logits = torch.randn(3, 5, size, generator=torch.Generator().manual_seed(size))
+    expected = np.argsort(-logits.numpy(), -1, kind="stable")[..., :count]
+    assert top_tokens(logits, count).tolist() == expected.tolist()
+
+
+def test_ties_and_impossible_tokens():
+    logits = torch.full((1, 200), -torch.inf)
+    logits[0, [10, 11, 150, 199]] = 2.0
+    assert sorted(top_tokens(logits, 4)[0].tolist()) == [10, 11, 150, 199]
+    assert set(top_tokens(logits.bfloat16(), 3)[0].tolist()) < {10, 11, 150, 199}

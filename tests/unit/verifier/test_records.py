@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from speculant_graph.client import LocalDrafter, NullDrafter
-from speculant_graph.config import DraftConfig, GenerationConfig, RecordConfig, VerifierConfig
+from speculant_graph.client import NullDrafter
+from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.types import Draft, SessionOptions
-from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import Engine, Request
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.database import read_records, replay_of
@@ -225,24 +224,3 @@ def test_sources_are_those_of_the_nodes():
     assert trace.accepted == [True, True, False, False]
     assert trace.top_token_ids == ((0, 0), (0, 0), (0, 0), ())
     assert trace.strategy == "specexec"
-
-
-def test_a_decoder_records(target, tmp_path):
-    config = GenerationConfig(max_tokens=16, speculation="on", ignore_end_tokens=True)
-    draft = DraftConfig(strategy="tree", k=4)
-    with SpeculativeDecoder(
-        verifier_config=VerifierConfig(max_batch_size=2, measure_costs=False),
-        draft_config=draft,
-        drafter=LocalDrafter(None, draft),
-        target=target,
-        record=RecordConfig(folder=tmp_path),
-    ) as decoder:
-        results = decoder.generate([[1, 2, 3] * 6, [4, 5] * 4, [6] * 9], config)
-    found = [*read_records(tmp_path), *replay_of(tmp_path, "", 9)]
-    assert sorted(each.output for each in found) == sorted(each.token_ids for each in results)
-    by_prompt = {each.prompt: each for each in found}
-    for result in results:
-        record = by_prompt[result.prompt_token_ids]
-        assert (sum(record.accepted), record.num_passes) == (result.num_accepted, result.num_steps)
-        assert record.drafted_share == result.drafted_share
-        assert sum(map(len, record.drafted)) <= result.num_drafted

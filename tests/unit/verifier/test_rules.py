@@ -172,6 +172,3 @@ def test_rules_see_no_more_than_the_support():
     draft = Draft((5, 5), (0, 1), proposals=(Proposal(ids, np.float32([0.5, 0.25, 0.25])),) * 2)
     for rule in ("token", "block", "tree-wor", "tree-iid"):
         assert RULES[rule](draft, DenseTarget(draft, [row] * 3), lambda: 0.5).token_ids == (7,)
-
-
-# Expected accepted tokens, exactly: the sum over all drafts.

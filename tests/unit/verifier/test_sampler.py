@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import GenerationError
 from speculant_graph.random_stream import RULE_STREAM, TARGET_STREAM, uniform
 from speculant_graph.types import EMPTY_DRAFT
 from speculant_verifier.sampling import RowTarget, Sampler, processors_of
@@ -101,3 +104,17 @@ def test_two_tokens_have_the_joint_distribution_of_transformers_processors(confi
     possible = expected > 0
     assert counts[~possible].sum() == 0
     assert chisquare(counts[possible], trials * expected[possible] / expected[possible].sum()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (GenerationConfig(logit_bias={258: 1.0}), r"logit_bias names token 258.*0\.\.257"),
+    (GenerationConfig(logit_bias={3: math.nan}), "logit_bias of token 3 is nan"),
+    (GenerationConfig(stop=("x", "")), "stop text has no characters"),
+    (GenerationConfig(end_token_ids=(3, 258)), "end_token_ids names token 258"),
+    (GenerationConfig(max_tokens=4, min_tokens=5), "min_tokens 5 is more than max_tokens 4"),
+])  # fmt: skip
+def test_settings_that_do_not_fit_are_refused_with_what_to_do(config, message):
+    with pytest.raises(GenerationError, match=message) as raised:
+        sampler_of(config)
+    assert ";" in str(raised.value)
+    assert "\n" not in str(raised.value)

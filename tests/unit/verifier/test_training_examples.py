@@ -14,7 +14,6 @@ from speculant_graph.errors import ConfigError
 from speculant_verifier.training.examples import (
     make_example,
     mixture,
-    of_one_tenant,
     of_tokenizer,
     split,
 )
@@ -136,16 +135,6 @@ def test_a_fifth_is_held_out() -> None:
     again = [replace(each, request_id="again") for each in records[:30]]
     assert {each.prompt for each in split(again)[1]} == {each.prompt for each in split(records[:30])[1]}
     assert split([record([1], [2])]) == ([record([1], [2])], [])
-
-
-def test_the_text_of_several_tenants_is_not_mixed() -> None:
-    records = [record([1], [2], tenant="a"), record([1], [2], tenant="b")]
-    with pytest.raises(ConfigError, match=r"2 tenants; name one with --tenant"):
-        of_one_tenant(records, None)
-    assert of_one_tenant(records, "b") == records[1:]
-    assert of_one_tenant(records[:1], None) == records[:1]
-    with pytest.raises(ConfigError, match="no records of tenant 'c'; those that are there are of 'a', 'b'"):
-        of_one_tenant(records, "c")
 
 
 def test_records_of_other_tokenizers_are_left_out() -> None:
