@@ -14,22 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
 
 from speculant_graph import _core
@@ -92,21 +85,15 @@ def processors_of(
         ends = torch.tensor(sorted(end_token_ids), device=device)
         processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, config.min_tokens, ends, device=str(device)))
     if config.temperature > 0.0:
-        processors.extend(_warpers(config))
+        if config.temperature != 1.0:
+            processors.append(TemperatureLogitsWarper(config.temperature))
+        if config.top_k > 0:
+            processors.append(TopKLogitsWarper(config.top_k))
+        if config.top_p < 1.0:
+            processors.append(TopPLogitsWarper(config.top_p))
+        if config.min_p > 0.0:
+            processors.append(MinPLogitsWarper(config.min_p))
     return processors
-
-
-def _warpers(config: GenerationConfig) -> LogitsProcessorList:
-    warpers = LogitsProcessorList()
-    if config.temperature != 1.0:
-        warpers.append(TemperatureLogitsWarper(config.temperature))
-    if config.top_k > 0:
-        warpers.append(TopKLogitsWarper(config.top_k))
-    if config.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(config.top_p))
-    if config.min_p > 0.0:
-        warpers.append(MinPLogitsWarper(config.min_p))
-    return warpers
 
 
 def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) -> frozenset[TokenId]:
@@ -143,27 +130,13 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
         )
 
 
-_CONTEXT_FREE = frozenset(
-    (
-        EpsilonLogitsWarper,
-        EtaLogitsWarper,
-        LogitNormalization,
-        MinPLogitsWarper,
-        SuppressTokensLogitsProcessor,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-        TypicalLogitsWarper,
-    )
-)
+_CONTEXT_FREE = frozenset((MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper))
 """Processors that look at nothing but the scores, hence may be called for many nodes at once and in any order."""
 
 _TOKENWISE = frozenset(
     (
         CountPenalties,
         MinNewTokensLengthLogitsProcessor,
-        NoBadWordsLogitsProcessor,
-        NoRepeatNGramLogitsProcessor,
         RepetitionPenaltyLogitsProcessor,
         SequenceBiasLogitsProcessor,
         TemperatureLogitsWarper,
@@ -176,11 +149,7 @@ class Sampler:
     """Turns the logits of one request into scores, and names the random number of every choice."""
 
     def __init__(
-        self,
-        config: GenerationConfig,
-        processors: LogitsProcessorList,
-        seed: int | None = None,
-        constraint: Constraint | None = None,
+        self, config: GenerationConfig, processors: LogitsProcessorList, constraint: Constraint | None = None
     ) -> None:
         """Make a request's sampler.
 
@@ -188,7 +157,6 @@ class Sampler:
             config: its settings.
             processors: applied to the logits in this order
                 (:func:`~speculant_verifier.sampling.sampler.processors_of`, or a caller's own).
-            seed: if it is not that of the settings, as for the second and later samples of a prompt.
             constraint: form of the output, which comes before all processors; None for any.
         """
         self.config = config
@@ -196,7 +164,7 @@ class Sampler:
         self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
         """Whether the choice without the constraint, if that allows it, is the choice with it."""
         self.processors = processors
-        self.seed = config.seed if seed is None else seed
+        self.seed = config.seed
         self.is_greedy = config.temperature == 0.0
         self.is_plain_greedy = self.is_greedy and not processors
         """Whether a choice is the largest logit and nothing else."""
