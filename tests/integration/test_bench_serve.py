@@ -26,7 +26,7 @@ def test_a_running_service_is_measured(tmp_path: Path, capsys: pytest.CaptureFix
     prompts.write_text("Once\nTwice\n", encoding="utf-8")
     with tiny_decoder(max_batch_size=4) as decoder, serving(decoder) as api:
         url = f"{api.url}/v1"
-        status, figures, out = measured(capsys, "--url", url, "--prompts", str(prompts), "--temperature", "1", *SMALL)
+        status, figures, _ = measured(capsys, "--url", url, "--prompts", str(prompts), "--temperature", "1", *SMALL)
         totals = decoder.totals
     assert status == 0
     assert figures["failed"] == 0
@@ -37,7 +37,6 @@ def test_a_running_service_is_measured(tmp_path: Path, capsys: pytest.CaptureFix
         assert figures[f"{way}_tokens_per_s"] > 0
         assert 0 < figures[f"{way}_ttft_ms_p50"] <= figures[f"{way}_ttft_ms_p99"]
     assert figures["mean_accepted_tokens"] >= 1
-    assert "requests that failed" in out
 
 
 def test_failures_are_counted_and_named(capsys: pytest.CaptureFixture[str]) -> None:

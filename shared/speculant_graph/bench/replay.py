@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import (
-    COMMAS,
-    EACH_ONCE,
-    NONE,
-    BenchProgress,
-    BenchSettings,
-    ReportTable,
-    print_report,
-    show_progress,
-    shown,
-)
+from speculant_graph.bench.report import COMMAS, EACH_ONCE, BenchSettings, begin, print_report, show_build
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import TypedPath, load_settings
@@ -40,18 +30,10 @@ ReplayStrategyName = Literal[
 
 _SET_BY_THE_BENCH = {"-k": "--budget", "--draft.k": "--budget", "--draft.strategy": "--strategy"}
 _WARM_UP_TOKENS = 16
-_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "strategy": lambda run: str(run["strategy"]),
-    "budget": lambda run: str(run["budget"]),
-    "tokens\nper step": lambda run: f"{run['mean_accepted_tokens']:.3f}",
-    "95 %\ninterval": lambda run: "–".join(f"{bound:.2f}" for bound in run["mean_accepted_tokens_interval"]),
-    "× prompt\nlookup": lambda run: shown(run["over_prompt_lookup"], ".2f"),
-    "accepted": lambda run: shown(run["acceptance_rate"], ".1%"),
-    "drafted\nper step": lambda run: f"{run['drafted_per_step']:.2f}",
-    "draft\nµs": lambda run: f"{run['draft_us_p50']:.1f}",
-    "relative\nspeed": lambda run: shown(run["relative_speed"], ".2f"),
-}
-"""Heading of a column -> its cell of a run."""
+_COLUMNS = (
+    "workload", "strategy", "budget", "mean_accepted_tokens", "mean_accepted_tokens_interval", "over_prompt_lookup",
+    "acceptance_rate", "drafted_per_step", "draft_us_p50", "relative_speed",
+)  # fmt: skip
 
 
 class BenchReplaySettings(BenchSettings):
@@ -100,9 +82,8 @@ def run(arguments: Sequence[str]) -> int:
     typed = [re.sub(r"^--graph(?==|$)", "--graph-path", argument) for argument in arguments]
     settings = load_settings(BenchReplaySettings, "bench replay", typed)
     cost = _checked_cost(settings)
-    with show_progress() as progress:
-        graph, workloads = _read(settings, progress)
-        results = _replay_all(settings, graph, cost, workloads, progress)
+    graph, workloads = _read(settings)
+    results = _replay_all(settings, graph, cost, workloads)
     figures: dict[str, Any] = {
         "results": results,
         "graph_tokens": None if graph is None else graph.metadata.num_tokens,
@@ -110,8 +91,7 @@ def run(arguments: Sequence[str]) -> int:
         "online": settings.online,
         "cost": settings.cost,
     }
-    rows = _rows(figures)
-    print_report("replay", rows, figures, arguments, as_json=settings.json_output, tables=_tables(results))
+    print_report("replay", figures, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
     return 0
 
 
@@ -143,7 +123,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     return CostCurve.from_file(Path(settings.cost))
 
 
-def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[NgramGraph | None, list[Workload]]:
+def _read(settings: BenchReplaySettings) -> tuple[NgramGraph | None, list[Workload]]:
     """Read the graph and the traces, and what may be refused at once before what takes long."""
     from speculant_graph.bench.texts import read_workloads
     from speculant_graph.corpus.tokenize import CorpusTokenizer
@@ -153,7 +133,7 @@ def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[Ngram
 
     config = settings.graph
     graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path)
-    progress.begin("reading the tokenizer")
+    begin("reading the tokenizer")
     is_named = graph is None or "tokenizer_name" in config.model_fields_set
     tokenizer = CorpusTokenizer.load(
         config.tokenizer_name if is_named or graph is None else graph.metadata.tokenizer.name,
@@ -162,11 +142,11 @@ def _read(settings: BenchReplaySettings, progress: BenchProgress) -> tuple[Ngram
     )
     if graph is not None:
         tokenizer.require(graph.metadata.tokenizer)
-    progress.begin("tokenising the traces")
+    begin("tokenising the traces")
     workloads = read_workloads(settings.traces, tokenizer, settings.limit)
     if settings.corpus:
         builder = GraphBuilder(**config.model_dump())
-        graph = builder.build_from_files(settings.corpus, progress=progress.show_build, calibrate=pretrain)
+        graph = builder.build_from_files(settings.corpus, progress=show_build(), calibrate=pretrain)
     return graph, workloads
 
 
@@ -175,7 +155,6 @@ def _replay_all(
     graph: NgramGraph | None,
     cost: CostCurve | None,
     workloads: Sequence[Workload],
-    progress: BenchProgress,
 ) -> list[dict[str, Any]]:
     """Replay every workload by every strategy at every budget; return the figures of each run, in this order."""
     from speculant_graph.bench.replay_loop import PROMPT_LOOKUP, PromptLookupDrafter, replay, replay_figures
@@ -189,8 +168,7 @@ def _replay_all(
 
     results: list[dict[str, Any]] = []
     for workload, strategy, budget in product(workloads, settings.strategy, sorted(settings.budget)):
-        label = f"{workload.name}, {strategy}, {counted(budget, 'node')}"
-        tell = progress.begin(label)
+        tell = begin(f"{workload.name}, {strategy}, {counted(budget, 'node')}")
         # Pages are read before anything is timed.
         first = workload.traces[0]
         warm_up = replace(first, output=first.output[:_WARM_UP_TOKENS])
@@ -198,7 +176,6 @@ def _replay_all(
         drafter = fresh_drafter(strategy, budget)
         replayed = replay(drafter, workload.traces, budget, learn=settings.online, cost=cost, tell=tell)
         figures = replay_figures(replayed, cost)
-        progress.tell(f"{label}: {figures['mean_accepted_tokens']:.3f} tokens per step")
         results.append({"workload": workload.name, "strategy": strategy, "budget": budget, **figures})
     baselines = {
         (each["workload"], each["budget"]): each["mean_accepted_tokens"]
@@ -209,34 +186,3 @@ def _replay_all(
         baseline = baselines.get((each["workload"], each["budget"]))
         each["over_prompt_lookup"] = None if baseline is None else round(each["mean_accepted_tokens"] / baseline, 4)
     return results
-
-
-def _tables(results: Sequence[Mapping[str, Any]]) -> list[ReportTable]:
-    """Return a table for each workload, without columns that no run has a figure of."""
-    tables = []
-    for workload in dict.fromkeys(run["workload"] for run in results):
-        runs = [run for run in results if run["workload"] == workload]
-        cells = {heading: [cell(run) for run in runs] for heading, cell in _COLUMNS.items()}
-        columns = {heading: column for heading, column in cells.items() if set(column) != {NONE}}
-        title = (
-            f"{workload}: {counted(runs[0]['traces'], 'trace')}, {counted(runs[0]['output_tokens'], 'output token')}"
-        )
-        tables.append(ReportTable(list(columns), list(zip(*columns.values(), strict=True)), title))
-    return tables
-
-
-def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    tokens = figures["graph_tokens"]
-    graph = (
-        "none" if tokens is None else f"{tokens:,} tokens, contexts of up to {counted(figures['max_order'], 'token')}"
-    )
-    rows = [
-        ("tokens per step", "output tokens over steps of the model; plain decoding has 1"),
-        ("95 % interval", "for other traces of this kind"),
-        ("graph", graph),
-        ("traces learn from earlier ones", "yes" if figures["online"] else "no"),
-    ]
-    if figures["cost"] is not None:
-        rows.append(("cost of verifying", figures["cost"]))
-        rows.append(("relative speed", "tokens per unit of this cost, over plain decoding"))
-    return rows

@@ -1,18 +1,14 @@
-"""What all benches have in common: lists on the command line, progress, and tables and one JSON object at the end."""
+"""What all benches have in common: lines of progress, trials in turns, and tables and one JSON object at the end."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from speculant_graph.machine import describe_machine
@@ -26,11 +22,12 @@ COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str
 """Annotation of a list that a command line writes with commas: ``8,16,32``."""
 EACH_ONCE = AfterValidator(lambda values: list(dict.fromkeys(values)))
 """Annotation of a list whose repeated values are dropped."""
-NONE = "–"
-"""Cell of a table where there is no figure."""
 
-_LABEL_CHARACTERS = 42
-_BAR_INTERVAL_S = 0.1
+Tell = Callable[[int, int], None]
+"""Is told how much is done, and how much there is to do."""
+
+T = TypeVar("T")
+
 _PLAIN_WIDTH = 160
 """Columns of what is no terminal."""
 
@@ -42,120 +39,117 @@ class BenchSettings(CommandSettings):
     """Print one JSON object as the last line."""
 
 
-class BenchProgress:
-    """Shows one bar for what is being done on a terminal, and a line elsewhere; on standard error.
+def begin(label: str) -> Tell:
+    """Print what comes next on standard error; return what shows how much of it is done, where that is a terminal."""
+    sys.stderr.write(f"{label} …\n")
 
-    It is drawn when there is news, never by a thread of its own, which would be in the times that are measured.
+    def show(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r  {done:,} of {total:,}" if done < total else "\r\033[K")
+            sys.stderr.flush()
+
+    return show
+
+
+def show_build() -> Callable[[BuildProgress], None]:
+    """Return what shows how far a build is."""
+    shown: dict[str, Tell] = {}
+
+    def show(build: BuildProgress) -> None:
+        if build.phase not in shown:
+            shown[build.phase] = begin(f"corpus: {PHASE_LABELS[build.phase]}")
+        shown[build.phase](build.done, build.total)
+
+    return show
+
+
+def alternate(ways: Mapping[str, Callable[[int], T]], rounds: int, tell: Tell | None = None) -> dict[str, list[T]]:
+    """Call every way once a round, with the round's index, so that a noisy moment hits all of them.
+
+    Each is first, second, ... equally often.
+
+    Args:
+        ways: by name, at least one.
+        rounds: how often.
+        tell: told how many rounds are through.
     """
-
-    def __init__(self, console: Console, bars: Progress) -> None:
-        """Take over a bar that is not shown yet."""
-        self._console = console
-        self._bars = bars
-        self._task = bars.add_task("", total=None)
-        self._shown_s = 0.0
-        self._build_label = ""
-        self._show_build: Callable[[int, int], None] = lambda done, total: None
-
-    def begin(self, label: str) -> Callable[[int, int], None]:
-        """Name what comes next, and return what takes how much of it is done, and how much there is to do."""
-        text = f"{label[:_LABEL_CHARACTERS]:<{_LABEL_CHARACTERS}}"
-
-        def show(done: int, total: int) -> None:
-            if time.monotonic() - self._shown_s >= _BAR_INTERVAL_S or 0 <= total <= done:
-                self._shown_s = time.monotonic()
-                self._bars.update(self._task, description=text, completed=done, total=total or None, refresh=True)
-
-        show(0, 0)
-        self.tell(f"{label} …")
-        return show
-
-    def show_build(self, build: BuildProgress) -> None:
-        """Show how far a build is."""
-        label = f"corpus: {PHASE_LABELS[build.phase]}"
-        if label != self._build_label:
-            self._build_label = label
-            self._show_build = self.begin(label)
-        self._show_build(build.done, build.total)
-
-    def tell(self, line: str) -> None:
-        """Print a line, where no bar is shown."""
-        if not self._console.is_terminal:
-            self._console.print(line, soft_wrap=True)
-
-
-@contextmanager
-def show_progress() -> Iterator[BenchProgress]:
-    """Show a bar for as long as the block lasts."""
-    console = Console(stderr=True, highlight=False, markup=False)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=10),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=False
-    ) as bars:
-        yield BenchProgress(console, bars)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportTable:
-    """A table of a report; its first column is aligned to the left, the others to the right."""
-
-    headings: Sequence[str]
-    """One for each column; they may have several lines."""
-    rows: Sequence[Sequence[str]]
-    """Cells, as many in each row as there are headings."""
-    title: str = ""
-    """A line above it."""
-
-    def drawn(self) -> Table:
-        """Return it as it is printed."""
-        table = Table(box=None, pad_edge=False, header_style="", show_header=any(self.headings))
-        for column, heading in enumerate(self.headings):
-            table.add_column(heading, justify="right" if column else "left", no_wrap=table.show_header)
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+    names = list(ways)
+    results: dict[str, list[T]] = {name: [] for name in names}
+    for index in range(rounds):
+        first = index % len(names)
+        for name in (*names[first:], *names[:first]):
+            results[name].append(ways[name](index))
+        if tell is not None:
+            tell(index + 1, rounds)
+    return results
 
 
 def print_report(
     name: str,
-    rows: Sequence[tuple[str, str]],
-    figures: Mapping[str, object],
+    figures: Mapping[str, Any],
     arguments: Sequence[str],
     *,
     as_json: bool,
-    tables: Sequence[ReportTable] = (),
+    columns: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Print what a bench measured.
+    """Print what a bench measured: every list of objects as a table, the other figures below one another.
 
     Args:
         name: the bench.
-        rows: what was measured and the figure, for people.
         figures: the keys of the JSON object; machine and command are added.
         arguments: command line of the bench.
         as_json: print the object as the last line of standard output.
-        tables: printed before the rows.
+        columns: what a table shows, by the key of its list; by default all that is a single figure.
     """
     machine = describe_machine()
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
-    for table in (*tables, ReportTable(("", ""), rows, f"bench {name}")):
-        if table.title:
-            console.print(table.title)
-        console.print(table.drawn())
-        console.print()
-    console.print(f"on {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}")
+    single = Table(box=None, pad_edge=False, show_header=False)
+    for key, value in figures.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            console.print(_table(value, (columns or {}).get(key)))
+            console.print()
+        else:
+            single.add_row(_words(key), _cell(value))
+    console.print(f"bench {name}")
+    console.print(single)
+    console.print(f"\non {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}")
     sys.stdout.flush()
     if as_json:
         report = {**figures, "machine": machine, "command": ["speculant", "bench", name, *arguments]}
         sys.stdout.write(json.dumps(report) + "\n")
 
 
-def shown(value: float | None, form: str) -> str:
-    """Return a figure as a cell of a table, such as of the form ``.2f``."""
-    return NONE if value is None else format(value, form)
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> Table:
+    """Return a table of objects, without columns that none has a figure of."""
+    keys = columns or dict.fromkeys(key for row in rows for key in row)
+    table = Table(box=None, pad_edge=False, header_style="")
+    shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
+    for key in shown:
+        is_text = any(isinstance(row.get(key), str) for row in rows)
+        table.add_column(_words(key).replace(" ", "\n"), justify="left" if is_text else "right", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*(_cell(row.get(key)) for key in shown))
+    return table
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _cell(value: object) -> str:
+    """Return a figure as people read it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{_words(key)} {_cell(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    return str(value)

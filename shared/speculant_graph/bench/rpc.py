@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from queue import SimpleQueue
+from typing import Annotated, Any
 
+import numpy as np
+import psutil
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from speculant_graph.bench.report import COMMAS, EACH_ONCE, BenchSettings, print_report, show_progress
-from speculant_graph.config import DraftConfig
+from speculant_graph.bench import echo
+from speculant_graph.bench.processes import OwnDrafter, running_module
+from speculant_graph.bench.report import COMMAS, EACH_ONCE, BenchSettings, alternate, begin, print_report
+from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
+from speculant_graph.client import DrafterClient
+from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import SpeculantError
+from speculant_graph.graph.build.builder import build_from_token_ids
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.channel import connect_channel
+from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepRequest
 from speculant_graph.settings import load_settings
+from speculant_graph.types import DraftOptions, SequenceStep
 
-if TYPE_CHECKING:
-    from speculant_graph.bench.rpc_trials import Server
+_TOKENS_PER_STEP = 4
+_PROMPT_TOKENS = 200
+_COST = COST_CURVES["dense"]
+_WARM_UP = 50
+_SAMPLES = 40
+_SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
+
+Exchange = Callable[[bytes], bytes]
+"""Sends a message and returns the answer."""
+Trial = Callable[[int], int]
+"""Makes one step and returns its nanoseconds."""
+Servers = Mapping[str, tuple[str, psutil.Process]]
+"""``drafter`` and ``echo``: address and process."""
 
 
 class BenchRpcSettings(BenchSettings):
@@ -45,29 +73,25 @@ class BenchRpcSettings(BenchSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchRpcSettings, "bench rpc", arguments)
-    from speculant_graph.bench.rpc_trials import PROMPT_TOKENS, TOKENS_PER_STEP, RpcWorkload, measure_steps
-    from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
-    from speculant_graph.graph.build.builder import build_from_token_ids
-    from speculant_graph.graph.ngrams import NgramGraph
-
-    with tempfile.TemporaryDirectory(prefix="speculant-bench-") as temporary, show_progress() as progress:
-        folder = Path(temporary)
+    with tempfile.TemporaryDirectory(prefix="speculant-bench-") as name:
+        folder = Path(name)
         if settings.graph is None:
-            progress.begin("counting Python's own sources")
+            begin("counting Python's own sources")
             graph, path = build_from_token_ids(*words_of_standard_library()), folder / "graph.pkl"
             graph.save(path)
         else:
             graph, path = NgramGraph.load(settings.graph), settings.graph
-        progress.begin("drawing texts")
-        num_tokens = PROMPT_TOKENS + TOKENS_PER_STEP * (2 * settings.steps + 200)
+        begin("drawing texts")
+        num_tokens = _PROMPT_TOKENS + _TOKENS_PER_STEP * (2 * settings.steps + 200)
         texts = drawn_texts(graph, max(settings.batch), num_tokens)
         results: list[dict[str, Any]] = []
-        progress.begin("starting servers")
+        begin("starting servers")
         with _running_servers(path, folder) as servers:
             for batch in settings.batch:
-                progress.begin(f"batch of {batch}")
-                workload = RpcWorkload(settings.draft, texts[:batch], graph.vocabulary_size)
-                results.append(measure_steps(workload, servers, settings.steps))
+                begin(f"batch of {batch}")
+                config = ClientConfig(address=servers["drafter"][0], deadline_ms=30_000.0)
+                steps = _Steps(config, settings.draft, texts[:batch], graph.vocabulary_size)
+                results.append(_measure_steps(steps, servers, settings.steps))
     figures = {
         "graph_tokens": graph.metadata.num_tokens,
         "strategy": settings.draft.strategy,
@@ -76,36 +100,31 @@ def run(arguments: Sequence[str]) -> int:
         **(results[0] if len(settings.batch) == 1 else {}),
         "results": results,
     }
-    print_report("rpc", _rows(figures), figures, arguments, as_json=settings.json_output)
+    print_report("rpc", figures, arguments, as_json=settings.json_output)
     return 0
 
 
 @contextmanager
-def _running_servers(graph: Path, folder: Path) -> Iterator[dict[str, Server]]:
+def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
     """Run a drafter and the echo inside of the block, on a core, and this process on another, where there are two.
 
     Raises:
         SpeculantError: one does not start.
     """
-    import psutil
-
-    from speculant_graph.bench.processes import OwnDrafter, running_module
-    from speculant_graph.bench.rpc_trials import Server
-
     address = f"unix://{folder}/echo.sock"
     cores = sorted(os.sched_getaffinity(0))
     with (
         closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter,
-        running_module("speculant_graph.bench.echo", [address]) as echo,
+        running_module("speculant_graph.bench.echo", [address]) as echoing,
     ):
-        if echo.stdout is None or not echo.stdout.readline():
+        if echoing.stdout is None or not echoing.stdout.readline():
             raise SpeculantError("the echo server did not start; its message is above")
         servers = {
-            "drafter": Server(drafter.address, psutil.Process(drafter.process.pid)),
-            "echo": Server(address, psutil.Process(echo.pid)),
+            "drafter": (drafter.address, psutil.Process(drafter.process.pid)),
+            "echo": (address, psutil.Process(echoing.pid)),
         }
-        for server in servers.values():
-            server.process.cpu_affinity(cores[1:2] or cores)
+        for _, process in servers.values():
+            process.cpu_affinity(cores[1:2] or cores)
         os.sched_setaffinity(0, cores[:1])
         try:
             yield servers
@@ -113,22 +132,167 @@ def _running_servers(graph: Path, folder: Path) -> Iterator[dict[str, Server]]:
             os.sched_setaffinity(0, cores)
 
 
-def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [
-        ("graph", f"{figures['graph_tokens']:,} tokens"),
-        ("a step", f"{figures['k']} tokens by {figures['strategy']}"),
-        ("figures", "median / 99th percentile"),
-    ]
-    for result in figures["results"]:
-        rows += [
-            (f"batch of {result['batch']}", ""),
-            ("  StreamDraft", f"{result['p50_us']:,.0f} / {result['p99_us']:,.0f} µs"),
-            (f"  gRPC echo, {result['request_bytes']:,} + {result['reply_bytes']:,} bytes; above over it",
-             f"{result['echo_p50_us']:,.0f} / {result['echo_p99_us']:,.0f} µs; ×{result['echo_ratio']:.2f}"),
-            ("  whole step of our client; over the echo",
-             f"{result['client_p50_us']:,.0f} / {result['client_p99_us']:,.0f} µs; ×{result['client_echo_ratio']:.2f}"),
-            ("  StreamDraft a second, without pause", f"{result['rpc_per_s']:,.0f}"),
-            ("  processor time: StreamDraft; echo",
-             f"{result['cpu_us_per_rpc']:,.0f}; {result['echo_cpu_us_per_rpc']:,.0f} µs"),
-        ]  # fmt: skip
-    return rows
+def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str, Any]:
+    """Return the figures of one batch size, times in microseconds.
+
+    Trials are interleaved step by step, so that none finds the processor's caches as it left them: between two drafts
+    of a server lies a pass of its model.
+
+    Raises:
+        SpeculantError: a step failed.
+    """
+    with ExitStack() as stack:
+        request, reply = steps.typical_bytes()
+        trials = {
+            "stream": stack.enter_context(steps.over_stream()),
+            "client": stack.enter_context(steps.by_client()),
+            "echo": _echoes(stack.enter_context(_stream(servers["echo"][0], echo.METHOD)), request, reply),
+        }
+        taken_ns = alternate(trials, _WARM_UP + num_steps)
+        rpc_per_s, cpu_us = _usage(trials["stream"], servers["drafter"][1], num_steps // 2)
+        _, echo_cpu_us = _usage(trials["echo"], servers["echo"][1], num_steps // 2)
+    figures: dict[str, Any] = {
+        "batch": len(steps.texts), "transport": "uds", "request_bytes": len(request), "reply_bytes": len(reply)
+    }  # fmt: skip
+    for prefix, name in (("", "stream"), ("echo_", "echo"), ("client_", "client")):
+        for percent in (50, 99):
+            taken_us = float(np.percentile(taken_ns[name][_WARM_UP:], percent)) / 1e3
+            figures[f"{prefix}p{percent}_us"] = round(taken_us, 1)
+    return figures | {
+        "echo_ratio": round(figures["p50_us"] / figures["echo_p50_us"], 3),
+        "client_echo_ratio": round(figures["client_p50_us"] / figures["echo_p50_us"], 3),
+        "rpc_per_s": rpc_per_s,
+        "cpu_us_per_rpc": cpu_us,
+        "echo_cpu_us_per_rpc": echo_cpu_us,
+    }
+
+
+def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float, float]:
+    """Return steps a second, one after another without pause, and microseconds of processor time of each."""
+    before_s, started_s = _busy_s(server), time.perf_counter()
+    for index in range(num_steps):
+        trial(index)
+    elapsed_s, busy_s = time.perf_counter() - started_s, _busy_s(server) - before_s
+    return round(num_steps / elapsed_s, 1), round(busy_s / num_steps * 1e6, 1)
+
+
+def _busy_s(server: psutil.Process) -> float:
+    """Return the processor time of this process and of a server, seconds; the server's comes in ticks of 10 ms."""
+    times = server.cpu_times()
+    return time.process_time() + times.user + times.system
+
+
+class _Steps:
+    """Steps of a batch of texts, in several ways; every way has sessions of its own."""
+
+    def __init__(self, config: ClientConfig, draft: DraftConfig, texts: list[list[int]], vocabulary_size: int) -> None:
+        self._config, self._draft, self._vocabulary_size = config, draft, vocabulary_size
+        self.texts = texts
+
+    def typical_bytes(self) -> tuple[bytes, bytes]:
+        """Return a request and its answer, of the median size among some steps."""
+        pairs: list[tuple[bytes, bytes]] = []
+        with self._opened_stream() as (requests, exchange):
+            for step_id in range(1, _SAMPLES + 2):
+                request = convert.encode_step(step_id, next(requests))
+                pairs.append((request, exchange(request)))
+        return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first brings the prompt
+
+    @contextmanager
+    def over_stream(self) -> Iterator[Trial]:
+        """Yield what makes one StreamDraft exchange, from a step's values to checked arrays of its answer."""
+        budgets = [self._draft.k] * len(self.texts)
+        step_ids = itertools.count(1)
+        with self._opened_stream() as (requests, exchange):
+
+            def step(_: int) -> int:
+                request = next(requests)
+                started_ns = time.perf_counter_ns()
+                convert.decode_step_answer(
+                    exchange(convert.encode_step(next(step_ids), request)),
+                    budgets=budgets,
+                    strategy=self._draft.strategy,
+                    vocabulary_size=self._vocabulary_size,
+                )
+                return time.perf_counter_ns() - started_ns
+
+            yield step
+
+    @contextmanager
+    def by_client(self) -> Iterator[Trial]:
+        """Yield what makes one step through our client, which is given whole sequences."""
+        session_ids, ends = self._new_ids(), itertools.count(_PROMPT_TOKENS + _TOKENS_PER_STEP, _TOKENS_PER_STEP)
+        grown = [text[:_PROMPT_TOKENS] for text in self.texts]
+        with DrafterClient(self._config, tokenizer=None, draft=self._draft, strict=True, cost=_COST) as client:
+            for session_id in session_ids:
+                client.open(session_id)
+
+            def step(_: int) -> int:
+                end = next(ends)
+                for tokens, text in zip(grown, self.texts, strict=True):
+                    tokens.extend(text[end - _TOKENS_PER_STEP : end])
+                steps = [
+                    SequenceStep(session_id, tokens, self._draft.k, session_id)
+                    for session_id, tokens in zip(session_ids, grown, strict=True)
+                ]
+                started_ns = time.perf_counter_ns()
+                client.draft(steps)
+                return time.perf_counter_ns() - started_ns
+
+            yield step
+            statistics = client.statistics
+        if statistics.failed_steps:
+            raise SpeculantError(f"{statistics.failed_steps} steps failed: {statistics.last_failure}; run it again")
+
+    def _new_ids(self) -> list[int]:
+        return [secrets.randbits(62) + 1 for _ in self.texts]
+
+    @contextmanager
+    def _opened_stream(self) -> Iterator[tuple[Iterator[StepRequest], Exchange]]:
+        """Yield the requests of sessions that are open, and what exchanges them."""
+        session_ids = self._new_ids()
+        with connect_channel(self._config.address, self._config) as channel:
+            open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)
+            for session_id in session_ids:
+                open_session(convert.encode_open_request(OpenRequest(session_id, cost=_COST)).SerializeToString())
+        with _stream(self._config.address, _SERVICE + "StreamDraft", self._config) as exchange:
+            yield self._requests(session_ids), exchange
+
+    def _requests(self, session_ids: Sequence[int]) -> Iterator[StepRequest]:
+        """Yield steps as they travel: the prompts, and then what is new."""
+        start, options = 0, DraftOptions(self._draft.strategy, self._draft.max_candidates)
+        for end in itertools.count(_PROMPT_TOKENS, _TOKENS_PER_STEP):
+            sequences = tuple(
+                SequenceRequest(tuple(text[start:end]), session_id, start, self._draft.k, session_id)
+                for session_id, text in zip(session_ids, self.texts, strict=True)
+            )
+            yield StepRequest(sequences, options)
+            start = end
+
+
+@contextmanager
+def _stream(address: str, method: str, config: ClientConfig | None = None) -> Iterator[Exchange]:
+    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    with connect_channel(address, config) as channel:
+        call: Any = channel.stream_stream(method, None, None)
+        answers = call(iter(requests.get, None))
+
+        def exchange(payload: bytes) -> bytes:
+            requests.put(payload)
+            answer: bytes = next(answers)
+            return answer
+
+        yield exchange
+        requests.put(None)
+
+
+def _echoes(exchange: Exchange, request: bytes, reply: bytes) -> Trial:
+    """Return what sends one message to an echo that answers with the reply."""
+    exchange(echo.SET + reply)
+
+    def step(_: int) -> int:
+        started_ns = time.perf_counter_ns()
+        exchange(request)
+        return time.perf_counter_ns() - started_ns
+
+    return step

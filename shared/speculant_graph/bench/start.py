@@ -44,15 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     NgramGraph.load(settings.graph_path)  # a damaged file is refused at once
     with tempfile.TemporaryDirectory(prefix="speculant-start-") as folder:
         figures = _measured(settings.graph_path.absolute(), settings.starts, Path(folder))
-    rows = [
-        ("first start, no bytecode of ours and no caches", f"{figures['cold_s']:.2f} s"),
-        (f"later starts, median of {settings.starts}", f"{figures['warm_s']:.2f} s"),
-        ("a bare gRPC server, the same", f"{figures['echo_s']:.2f} s"),
-        ("resident memory beside the graph's file", f"{figures['own_bytes'] / 1e6:.0f} MB"),
-        ("graph", f"{figures['graph_bytes'] / 1e6:.0f} MB"),
-        ("import speculant_graph.client", f"{figures['import_client_s']:.2f} s"),
-    ]
-    print_report("start", rows, figures, arguments, as_json=settings.json_output)
+    print_report("start", figures, arguments, as_json=settings.json_output)
     return 0
 
 

@@ -16,7 +16,7 @@ BENCHES = {
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
     "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
     "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
-    "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: beside n-grams, alone, and trained"),
+    "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: beside n-grams, and alone"),
     "structured": ("speculant_verifier.bench.structured", "decode answers of a form, and second calls of chats"),
     "offload": ("speculant_verifier.bench.offload", "decode with a model larger than memory: plainly, and with trees"),
     "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),

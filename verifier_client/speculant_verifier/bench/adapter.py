@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.report import BenchProgress, BenchSettings, ReportTable, print_report, show_progress
+from speculant_graph.bench.report import BenchSettings, begin, print_report, show_build
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.graph.build.builder import GraphBuilder
@@ -25,7 +25,7 @@ from speculant_verifier.demo.corpus import beginnings_of, draft_files, training_
 if TYPE_CHECKING:
     from speculant_verifier.model import TargetModel
 
-_PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree with the model"
+_PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree_with_model"
 _REQUESTS_AT_A_TIME = 2
 """Of each row, before the other ways take their turn; at the end rows wait for the slowest request."""
 
@@ -48,39 +48,22 @@ class BenchAdapterSettings(BenchSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if drafts changed a token."""
     settings = load_settings(BenchAdapterSettings, "bench adapter", arguments)
-    with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-        figures = _measured(settings, Path(folder), progress)
-    ways = (_NGRAMS, _MODEL, _BOTH)
-    lines = [
-        (kind, *(cell for way in ways for cell in _cells(by_way[way]))) for kind, by_way in figures["kinds"].items()
-    ]
-    headings = [heading for way in ways for heading in (f"{way}:\ntokens a pass", "\nspeed")]
-    rows = [
-        *(
-            (f"{kind}: both, in tokens/s of the better", f"×{by_way['both_over_better']:.3f}")
-            for kind, by_way in figures["kinds"].items()
-        ),
-        ("all tokens identical", "yes" if figures["identical"] else "NO"),
-    ]
-    tables = [ReportTable(("", *headings), lines)]
-    print_report("adapter", rows, figures, arguments, as_json=settings.json_output, tables=tables)
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        figures = _measured(settings, Path(folder))
+    print_report("adapter", figures, arguments, as_json=settings.json_output)
     return int(not figures["identical"])
 
 
-def _cells(figures: Mapping[str, float]) -> tuple[str, str]:
-    return f"{figures['tokens_per_pass']:.2f}", f"×{figures['speedup']:.2f}"
-
-
-def _measured(settings: BenchAdapterSettings, folder: Path, progress: BenchProgress) -> dict[str, Any]:
+def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
     """Decode prompts of every kind in every way and return the figures, ready for JSON."""
     from speculant_verifier.decoder import SpeculativeDecoder
 
-    progress.begin("loading models")
+    begin("loading models")
     config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=settings.batch)
     target = load_target(config)
     graph = folder / "graph.pkl"
-    kinds = _kinds(settings, target, graph, progress)
-    progress.begin("measuring passes")
+    kinds = _kinds(settings, target, graph)
+    begin("measuring passes")
     model, draft = DraftModelConfig(name=str(DRAFT_MODEL_FOLDER)), DraftConfig(strategy="model")
     decoders = {
         _PLAIN: SpeculativeDecoder(None, config, DraftConfig(k=0), target=target),
@@ -99,41 +82,34 @@ def _measured(settings: BenchAdapterSettings, folder: Path, progress: BenchProgr
         decode([request for requests in kinds.values() for request in requests[settings.limit :]])
     at_a_time = _REQUESTS_AT_A_TIME * settings.batch
     trials = {
-        kind: interleaved(ways, requests[: settings.limit], at_a_time, progress.begin(f"decoding: {kind}"))
+        kind: interleaved(ways, requests[: settings.limit], at_a_time, begin(f"decoding: {kind}"))
         for kind, requests in kinds.items()
     }
     for decoder in decoders.values():
         decoder.close()
     together = reduce(add, trials.values())
-    rates = {way: round(together.statistics(way).tokens_per_s, 3) for way in ways}
     return {
         "identical": all(together.is_identical(way, _PLAIN) for way in ways),
         "batch": settings.batch,
         "prompts": settings.limit,
-        "kinds": {kind: _figures(each) for kind, each in trials.items()},
-        "tree_tokens_per_s": rates[_NGRAMS],
-        "model_tokens_per_s": rates[_MODEL],
-        "tree_with_model_tokens_per_s": rates[_BOTH],
+        "kinds": [{"kind": kind, **_figures(each)} for kind, each in trials.items()],
+        **{f"{way}_tokens_per_s": round(together.statistics(way).tokens_per_s, 3) for way in ways},
     }
 
 
 def _figures(trials: Trials) -> dict[str, Any]:
     by_way = {way: trials.statistics(way) for way in trials.runs}
     rates = {way: each.tokens_per_s for way, each in by_way.items()}
-    figures: dict[str, Any] = {
-        way: {
-            "tokens_per_pass": round(each.mean_accepted_tokens, 4),
-            "tokens_per_s": round(rates[way], 3),
-            "speedup": round(rates[way] / rates[_PLAIN], 4),
+    figures: dict[str, Any] = {}
+    for way, each in by_way.items():
+        figures |= {
+            f"{way}_tokens_per_pass": round(each.mean_accepted_tokens, 4),
+            f"{way}_speedup": round(rates[way] / rates[_PLAIN], 4),
         }
-        for way, each in by_way.items()
-    }
     return figures | {"both_over_better": round(rates[_BOTH] / max(rates[_NGRAMS], rates[_MODEL]), 4)}
 
 
-def _kinds(
-    settings: BenchAdapterSettings, target: TargetModel, graph: Path, progress: BenchProgress
-) -> dict[str, list[BenchRequest]]:
+def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> dict[str, list[BenchRequest]]:
     """Build the graph of a part of what the draft model never saw; return prompts of every kind.
 
     Only functions that the demo model goes on to write are prompts. Behind those that were asked for there are some to
@@ -146,11 +122,11 @@ def _kinds(
         "the graph holds it": in_graph,
         "neither": [path for path in unknown if path not in in_graph],
     }
-    GraphBuilder(tokenizer_name=target.fingerprint.name).build(in_graph, graph, progress=progress.show_build)
+    GraphBuilder(tokenizer_name=target.fingerprint.name).build(in_graph, graph, progress=show_build())
     plain = EngineDecoding(target, NullDrafter(), DraftConfig(k=0), 1)
     kinds: dict[str, list[BenchRequest]] = {}
     for kind, paths in files.items():
-        progress.begin(f"choosing prompts: {kind}")
+        begin(f"choosing prompts: {kind}")
         found = beginnings_of(paths)
         random.Random(0).shuffle(found)
         kinds[kind] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from speculant_graph.bench.report import Tell, alternate
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.types import Drafter, TokenId
 from speculant_verifier.bench.workload import BenchRequest
@@ -212,21 +213,19 @@ class Trials:
 
 
 def interleaved(
-    ways: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Callable[[int, int], None]
+    ways: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Tell | None = None
 ) -> Trials:
-    """Decode requests in every way, in turn, so that a noisy moment hits all; each is first, second, ... equally often.
+    """Decode requests in every way, in turns.
 
     Args:
         ways: the ways of decoding, at least one.
         requests: at least one.
         batch: requests that are decoded together.
-        tell: told how many requests are decoded, and of how many.
+        tell: told how many batches are decoded.
     """
-    runs: dict[str, list[Decoded]] = {way: [] for way in ways}
-    names = list(ways)
-    for index, start in enumerate(range(0, len(requests), batch)):
-        first = index % len(names)
-        for way in (*names[first:], *names[:first]):
-            runs[way].append(ways[way](requests[start : start + batch]))
-        tell(min(start + batch, len(requests)), len(requests))
-    return Trials(requests, runs)
+
+    def turns(decode: Decode) -> Callable[[int], Decoded]:
+        return lambda index: decode(requests[index * batch : (index + 1) * batch])
+
+    by_way = {way: turns(decode) for way, decode in ways.items()}
+    return Trials(requests, alternate(by_way, -(-len(requests) // batch), tell))

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from speculant_graph.bench.processes import OwnDrafter, stop
-from speculant_graph.bench.report import BenchProgress, BenchSettings, ReportTable, print_report, show_progress, shown
+from speculant_graph.bench.report import BenchSettings, begin, print_report
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.llama_lookup import export_llama_lookup
@@ -89,15 +89,14 @@ def run(arguments: Sequence[str]) -> int:
         tokenizer = CorpusTokenizer.load(settings.model, special_tokens="parse")
         texts = read_prompts(settings.prompts, settings.limit) if settings.prompts else beginnings(settings.limit)
         requests = [BenchRequest(tuple(map(int, tokenizer.encode_prompt(each))), settings.max_tokens) for each in texts]
-        with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-engines-") as name:
+        with tempfile.TemporaryDirectory(prefix="speculant-engines-") as name:
             folder = Path(name)
             export_llama_lookup(NgramGraph.load(settings.graph_path), folder / "lookup.bin")
             with contextlib.closing(OwnDrafter(settings.graph_path, f"unix://{folder}/drafter.sock")):
                 for engine in found:
                     for batch in _BATCHES[engine]:
-                        results += _measure(engine, batch, settings, folder, requests, progress)
-    rows, tables = _report(results)
-    print_report("engines", rows, {"results": results}, arguments, as_json=settings.json_output, tables=tables)
+                        results += _measure(engine, batch, settings, folder, requests)
+    print_report("engines", {"results": results}, arguments, as_json=settings.json_output)
     return int(any(not result.get("identical", True) for result in results))
 
 
@@ -204,7 +203,6 @@ def _measure(
     settings: BenchEnginesSettings,
     folder: Path,
     requests: Sequence[BenchRequest],
-    progress: BenchProgress,
 ) -> list[dict[str, Any]]:
     """Return one result for each way of drafting and round."""
     longest = max(len(request.prompt) + request.max_tokens for request in requests) + _MOST_DRAFTED + 1
@@ -213,7 +211,7 @@ def _measure(
     results: list[dict[str, Any]] = []
     try:
         for method, extra in _methods(engine, batch, settings.graph_path, folder).items():
-            progress.begin(f"{engine}: {method} starts")
+            begin(f"{engine}: {method} starts")
             order = {**head, "method": method, "max_length": 64 * -(-longest // 64), **extra}
             try:
                 running[method] = Candidate(settings, folder, order)
@@ -225,7 +223,7 @@ def _measure(
             return results
         ways = {method: candidate.decode for method, candidate in running.items()}
         for round_number in _ROUNDS:
-            trials = interleaved(ways, requests, batch, progress.begin(f"{engine}, round {round_number}"))
+            trials = interleaved(ways, requests, batch, begin(f"{engine}, round {round_number}"))
             for method in ways:
                 each = trials.statistics(method)
                 results.append({
@@ -243,28 +241,3 @@ def _measure(
         for candidate in running.values():
             candidate.close()
     return results
-
-
-def _report(results: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], list[ReportTable]]:
-    """Return what is printed: a line for each engine, batch size, way of drafting and round."""
-    lines = [
-        (
-            f"{each['engine']}, batch {each['batch']}: {each['method']}",
-            str(each["round"]),
-            f"{each['tokens_per_pass']:.2f}",
-            f"{each['tokens_per_s']:.0f}",
-            f"×{each['speedup']:.2f}",
-            shown(each["propose_us_p50"], ".0f"),
-            shown(each["propose_us_p99"], ".0f"),
-            "yes" if each["identical"] else "NO",
-        )
-        for each in results
-        if "skipped" not in each
-    ]
-    headings = (
-        "", "round", "tokens\na pass", "tokens/s", "against\nnone", "propose\nµs, p50", "\np99", "same\ntokens",
-    )  # fmt: skip
-    rows = [
-        (f"{each['engine']} {each.get('method', '')}".strip(), each["skipped"]) for each in results if "skipped" in each
-    ]
-    return rows, [ReportTable(headings, lines)] if lines else []

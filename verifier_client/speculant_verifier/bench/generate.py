@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
@@ -12,20 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import (
-    NONE,
-    BenchProgress,
-    BenchSettings,
-    ReportTable,
-    print_report,
-    show_progress,
-    shown,
-)
+from speculant_graph.bench.report import BenchSettings, begin, print_report
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import TypedPath, load_settings
-from speculant_graph.view.formatting import counted
 from speculant_verifier.bench.decoding import Decode, EngineDecoding, Trials, interleaved
 from speculant_verifier.bench.workload import (
     BenchRequest,
@@ -44,12 +35,11 @@ _LIMIT = 10
 _PROMPT_LOOKUP_TOKENS = 10
 """``prompt_lookup_num_tokens``: the value of transformers' documentation."""
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 8
-_WAYS = {
-    "plain": "this engine, no drafts",
-    "speculative": "this engine, drafts",
-    "transformers": "transformers",
-    "prompt_lookup": "transformers, prompt lookup",
-}
+_WAYS = ("plain", "speculative", "transformers", "prompt_lookup")
+_COLUMNS = (
+    "workload", "requests", "tokens", *(f"{way}_tokens_per_s" for way in _WAYS), "speedup", "decode_speedup",
+    "mean_accepted_tokens", "prompt_lookup_mean_accepted_tokens", "identical",
+)  # fmt: skip
 
 
 class BenchGenerateSettings(BenchSettings):
@@ -87,39 +77,17 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(BenchGenerateSettings, "bench generate", arguments)
     if (settings.prompts is not None) == bool(settings.replay):
         raise ConfigError("name what to decode: one of --prompts FILE and --replay TRACES")
-    with show_progress() as progress:
-        figures = _measured(settings, progress)
-    groups = figures["workloads"]
-    tables = [_table(group["workload"], group) for group in groups]
-    if len(groups) > 1:
-        tables.append(_table("all", figures))
-    phases = [
-        (label, *(f"{milliseconds:.2f}" for milliseconds in figures[key].values()))
-        for label, key in (("no drafts", "plain_phase_ms"), ("drafts", "phase_ms"))
-    ]
-    tables.append(ReportTable(("", *figures["phase_ms"]), phases, "milliseconds of a step of the batch"))
-    rows = [
-        ("model", f"{figures['model']}, {figures['parameters'] / 1e6:,.0f}M parameters, {figures['dtype']}"),
-        ("device", f"{figures['device']}, {counted(figures['threads'], 'thread')}"),
-        ("drafts", f"{figures['strategy']}, at most {counted(figures['k'], 'node')} a step, from {figures['drafter']}"),
-        ("outputs", "recorded ones, forced upon all" if figures["replayed"] else "the model's own"),
-        ("requests decoded together", str(figures["batch"])),
-        ("drafted tokens a step, accepted", f"{figures['drafted_per_step']:.1f}, {figures['acceptance_rate']:.0%}"),
-        ("first token with drafts", f"{figures['ttft_ms']:.0f} ms"),
-        ("then some every, p50, p99", f"{figures['itl_ms_p50']:.0f} ms, {figures['itl_ms_p99']:.0f} ms"),
-        ("steps without the drafter", f"{figures['steps_without_drafter']} of {figures['steps']}"),
-        ("all tokens identical", "yes" if figures["identical"] else "NO"),
-    ]
-    print_report("generate", rows, figures, arguments, as_json=settings.json_output, tables=tables)
+    figures = _measured(settings)
+    print_report("generate", figures, arguments, as_json=settings.json_output, columns={"workloads": _COLUMNS})
     return int(not figures["identical"] and figures["dtype"] == "float32")
 
 
-def _measured(settings: BenchGenerateSettings, progress: BenchProgress) -> dict[str, Any]:
+def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
     """Decode everything in every way and return the figures, ready for JSON."""
     from speculant_verifier.bench.transformers_decoding import decode_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
 
-    progress.begin("loading the model")
+    begin("loading the model")
     target = load_target(settings.verifier)
     generation, batch = settings.generation, settings.batch
     if "max_tokens" not in generation.model_fields_set:
@@ -137,12 +105,11 @@ def _measured(settings: BenchGenerateSettings, progress: BenchProgress) -> dict[
         if batch == 1:
             ways["transformers"] = by_transformers = partial(decode_transformers, target, config=generation)
             ways["prompt_lookup"] = partial(by_transformers, prompt_lookup_num_tokens=_PROMPT_LOOKUP_TOKENS)
-        progress.begin("warming up")
+        begin("warming up")
         for decode in ways.values():
             decode([_warm_up(target)] * batch)
         trials = {
-            name: interleaved(ways, requests, batch, progress.begin(f"{name}: decoding"))
-            for name, requests in groups.items()
+            name: interleaved(ways, requests, batch, begin(f"{name}: decoding")) for name, requests in groups.items()
         }
         has_drafter = decoder.drafter.state != "off"
     # Where tokens are drawn, transformers draws other ones: its random numbers are not ours.
@@ -203,23 +170,3 @@ def _figures(trials: Trials, compared: set[str]) -> dict[str, Any]:
         figures[f"{way}_decode_tokens_per_s"] = None if each is None else round(each.decode_tokens_per_s, 3)
         figures[f"{way}_mean_accepted_tokens"] = None if each is None else round(each.mean_accepted_tokens, 4)
     return figures | speculative.timing() | {"phase_ms": speculative.phase_ms(), "plain_phase_ms": plain.phase_ms()}
-
-
-def _table(name: str, group: Mapping[str, Any]) -> ReportTable:
-    headings = (
-        "decoded by", "tokens/s", "behind the\nfirst token", "faster\nthan plain", "tokens\nper step", "same\ntokens",
-    )  # fmt: skip
-    rows = []
-    plain = group["plain_decode_tokens_per_s"]
-    for way, is_identical in group["identical_by_way"].items():
-        rate = group[f"{way}_decode_tokens_per_s"]
-        rows.append((
-            _WAYS[way],
-            f"{group[f'{way}_tokens_per_s']:.1f}",
-            f"{rate:.1f}",
-            f"×{rate / plain:.2f}" if plain else NONE,
-            shown(group[f"{way}_mean_accepted_tokens"], ".2f"),
-            "yes" if is_identical else "no",
-        ))  # fmt: skip
-    title = f"{name}: {counted(group['requests'], 'request')}, {counted(group['tokens'], 'token')}"
-    return ReportTable(headings, rows, title)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import COMMAS, BenchSettings, ReportTable, print_report, show_progress
+from speculant_graph.bench.report import COMMAS, BenchSettings, begin, print_report
 from speculant_graph.errors import SpeculantError
 from speculant_graph.settings import TypedPath, load_settings
 
@@ -56,8 +56,8 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(BenchOffloadSettings, "bench offload", arguments)
     from speculant_verifier.bench import offload_runs as runs
 
-    with show_progress() as progress, tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-        progress.begin("writing random weights")
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        begin("writing random weights")
         plan = runs.OffloadPlan(
             Path(folder), settings.tokenizer, settings.family, int(settings.size), int(settings.ram_budget),
             tuple(settings.nodes), runs.numbered_anew(settings),
@@ -69,37 +69,12 @@ def run(arguments: Sequence[str]) -> int:
             (runs.accelerate, "decoding with accelerate's offloading"),
             (runs.resident, "decoding with all weights in memory"),
         ):
-            progress.begin(label)
+            begin(label)
             figures |= _in_process(way, plan)
-    passes = []
-    for name, label in (("pass", "one token"), ("wide_pass", "widest tree")):
-        times = [figures[f"{way}_{name}_ms"] for way in ("stream", "resident", "read")]
-        figures[f"{name}_over_bound"] = times[0] / max(times[1:])
-        passes.append((label, *(f"{ms:.0f}" for ms in times), f"×{figures[f'{name}_over_bound']:.2f}"))
-    results = [
-        (
-            each["workload"],
-            str(each["nodes"] or "none"),
-            f"{each['tokens_per_pass']:.2f}",
-            f"{each['tokens_per_s']:.2f}",
-            f"×{each['speedup']:.2f}",
-        )
-        for each in figures["results"]
-    ]
-    tables = [
-        ReportTable(
-            ("a pass over", "streamed\nms", "computing\nms", "reading\nms", "streamed over\nthe larger"), passes
-        ),
-        ReportTable(("workload", "most\nnodes", "tokens\na pass", "tokens/s", "faster than\nwithout"), results),
-    ]
-    rows = [
-        *figures["plan"].items(),
-        ("most memory without file pages", f"{figures['peak_bytes'] / 1e9:.2f} GB"),
-        ("disk", f"{figures['bytes_per_s'] / 1e9:.2f} GB/s, of which decoding used {figures['bandwidth_share']:.0%}"),
-        ("a pass by accelerate's disk offloading, one token", f"{figures['accelerate_pass_ms']:.0f} ms"),
-        ("logits identical to those in memory", "yes" if figures["identical"] else "NO"),
-    ]
-    print_report("offload", rows, figures, arguments, as_json=settings.json_output, tables=tables)
+    for name in ("pass", "wide_pass"):
+        larger = max(figures[f"resident_{name}_ms"], figures[f"read_{name}_ms"])
+        figures[f"{name}_over_bound"] = figures[f"stream_{name}_ms"] / larger
+    print_report("offload", figures, arguments, as_json=settings.json_output)
     return int(not figures["identical"])
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx2
 import numpy as np
 from pydantic import Field, SecretStr
 
 from speculant_graph.bench.processes import OwnDrafter, await_health, free_port, running_module
-from speculant_graph.bench.report import BenchProgress, BenchSettings, ReportTable, print_report, show_progress, shown
-from speculant_graph.errors import ConfigError
+from speculant_graph.bench.report import BenchSettings, Tell, begin, print_report, show_build
+from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.settings import load_settings
-from speculant_verifier.bench.serve_load import LoadClient, Reading
 from speculant_verifier.bench.workload import read_prompts
 from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import beginnings, standard_library_files
@@ -26,6 +29,7 @@ _WAYS: dict[str, dict[str, Any]] = {"plain": {"speculant": {"speculation": "off"
 _COUNTS = ("steps", "drafted", "accepted", "steps_without_drafter")
 _NUM_WARM_UP = 4
 _DEADLINE_MS = 100
+_TIMEOUT_S = 600.0
 
 
 class BenchServeSettings(BenchSettings):
@@ -62,39 +66,24 @@ def run(arguments: Sequence[str]) -> int:
     if settings.url and settings.kill_drafter:
         raise ConfigError("--kill-drafter kills a drafter of the bench's own; leave it or --url out")
     with ExitStack() as stack:
-        progress = stack.enter_context(show_progress())
-        url, drafter = settings.url, None
+        url, drafter = settings.url.rstrip("/"), None
         if not url:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-")))
-            url, drafter = stack.enter_context(_own_servers(folder, settings.streams, progress))
-        rounds = asyncio.run(_play(settings, url, drafter, progress))
+            url, drafter = stack.enter_context(_own_servers(folder, settings.streams))
+        rounds = asyncio.run(_play(settings, url, drafter))
     figures = {"url": settings.url or None, **_figures(rounds, settings)}
     figures["drafter_kills"] = drafter.num_kills if drafter is not None else 0
-    keys = ("tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99")
-    headings = ("", "tokens/s of\nall streams", "first text\nms, p50", "\np99", "a token every\nms, p50", "\np99")
-    lines = [(way, *(shown(figures[f"{way}_{key}"], ".1f") for key in keys)) for way in _WAYS]
-    rows = [
-        ("requests that failed", f"{figures['failed']} of {2 * settings.rounds * settings.requests}"),
-        *((f"  {failure}", "") for failure in figures["failures"]),
-        ("texts the same with and without drafts", "yes" if figures["identical"] else "no"),
-        ("faster with drafts: times", shown(figures["speedup"], ".2f")),
-        ("tokens a step", shown(figures["mean_accepted_tokens"], ".2f")),
-        ("drafted tokens accepted", shown(figures["acceptance_rate"], ".0%")),
-        ("the drafter was killed", f"{figures['drafter_kills']} times"),
-        ("steps without it", f"{figures['steps_without_drafter']}"),
-    ]
-    tables = [ReportTable(headings, lines, f"{settings.streams} streams")]
-    print_report("serve", rows, figures, arguments, as_json=settings.json_output, tables=tables)
+    print_report("serve", figures, arguments, as_json=settings.json_output)
     return int(bool(figures["failed"]))
 
 
 @contextmanager
-def _own_servers(folder: Path, num_streams: int, progress: BenchProgress) -> Iterator[tuple[str, OwnDrafter]]:
+def _own_servers(folder: Path, num_streams: int) -> Iterator[tuple[str, OwnDrafter]]:
     """Serve the demo's model in processes of their own; yield the API's address, and the drafter."""
     graph = folder / "graph.pkl"
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
-    builder.build(standard_library_files(), graph, progress=progress.show_build)
-    progress.begin("starting the drafter and the verifier")
+    builder.build(standard_library_files(), graph, progress=show_build())
+    begin("starting the drafter and the verifier")
     with closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter:
         port, address = free_port(), f"unix://{folder}/verifier.sock"
         arguments = [
@@ -108,38 +97,128 @@ def _own_servers(folder: Path, num_streams: int, progress: BenchProgress) -> Ite
             yield f"http://127.0.0.1:{port}/v1", drafter
 
 
-async def _play(
-    settings: BenchServeSettings, url: str, drafter: OwnDrafter | None, progress: BenchProgress
-) -> dict[str, list[list[Reading]]]:
+@dataclass(slots=True)
+class Answer:
+    """One answer, as its reader saw it."""
+
+    started_s: float = 0.0
+    first_s: float = 0.0
+    """When the first text came."""
+    ended_s: float = 0.0
+    text: str = ""
+    num_tokens: int = 0
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    """The server's own, of the last event."""
+    failure: str = ""
+    """Why there is no whole answer; empty if there is one."""
+
+
+async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | None) -> dict[str, list[list[Answer]]]:
     """Return the answers of every way and round."""
-    client = LoadClient(url, settings.api_key.get_secret_value(), settings.streams)
-    fields = {
-        "model": await client.model(), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
-        "ignore_eos": True,
-    }  # fmt: skip
     if settings.prompts is None:
         prompts = beginnings(settings.rounds * settings.requests + 1)
     else:
         prompts = read_prompts(settings.prompts, None)
-    await client.play([prompts[-1]] * _NUM_WARM_UP, fields, lambda *_: None)  # first uses are slow
-    rounds: dict[str, list[list[Reading]]] = {way: [] for way in _WAYS}
-    for index in range(settings.rounds):
-        first = index * settings.requests
-        asked = [prompts[i % len(prompts)] for i in range(first, first + settings.requests)]
-        for way, extra in _WAYS.items():
-            show = progress.begin(f"{way}, round {index + 1}")
-            may_kill = asyncio.Event()
+    key = settings.api_key.get_secret_value()
+    rounds: dict[str, list[list[Answer]]] = {way: [] for way in _WAYS}
+    async with httpx2.AsyncClient(
+        base_url=url,
+        headers={"authorization": f"Bearer {key}"} if key else {},
+        timeout=_TIMEOUT_S,
+        limits=httpx2.Limits(max_connections=settings.streams, max_keepalive_connections=settings.streams),
+    ) as session:
+        fields = {
+            "model": await _model(session), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
+            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        # First uses are slow.
+        await _ask_all(session, [prompts[-1]] * _NUM_WARM_UP, fields, settings.streams, lambda *_: None)
+        for index in range(settings.rounds):
+            first = index * settings.requests
+            asked = [prompts[i % len(prompts)] for i in range(first, first + settings.requests)]
+            for way, extra in _WAYS.items():
+                show = begin(f"{way}, round {index + 1}")
+                may_kill = asyncio.Event()
 
-            def tell(done: int, total: int, show: Any = show, may_kill: asyncio.Event = may_kill) -> None:
-                show(done, total)
-                if 4 * done >= total:
-                    may_kill.set()
+                def tell(done: int, total: int, show: Tell = show, may_kill: asyncio.Event = may_kill) -> None:
+                    show(done, total)
+                    if 4 * done >= total:
+                        may_kill.set()
 
-            async with asyncio.TaskGroup() as group:
-                if settings.kill_drafter and way == "speculative" and drafter is not None:
-                    group.create_task(_kill(drafter, may_kill))
-                rounds[way].append(await client.play(asked, {**fields, **extra}, tell))
+                async with asyncio.TaskGroup() as group:
+                    if settings.kill_drafter and way == "speculative" and drafter is not None:
+                        group.create_task(_kill(drafter, may_kill))
+                    rounds[way].append(await _ask_all(session, asked, {**fields, **extra}, settings.streams, tell))
     return rounds
+
+
+async def _model(session: httpx2.AsyncClient) -> str:
+    """Return the name of the model that is served.
+
+    Raises:
+        SpeculantError: there is no such server.
+    """
+    try:
+        answer = await session.get("models")
+        return str(answer.raise_for_status().json()["data"][0]["id"])
+    except (httpx2.HTTPError, ValueError, LookupError) as error:
+        raise SpeculantError(
+            f"there is no OpenAI-compatible server at {session.base_url} ({error or type(error).__name__}); "
+            "start one with 'speculant verifier', and end --url in /v1"
+        ) from error
+
+
+async def _ask_all(
+    session: httpx2.AsyncClient, prompts: Sequence[str], fields: Mapping[str, Any], num_streams: int, tell: Tell
+) -> list[Answer]:
+    """Ask for all prompts, so many at a time; the n-th has the seed n. Failures are noted, not raised."""
+    answers = [Answer() for _ in prompts]
+    waiting = iter(enumerate(prompts))
+    num_done = 0
+
+    async def work() -> None:
+        nonlocal num_done
+        for index, prompt in waiting:
+            await _ask(session, {**fields, "prompt": prompt, "seed": index}, answers[index])
+            num_done += 1
+            tell(num_done, len(prompts))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_streams):
+            group.create_task(work())
+    return answers
+
+
+async def _ask(session: httpx2.AsyncClient, body: Mapping[str, Any], answer: Answer) -> None:
+    answer.started_s = time.perf_counter()
+    answer.failure = "the stream broke off"
+    try:
+        async with session.stream("POST", "completions", json=body) as response:
+            if response.status_code != httpx2.codes.OK:
+                answer.failure = f"status {response.status_code}: {(await response.aread()).decode()[:200]}"
+                return
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    answer.failure = ""
+                elif line.startswith("data: "):
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        answer.failure = str(event["error"].get("message", "an error"))
+                        return
+                    _take(answer, event)
+    except (httpx2.HTTPError, ValueError) as error:
+        answer.failure = str(error) or type(error).__name__
+    answer.ended_s = time.perf_counter()
+
+
+def _take(answer: Answer, event: Mapping[str, Any]) -> None:
+    for choice in event["choices"]:
+        if choice["text"] and not answer.text:
+            answer.first_s = time.perf_counter()
+        answer.text += choice["text"]
+    if usage := event.get("usage"):
+        answer.num_tokens = usage["completion_tokens"]
+    answer.statistics = event.get("speculant") or answer.statistics
 
 
 async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
@@ -148,18 +227,18 @@ async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
     await asyncio.to_thread(drafter.kill_and_start)
 
 
-def _figures(rounds: Mapping[str, list[list[Reading]]], settings: BenchServeSettings) -> dict[str, Any]:
+def _figures(rounds: Mapping[str, list[list[Answer]]], settings: BenchServeSettings) -> dict[str, Any]:
     figures: dict[str, Any] = settings.model_dump(
         include={"streams", "requests", "rounds", "max_tokens", "temperature"}
     )
     failures = [each.failure for way in rounds.values() for one in way for each in one if each.failure]
-    texts = [[[reading.text for reading in one] for one in way] for way in rounds.values()]
+    texts = [[[answer.text for answer in one] for one in way] for way in rounds.values()]
     figures |= {"failed": len(failures), "failures": sorted(set(failures))[:5]}
     figures["identical"] = not failures and all(each == texts[0] for each in texts)
     for way, played in rounds.items():
-        whole = [one for readings in played if (one := [each for each in readings if not each.failure])]
+        whole = [one for answers in played if (one := [each for each in answers if not each.failure])]
         seconds = sum(max(each.ended_s for each in one) - min(each.started_s for each in one) for one in whole)
-        answers = [reading for one in whole for reading in one]
+        answers = [each for one in whole for each in one]
         figures[f"{way}_tokens_per_s"] = sum(each.num_tokens for each in answers) / seconds if whole else 0.0
         spoken = [each for each in answers if each.text]
         times = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from speculant_graph.bench.report import BenchSettings, print_report, show_progress
+from speculant_graph.bench.report import BenchSettings, begin, print_report
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.settings import load_settings
@@ -76,32 +76,20 @@ class _Order(_Part):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if a form or a draft changed an answer."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
-    with show_progress() as progress:
-        progress.begin("loading the model")
-        verifier = settings.verifier
-        if "model_name" not in verifier.model_fields_set:
-            verifier = verifier.model_copy(update={"model_name": _RANDOM})
-        target = load_target(verifier)
-        runs = _Runs(target, settings.batch, settings.nodes)
-        progress.begin("writing records")
-        figures = runs.records(settings.records)
-        progress.begin("making masks")
-        figures |= runs.masks()
-        progress.begin("reading a long conversation")
-        figures |= runs.second_call(settings.conversation)
-        target.close()
-    rows = [
-        ("model, words", f"{figures['model']}, {figures['words']:,}"),
-        ("records that are of their form", f"{figures['valid_share']:.0%}"),
-        ("tokens a pass with what the form forces", f"{figures['tokens_per_pass_with']:.2f}"),
-        ("  with n-grams of the record alone", f"{figures['tokens_per_pass_without']:.2f}"),
-        ("asking whether a form allows a token", f"{figures['asked_us_p50']:.1f} µs"),
-        ("a mask, where it does not", f"{figures['mask_us_p50']:.0f} µs"),
-        ("a pass here", f"{figures['pass_ms']:.1f} ms"),
-        ("first token, first and second call", f"{figures['first_call_s']:.2f} s, {figures['second_call_s']:.3f} s"),
-        ("all tokens identical", "yes" if figures["identical"] else "NO"),
-    ]
-    print_report("structured", rows, figures, arguments, as_json=settings.json_output)
+    begin("loading the model")
+    verifier = settings.verifier
+    if "model_name" not in verifier.model_fields_set:
+        verifier = verifier.model_copy(update={"model_name": _RANDOM})
+    target = load_target(verifier)
+    runs = _Runs(target, settings.batch, settings.nodes)
+    begin("writing records")
+    figures = runs.records(settings.records)
+    begin("making masks")
+    figures |= runs.masks()
+    begin("reading a long conversation")
+    figures |= runs.second_call(settings.conversation)
+    target.close()
+    print_report("structured", figures, arguments, as_json=settings.json_output)
     return int(not figures["identical"] or figures["valid_share"] < 1.0)
 
 

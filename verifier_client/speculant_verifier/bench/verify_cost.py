@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.report import (
-    COMMAS,
-    EACH_ONCE,
-    NONE,
-    BenchSettings,
-    ReportTable,
-    print_report,
-    show_progress,
-)
+from speculant_graph.bench.report import COMMAS, EACH_ONCE, BenchSettings, begin, print_report
 from speculant_graph.config import VerifierConfig
 from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.workspace import replacing
 from speculant_graph.settings import load_settings
-from speculant_graph.view.formatting import counted
 
 
 class BenchVerifyCostSettings(BenchSettings):
@@ -55,13 +46,12 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.bench.workload import describe, load_target
     from speculant_verifier.speculation import measure_costs
 
-    with show_progress() as progress:
-        progress.begin("loading the model")
-        target = load_target(settings.verifier)
-        if settings.context + max(settings.tokens) > target.max_length:
-            raise ConfigError(f"'{target.name}' takes at most {target.max_length} tokens; lower --context or --tokens")
-        progress.begin("measuring forward passes")
-        costs = measure_costs(target, settings.batch, settings.tokens, settings.context, settings.time)
+    begin("loading the model")
+    target = load_target(settings.verifier)
+    if settings.context + max(settings.tokens) > target.max_length:
+        raise ConfigError(f"'{target.name}' takes at most {target.max_length} tokens; lower --context or --tokens")
+    begin("measuring forward passes")
+    costs = measure_costs(target, settings.batch, settings.tokens, settings.context, settings.time)
     figures: dict[str, Any] = {
         "points": [
             {
@@ -75,33 +65,10 @@ def run(arguments: Sequence[str]) -> int:
         "context": costs.context,
         **describe(target),
     }
-    rows = [
-        ("model", f"{figures['model']}, {figures['parameters'] / 1e6:,.0f}M parameters, {figures['dtype']}"),
-        ("device", f"{figures['device']}, {counted(figures['threads'], 'thread')}"),
-        ("tokens in the cache", f"{figures['context']:,} a row"),
-    ]
-    if left_out := len(settings.batch) * len({1, *settings.tokens}) - len(figures["points"]):
-        rows.append(("left out, as --time is short", f"{left_out} points"))
-    print_report("verify-cost", rows, figures, arguments, as_json=settings.json_output, tables=[_table(figures)])
+    print_report("verify-cost", figures, arguments, as_json=settings.json_output)
     if settings.output is not None:
         curve = costs.curve(settings.batch[0])
         content = {"tokens": curve.tokens, "relative": curve.relative, "batch": settings.batch[0], **describe(target)}
         with replacing(settings.output) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     return 0
-
-
-def _table(figures: Mapping[str, Any]) -> ReportTable:
-    points = {(point["batch"], point["nodes"]): point for point in figures["points"]}
-    batches = sorted({batch for batch, _ in points})
-    headings = ["tokens\na row"]
-    for batch in batches:
-        headings += [f"batch {batch}\nms", "\nof 1"]
-    rows = []
-    for nodes in sorted({nodes for _, nodes in points}):
-        cells = [str(nodes)]
-        for batch in batches:
-            point = points.get((batch, nodes))
-            cells += [NONE, NONE] if point is None else [f"{point['ms']:.2f}", f"×{point['relative']:.2f}"]
-        rows.append(cells)
-    return ReportTable(headings, rows)
