@@ -1,10 +1,11 @@
-"""How long drafts for sessions take: by strategy, for a batch in one call, and with much learned before.
+"""How long drafts and look-ups take, between other work, which leaves cold caches as a server's does.
 
     python tests/perf/draft.py [--graph FILE --held TEXT] [--budget 16] [--batch 32] [--drafts 1000] [--learned 200000]
 
-Each strategy is measured twice: in turns with the others and with other work in between, which leaves cold caches, and
-by itself ("tight"). By default the graph is of the first two thirds of the words of Python's standard library, and the
-sessions are pieces of the rest. The last line is a JSON object.
+Drafts for sessions, by strategy, in turns, for a batch in one call, and with much learned before; ten greedy tokens
+from a graph and from a dict of dicts of the same tokens; opening a file in three processes, and sharing it. By default
+the graph is of the first half of two million words of Python's standard library, and sessions and contexts are pieces
+of the rest. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 
+from speculant_graph.bench.build import Counts, count_by_iterators
 from speculant_graph.bench.texts import words_of_standard_library
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.build.builder import build_from_token_ids
@@ -31,6 +39,17 @@ from speculant_graph.machine import describe_machine
 STRATEGIES = ("tree", "adaptive", "greedy", "sampling")
 WARM_UP, FEWEST_SESSIONS, LEARNED_PIECE = 64, 32, 500
 SHORTEST_PROMPT, LONGEST_PROMPT, MOST_ACCEPTED = 500, 2_000, 4
+COUNTED_TOKENS, GREEDY_TOKENS, CONTEXT_TOKENS, PROCESSES = 1_000_000, 10, 16, 3
+OPEN = """
+import sys, time
+from speculant_graph.graph.ngrams import NgramGraph
+start = time.perf_counter()
+graph = NgramGraph.load(sys.argv[1])
+print(1e3 * (time.perf_counter() - start), flush=True)
+graph.trie.words[::1024].sum()
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 class OtherWork:
@@ -51,15 +70,12 @@ class OtherWork:
 class Sessions:
     """A drafter, sessions that are pieces of a text, and the times of its calls."""
 
-    def __init__(self, drafter: SessionDrafter, text: Sequence[int], number: int, batch: int, budget: int) -> None:
+    def __init__(self, drafter: SessionDrafter, text: Sequence[int], batch: int, budget: int) -> None:
         self.drafter, self.text, self.batch, self.budget = drafter, text, batch, budget
         self.random = np.random.default_rng(0)
         self.ends = []
-        self.accept_ns: list[int] = []
-        self.accepted = 0
-        self.draft_ns: list[int] = []
-        self.nodes: list[int] = []
-        for session_id in range(number):
+        self.ns: list[int] = []
+        for session_id in range(max(FEWEST_SESSIONS, batch)):
             size = int(self.random.integers(SHORTEST_PROMPT, LONGEST_PROMPT + 1))
             start = int(self.random.integers(0, len(text) - size))
             drafter.open(session_id)
@@ -72,78 +88,147 @@ class Sessions:
         for session_id in session_ids:
             start = self.ends[session_id]
             end = start + int(self.random.integers(1, MOST_ACCEPTED + 1))
-            portion = self.text[start:end]
+            self.drafter.accept(session_id, self.text[start:end])
             self.ends[session_id] = end if end < len(self.text) else 0
-            work()
-            start_ns = time.perf_counter_ns()
-            self.drafter.accept(session_id, portion)
-            self.accept_ns.append(time.perf_counter_ns() - start_ns)
-            self.accepted += len(portion)
-        orders = [DraftRequest(session_id, self.budget) for session_id in session_ids]
+        requests = [DraftRequest(session_id, self.budget) for session_id in session_ids]
         work()
         start_ns = time.perf_counter_ns()
-        drafts = self.drafter.draft(orders)
-        self.draft_ns.append(time.perf_counter_ns() - start_ns)
-        self.nodes += [len(draft) for draft in drafts]
-
-    def us(self, percent: float) -> float:
-        """Return a percentile of the calls that drafted, the first ones left out, in microseconds."""
-        return round(float(np.percentile(self.draft_ns[WARM_UP:], percent)) / 1e3, 2)
+        self.drafter.draft(requests)
+        self.ns.append(time.perf_counter_ns() - start_ns)
 
 
-def take_turns(all_sessions: Sequence[Sessions], rounds: int, work: Callable[[], None]) -> None:
-    """Let all drafters step in turns: each is first, second, ... equally often."""
+def take_turns(steps: Sequence[Callable[[int], None]], rounds: int) -> None:
+    """Let all step in turns: each is first, second, ... equally often."""
     for turn in range(WARM_UP + rounds):
-        for offset in range(len(all_sessions)):
-            all_sessions[(turn + offset) % len(all_sessions)].step(turn, work)
+        for offset in range(len(steps)):
+            steps[(turn + offset) % len(steps)](turn)
+
+
+def us(times_ns: Sequence[int], percent: float = 50) -> float:
+    """Return a percentile, the first ones left out, in microseconds."""
+    return round(float(np.percentile(times_ns[WARM_UP:], percent)) / 1e3, 2)
+
+
+def measure_sessions(graph: NgramGraph, held: Sequence[int], arguments: argparse.Namespace) -> dict[str, float]:
+    """Draft for sessions by every strategy."""
+    learned = LearnedStore(DraftConfig().max_learned_tokens)
+    for start in range(0, arguments.learned, LEARNED_PIECE):
+        learned.memory("").core.add(np.array(held[start : start + LEARNED_PIECE], np.int64))
+
+    def sessions(name: str, batch: int = 1, store: LearnedStore | None = None) -> Sessions:
+        drafter = SessionDrafter(graph, DraftConfig(strategy=name, k=arguments.budget), learned=store)
+        return Sessions(drafter, held[arguments.learned :], batch, arguments.budget)
+
+    alone = {name: sessions(name) for name in STRATEGIES} | {"learned": sessions("tree", store=learned)}
+    many, work = sessions("tree", arguments.batch), OtherWork()
+    take_turns([lambda turn, each=each: each.step(turn, work) for each in alone.values()], arguments.drafts)
+    take_turns([lambda turn: many.step(turn, work)], arguments.drafts // 8)
+    figures = {f"{name}_p{percent}_us": us(each.ns, percent) for name, each in alone.items() for percent in (50, 99)}
+    per_draft = us(many.ns) / arguments.batch
+    return figures | {"batch_p50_us": us(many.ns), "batch_ratio": round(per_draft / figures["tree_p50_us"], 3)}
+
+
+def draft_from_dict(contexts: Counts, max_order: int, context: Sequence[int]) -> list[int]:
+    """Draft the most frequent successors, as the graph does: the longest known context first, its order kept.
+
+    Of equal counts the lowest id is taken.
+    """
+    tokens = list(context[-max_order:])
+    num_given = len(tokens)
+    while len(tokens) < num_given + GREEDY_TOKENS:
+        orders = range(min(max_order, len(tokens)), 0, -1)
+        order = next((order for order in orders if tuple(tokens[-order:]) in contexts), 0)
+        if not order:
+            break
+        while (successors := contexts.get(tuple(tokens[-order:]))) and len(tokens) < num_given + GREEDY_TOKENS:
+            most = max(successors.values())
+            tokens.append(min(token for token, count in successors.items() if count == most))
+    return tokens[num_given:]
+
+
+def greedy(generator: DraftGenerator, context: Sequence[int]) -> Sequence[int]:
+    """Draft from a graph."""
+    return generator.draft(context, GREEDY_TOKENS, "greedy").token_ids
+
+
+def measure_greedy(
+    graphs: dict[str, NgramGraph], plain: Counts, held: Sequence[int], rounds: int
+) -> dict[str, float | bool]:
+    """Draft ten tokens after the same contexts from graphs and from a dict, which holds what the first of them does."""
+    random, work = np.random.default_rng(0), OtherWork()
+    drafters: dict[str, Callable[[Sequence[int]], Sequence[int]]] = {
+        name: partial(greedy, DraftGenerator(graph)) for name, graph in graphs.items()
+    }
+    first = next(iter(graphs))
+    drafters["dict"] = lambda context: draft_from_dict(plain, graphs[first].max_order, context)
+    starts = random.integers(0, len(held) - CONTEXT_TOKENS + 1, WARM_UP + rounds).tolist()
+    contexts = [list(held[start : start + CONTEXT_TOKENS]) for start in starts]
+    times: dict[str, list[int]] = {name: [] for name in drafters}
+    drafts: dict[str, list[tuple[int, ...]]] = {name: [] for name in drafters}
+
+    def step(name: str, turn: int) -> None:
+        work()
+        start_ns = time.perf_counter_ns()
+        draft = drafters[name](contexts[turn])
+        times[name].append(time.perf_counter_ns() - start_ns)
+        drafts[name].append(tuple(draft))
+
+    take_turns([lambda turn, name=name: step(name, turn) for name in drafters], rounds)
+    figures: dict[str, float | bool] = {
+        f"{name}_p{percent}_us": us(times[name], percent) for name in drafters for percent in (50, 99)
+    }
+    ratio = round(us(times["dict"]) / us(times[first]), 2)
+    return figures | {"dict_ratio": ratio, "identical": drafts[first] == drafts["dict"]}
+
+
+def share(path: Path) -> dict[str, float]:
+    """Open a file in new processes at once; return how long it takes and the proportional bytes in each."""
+    with ExitStack() as stack:
+        opened_ms, children = [], []
+        for _ in range(PROCESSES):
+            command = [sys.executable, "-c", OPEN, str(path)]
+            child = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            children.append(child)
+            stack.callback(child.kill)
+            opened_ms.append(float(child.stdout.readline()))
+            child.stdout.readline()
+        maps = [psutil.Process(child.pid).memory_maps(grouped=False) for child in children]
+    sizes = [sum(region.pss for region in each if region.path == str(path.resolve())) for each in maps]
+    return {"open_ms": round(float(np.median(opened_ms)), 3), "pss_bytes_per_process": int(np.mean(sizes))}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--graph", type=Path, help="draft from this graph file")
+    parser.add_argument("--graph", type=Path, help="measure this graph file, too")
     parser.add_argument("--held", type=Path, help="text that it did not count, with --graph")
     parser.add_argument("--budget", type=int, default=16, help="most nodes of a draft")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a call for many")
     parser.add_argument("--drafts", type=int, default=1_000, help="timed drafts of each kind")
     parser.add_argument("--learned", type=int, default=200_000, help="tokens that were learned before")
     arguments = parser.parse_args()
-    if arguments.graph is None:
-        words, fingerprint = words_of_standard_library()
-        graph = build_from_token_ids(words[: len(words) * 2 // 3], fingerprint)
-        held = words[len(words) * 2 // 3 :]
-    else:
-        graph = NgramGraph.load(arguments.graph)
-        tokenizer = CorpusTokenizer.load(graph.metadata.tokenizer.name)
-        held = tokenizer.encode(arguments.held.read_text(encoding="utf-8"))
-    configs = {name: DraftConfig(strategy=name, k=arguments.budget) for name in STRATEGIES}
-    learned = LearnedStore(configs["tree"].max_learned_tokens)
-    for start in range(0, arguments.learned, LEARNED_PIECE):
-        learned.memory("").core.add(np.array(held[start : start + LEARNED_PIECE], np.int64))
-    text, number = held[arguments.learned :], max(FEWEST_SESSIONS, arguments.batch)
-
-    def sessions(name: str, batch: int = 1, store: LearnedStore | None = None) -> Sessions:
-        return Sessions(SessionDrafter(graph, configs[name], learned=store), text, number, batch, arguments.budget)
-
-    cold = {name: sessions(name) for name in STRATEGIES} | {"learned": sessions("tree", store=learned)}
-    many = sessions("tree", arguments.batch)
-    tight = {name: sessions(name) for name in STRATEGIES}
+    words, fingerprint = words_of_standard_library(2 * COUNTED_TOKENS)
+    counted, held = words[:COUNTED_TOKENS], words[COUNTED_TOKENS:]
+    small = build_from_token_ids(counted, fingerprint)
+    plain = count_by_iterators(counted, small.max_order)
     gc.collect()
-    gc.freeze()
-    work = OtherWork()
-    take_turns(list(cold.values()), arguments.drafts, work)
-    take_turns([many], arguments.drafts // 8, work)
-    for each in tight.values():
-        take_turns([each], arguments.drafts, lambda: None)
-    figures = {"nodes": round(float(np.mean(cold["tree"].nodes)), 2), "batch": arguments.batch}
-    figures |= {f"{name}_p{percent}_us": each.us(percent) for name, each in cold.items() for percent in (50, 99)}
-    figures |= {f"tight_{name}_p50_us": each.us(50) for name, each in tight.items()}
-    figures |= {
-        "batch_p50_us": many.us(50),
-        "batch_ratio": round(many.us(50) / arguments.batch / cold["tree"].us(50), 3),
-    }
-    for name, each in (("learn", cold["tree"]), ("tight_learn", tight["tree"])):
-        figures[f"{name}_us_per_token"] = round(sum(each.accept_ns) / each.accepted / 1e3, 3)
+    gc.freeze()  # the dict's millions of objects must not slow the other work's garbage collections down
+    figures = measure_greedy({"lookup": small}, plain, held, arguments.drafts)
+    figures["seen_dict_ratio"] = measure_greedy({"lookup": small}, plain, counted, arguments.drafts)["dict_ratio"]
+    with tempfile.TemporaryDirectory() as folder:
+        path, graph = arguments.graph, small
+        if path is None:
+            path = Path(folder) / "graph.pkl"
+            small.save(path)
+        else:
+            graph = NgramGraph.load(path)
+            if arguments.held is not None:
+                tokenizer = CorpusTokenizer.load(graph.metadata.tokenizer.name)
+                held = tokenizer.encode(arguments.held.read_text(encoding="utf-8"))
+            own = measure_greedy({"lookup": graph}, {}, held, arguments.drafts)
+            figures |= {name: own[name] for name in ("lookup_p50_us", "lookup_p99_us")}
+        figures |= share(path)
+    figures |= measure_sessions(graph, held, arguments)
     for key, value in figures.items():
         print(f"{key:<26} {value}")
     print(json.dumps({**figures, "machine": describe_machine(), "command": sys.argv}))
