@@ -161,16 +161,14 @@ def test_tokens_have_the_text_of_the_graphs_own_tokenizer(spelt: NgramGraph, tok
         assert data == data.copy() == {"token_id": token_id, "text": data["text"], "count": data["count"]}
 
 
-@pytest.mark.parametrize("name", ["", "nowhere", "nul\x00", "file", "other"])
+@pytest.mark.parametrize("name", ["nowhere", "other"])
 def test_without_the_tokenizer_there_is_no_text(
-    spelt: NgramGraph, plain_tokenizer_folder: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    spelt: NgramGraph, plain_tokenizer_folder: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").touch()
-    named = {"file": str(tmp_path / "file"), "other": str(plain_tokenizer_folder)}.get(name, name)
+    named = str(plain_tokenizer_folder) if name == "other" else name
     fingerprint = dataclasses.replace(spelt.metadata.tokenizer, name=named, sha256="00" * 32)
     lost = NgramGraph(spelt.trie, dataclasses.replace(spelt.metadata, tokenizer=fingerprint))
     log_to_stderr("INFO")
     assert {lost.nx.nodes[token_id]["text"] for token_id in lost.ngrams(1)[:, 0].tolist()} == {""}
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert "without text" in said[0]
+    [said] = capsys.readouterr().err.splitlines()
+    assert "without text" in said

@@ -46,20 +46,12 @@ def hostile_pickles(victim: Path) -> dict[str, bytes]:
     command = f"touch {victim}"
     return {
         "reduce": pickle.dumps(Command(command), protocol=5),
-        "inside": pickle.dumps({"metadata": {"a": Command(command)}}, protocol=5),
         "global": b"cos\nsystem\n(S'" + command.encode() + b"'\ntR.",
-        "inst": b"(S'" + command.encode() + b"'\nios\nsystem\n.",
-        "extension": b"\x80\x02\x82\x01.",
         "memo bomb": b"\x80\x02K\x01r\xff\xff\xff\x7f.",
         "huge bytes": b"\x80\x05\x8e" + b"\xff" * 8 + b"A.",
         "huge frame": b"\x80\x05\x95" + b"\xff" * 7 + b"\x00N.",
-        "persistent id": b"\x80\x05Pid\n.",
-        "too many buffers": b"\x80\x05\x97\x97\x97.",
-        "no stop": b"\x80\x05N",
         "nothing": b"",
-        "empty stack": b"\x80\x05.",
         "deep": b"\x80\x05" + b"]" * 100_000 + b"a" * 99_999 + b".",
-        "wrong type": pickle.dumps([1, 2], protocol=5),
     }
 
 
@@ -120,29 +112,17 @@ def test_lying_sizes_are_refused(path: Path, field: str, size: int) -> None:
 MISSING = object()
 
 
-def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 WRONG_DESCRIPTIONS: list[tuple[str, object]] = [
     ("array_sha256", []),
-    ("array_sha256", [0] * 5),
     ("array_sha256", MISSING),
     ("format_version", "3"),
     ("max_order", 0),
     ("nodes_per_level", [6, 36, 150]),
     ("nodes_per_level", [2**62, 36, 150, 200]),
-    ("nodes_per_level", [-1, 36, 150, 200]),
     ("tokenizer", {"vocabulary_size": 2}),
     ("tokenizer", {"vocabulary_size": 2**21}),
-    ("tokenizer", None),
     ("corpus_files", [["a", "x", "00"]]),
-    ("corpus_files", nested(500)),
     ("tail_token_ids", [1, 2, 9]),
-    ("tail_token_ids", [1] * 9),
     ("min_count", 0),
     ("special_tokens", "both"),
     ("calibration", "A" * 4 * (MAX_CALIBRATION_BYTES // 3 + 1)),

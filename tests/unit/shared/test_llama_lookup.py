@@ -5,14 +5,13 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.errors import ConfigError, GraphFileError
 from speculant_graph.graph import llama_lookup
-from speculant_graph.graph.layout import CHILD, CUMULATIVE, trie_of
+from speculant_graph.graph.layout import CHILD, trie_of
 from speculant_graph.graph.llama_lookup import ALWAYS_ENOUGH, export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
 from support.graphs import graph_of
@@ -46,14 +45,6 @@ def read_cache(path: Path) -> Cache:
             assert set(token_ids[length:]) <= {-1}
             assert cache.setdefault(token_ids[:length], counts) is counts, "a context twice"
     return cache
-
-
-def times(graph: NgramGraph, factor: int) -> NgramGraph:
-    """Return a graph whose counts are as often as large."""
-    trie = trie_of(graph.trie.words.copy(), graph.trie.nodes_per_level, graph.vocabulary_size)
-    for length in range(1, graph.max_order + 2):
-        trie.level(length)[:, CUMULATIVE] *= np.uint32(factor)
-    return NgramGraph(trie, graph.metadata)
 
 
 @given(
@@ -91,12 +82,6 @@ def test_the_file_holds_what_is_likely_enough(
     assert num_contexts == len(expected)
 
 
-def test_every_byte(tmp_path: Path) -> None:
-    graph = graph_of([[7, 3, 7, 3, 9]], 2, VOCABULARY_SIZE)
-    assert export_llama_lookup(graph, tmp_path / "a.bin", min_share=0.6) == 1  # after 7, 3 come 7 and 9
-    assert (tmp_path / "a.bin").read_bytes() == struct.pack("<7i", 3, 7, -1, -1, 1, 3, 4)
-
-
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 1, 2, 3]], 3, VOCABULARY_SIZE)
     for wrong in ({"min_count": 0}, {"min_share": 2}):
@@ -105,7 +90,8 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(GraphFileError, match="check folder"):
         export_llama_lookup(graph, tmp_path / "none" / "lookup.bin")
     for record, child in ((2, 0), (1, 2**32 - 1)):
-        broken = times(graph, 1)
+        words = graph.trie.words.copy()
+        broken = NgramGraph(trie_of(words, graph.trie.nodes_per_level, VOCABULARY_SIZE), graph.metadata)
         broken.trie.level(3)[record, CHILD] = child
         (tmp_path / "lookup.bin").write_bytes(b"older")
         with pytest.raises(GraphFileError, match="damaged"):
