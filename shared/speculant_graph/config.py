@@ -101,8 +101,6 @@ class VerifierConfig(Config):
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens that keys and values are kept for: running sequences times the longest that any of them may become.
     Requests wait until there is space. 0 is as many as the largest batch of the model's longest contexts takes."""
-    prefill_chunk: Annotated[int, Field(ge=1)] = 512
-    """Most tokens of prompts that are read between two steps of the sequences that are running."""
     target_cache: ByteSize = ByteSize(0)
     """Memory for the target's logits after prefixes, which need no pass again (SpecExec's speculative cache)."""
     prefix_cache: ByteSize = ByteSize(1_000_000_000)
@@ -286,9 +284,7 @@ class TrainConfig(Config):
 
     rank: Annotated[int, Field(ge=1, le=1_024)] = 8
     """Rank of the adapter's matrices; for models of a billion parameters about half a percent of them is trained.
-    Models of a few million want a rank of about half their width, and as much alpha."""
-    alpha: Annotated[float, Field(gt=0.0)] = 16.0
-    """The adapter counts alpha / rank."""
+    Models of a few million want a rank of about half their width."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
     """Highest learning rate; it warms up over the first steps and goes down as a cosine. Models of billions of
     parameters may want a tenth of it."""

@@ -44,10 +44,9 @@ def serve(number, num_warm):
     engine = Engine(
         model,
         drafter,
-        VerifierConfig(
-            max_batch_size=8, max_kv_tokens=BOUND, prefill_chunk=200, target_cache=400_000, prefix_cache=2_000_000
-        ),
+        VerifierConfig(max_batch_size=8, max_kv_tokens=BOUND, target_cache=400_000, prefix_cache=2_000_000),
         DraftConfig(k=5),
+        prefill_chunk=200,
     )
     process, resident = psutil.Process(), 0
     waiting = requests(number, rng)

@@ -11,6 +11,7 @@ import pytest
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.types import SessionOptions
 from speculant_verifier.engine import Engine, Request
+from speculant_verifier.model import PREFILL_CHUNK
 from support.drafters import ScriptedDrafter, chain
 from support.lossless import WINDOW, Job, alone
 from support.tiny_models import tiny_gpt_oss, tiny_model
@@ -21,9 +22,10 @@ def target_of(family):
     return tiny_gpt_oss(window=WINDOW) if family == "gpt_oss" else tiny_model(family)
 
 
-def engine_of(target, rng, **options):
+def engine_of(target, rng, prefill_chunk=PREFILL_CHUNK, **options):
     drafter = ScriptedDrafter(lambda step: chain([rng.randrange(250) for _ in range(step.node_budget)]))
-    return Engine(target, drafter, VerifierConfig(**{"max_batch_size": 3} | options), DraftConfig(k=5))
+    config = VerifierConfig(**{"max_batch_size": 3} | options)
+    return Engine(target, drafter, config, DraftConfig(k=5), prefill_chunk=prefill_chunk)
 
 
 def ended(engine, requests):

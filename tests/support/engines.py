@@ -5,13 +5,15 @@ from __future__ import annotations
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_verifier.engine import Engine, Request
+from speculant_verifier.model import PREFILL_CHUNK
 from support.drafters import ScriptedDrafter
 
 CONFIG = GenerationConfig(max_tokens=12, ignore_end_tokens=True, speculation="on")
 
 
-def make_engine(target, drafter=None, k=4, **settings):
-    return Engine(target, drafter or NullDrafter(), VerifierConfig(**settings), DraftConfig(k=k, strategy="greedy"))
+def make_engine(target, drafter=None, k=4, prefill_chunk=PREFILL_CHUNK, **settings):
+    draft = DraftConfig(k=k, strategy="greedy")
+    return Engine(target, drafter or NullDrafter(), VerifierConfig(**settings), draft, prefill_chunk=prefill_chunk)
 
 
 def finish(engine):

@@ -11,7 +11,7 @@ from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
 from speculant_verifier.engine import ActiveSequence, Engine, Request
-from speculant_verifier.model import TargetModel
+from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from support.graphs import graph_of
 
 WINDOW = 128
@@ -74,10 +74,14 @@ def decode(
     target: TargetModel, jobs: Sequence[Job], drafter: Drafter | None = None, budget: int = 6, **options: Any
 ) -> Outcome:
     """Decode jobs to their end in one engine; requests join when their time has come."""
-    strategy = options.pop("strategy", "greedy")
+    strategy, prefill_chunk = options.pop("strategy", "greedy"), options.pop("prefill_chunk", PREFILL_CHUNK)
     drafter = drafter or NullDrafter()
     engine = options.pop("engine", None) or Engine(
-        target, drafter, VerifierConfig(**options), DraftConfig(k=budget, strategy=strategy)
+        target,
+        drafter,
+        VerifierConfig(**options),
+        DraftConfig(k=budget, strategy=strategy),
+        prefill_chunk=prefill_chunk,
     )
     sequences: dict[int, ActiveSequence] = {}
     reasons: dict[int, str] = {}

@@ -24,21 +24,22 @@ class Admission:
 
     reducible = "requests at once"
 
-    def __init__(self, target: TargetModel, config: VerifierConfig, most_nodes: int) -> None:
+    def __init__(self, target: TargetModel, config: VerifierConfig, most_nodes: int, prefill_chunk: int) -> None:
         """Take the bounds.
 
         Args:
             target: the model, whose longest context bounds every row.
             config: rows and tokens.
             most_nodes: nodes of a draft, which need slots while they are verified.
+            prefill_chunk: most tokens of prompts in a pass.
         """
         self._target = target
         self._num_rows = self._most_rows = config.max_batch_size
         self._widest_step = most_nodes + MOST_PENDING
         plan = None if target.offload is None else target.offload.plan
         # Experts compute with several copies of a prompt's tokens, and memory is short where they are streamed.
-        most_read = plan.most_nodes if plan is not None and plan.unit == "expert" else config.prefill_chunk
-        self.prefill_chunk = min(config.prefill_chunk, most_read)
+        most_read = plan.most_nodes if plan is not None and plan.unit == "expert" else prefill_chunk
+        self.prefill_chunk = min(prefill_chunk, most_read)
         """Most tokens of prompts in a pass."""
         self.cache = target.new_cache(0, widest_pass=max(self.prefill_chunk, self._widest_step))
         """The cache whose rows are given out: those in front are in use."""

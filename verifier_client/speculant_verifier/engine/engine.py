@@ -33,7 +33,7 @@ from speculant_verifier.engine.sequence import (
 )
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
-from speculant_verifier.model import TargetModel
+from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
@@ -66,6 +66,7 @@ class Engine:
         must_fit: bool = True,
         record: RecordConfig | None = None,
         identity: RecordIdentity | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
         """Set up without touching the model.
 
@@ -78,6 +79,7 @@ class Engine:
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
             identity: what records hold that does not come from the engine; the caller may change it at any time.
+            prefill_chunk: most tokens of prompts that are read between two steps of the sequences that are running.
 
         Raises:
             ConfigError: the folder of records can't be made.
@@ -93,7 +95,7 @@ class Engine:
         self._is_full = False  # the first that waits does not fit beside those that run
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
-        self._admission = Admission(target, config, draft.k)
+        self._admission = Admission(target, config, draft.k, prefill_chunk)
         cache, self.prefixes = self._admission.cache, self._admission.prefixes
         self._prefill = Prefill(target, cache, self.prefixes, self._admission.prefill_chunk, self.totals)
         has_predictions = draft.strategy in CALIBRATED or draft.strategy == "model"

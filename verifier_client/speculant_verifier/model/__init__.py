@@ -1,5 +1,5 @@
 """The target model and its tokenizer: which are taken, how they are loaded, and one pass over the slots of a cache."""
 
-from speculant_verifier.model.target import TargetModel
+from speculant_verifier.model.target import PREFILL_CHUNK, TargetModel
 
-__all__ = ["TargetModel"]
+__all__ = ["PREFILL_CHUNK", "TargetModel"]

@@ -34,6 +34,8 @@ from speculant_verifier.model.loading import (
 from speculant_verifier.offload import OFFLOAD, Offload
 from speculant_verifier.structured import Grammar, Grammars, form_of
 
+PREFILL_CHUNK = 512
+"""Most tokens of prompts that are read between two steps of the sequences that are running."""
 _UNTOUCHED = 256e6
 """Bytes that should stay free, for whatever else takes memory for a moment."""
 _UNTOUCHED_SHARE = 0.05

@@ -46,6 +46,8 @@ LONGEST = 2_048
 _NUM_EVALUATIONS = 10
 _WARM_UP = 0.05
 _LARGEST_NORM = 1.0
+_LEAST_ALPHA = 16
+"""An adapter counts alpha / rank: twice at rank 8, once at ranks from 16 up, as it does for models of a few million."""
 _NEVER = -1e30  # a finite logit: minus infinity would make NaN of 0 times its logarithm, and of its gradient
 
 
@@ -301,7 +303,7 @@ def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
     return LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]  # any number is divided by the rank
+        lora_alpha=max(_LEAST_ALPHA, config.rank),
         target_modules="all-linear",
         target_parameters=sorted(experts) or None,
         task_type="CAUSAL_LM",
