@@ -7,11 +7,7 @@ that file, and those without a language show what was printed. All others need a
 from __future__ import annotations
 
 PAGES_ELSEWHERE = {
-    "docs/verifier.md": "tests/integration/test_verifier_docs.py",
     "docs/draft-model.md": "tests/integration/test_draft_model_docs.py",
-    "docs/http.md": "tests/integration/http/test_http_docs.py",
-    "docs/explorer.md": "tests/integration/test_explorer_docs.py",
-    "docs/terminal.md": "tests/integration/test_terminal_docs.py",
 }
 """Page -> the file that runs all its blocks, in a manner of its own."""
 
@@ -38,13 +34,17 @@ SLOW = {
     "docs/python.md",
     "docs/clients.md",
     "docs/drafting.md",
+    "docs/explorer.md",
     "docs/gpt-oss.md",
+    "docs/http.md",
     "docs/offloading.md",
     "docs/operating.md",
     "docs/sidecar.md",
     "docs/sizing.md",
+    "docs/terminal.md",
     "docs/transformers.md",
     "docs/tuning.md",
+    "docs/verifier.md",
 }
 """Pages that start models or take longer than ten seconds."""
 
@@ -70,6 +70,14 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "docs/drafting.md": [r"tree +16 "],
     "docs/graphs.md": [r"orders 1-5", r"(?i)parties"],
+    "docs/explorer.md": [r'"strategy": ?"tree"', r'"text": ?"The parties"'],
+    "docs/http.md": [
+        r'"completion_tokens": ?20',
+        r"(?m)^data: \[DONE\]$",
+        r"20 tokens in \d+ steps",
+        r"max_tokens - ",
+        r'"code": ?"unsupported_parameter"',
+    ],
     "docs/gpt-oss.md": [
         r"(?m)^ok$",
         r'"role": ?"assistant"',
@@ -87,7 +95,15 @@ EXPECTED: dict[str, list[str]] = {
         r"RPC|echo",
         r"\d+ tokens: [1-9]\d* bytes",
     ],
+    "docs/terminal.md": [r'"token_ids"', r"ok +graph", r"ok +drafter", r'"healthy": ?true'],
     "docs/transformers.md": [r"(?m)^1 .+", r"\[\(\d+, \d+\)"],
+    "docs/verifier.md": [
+        r"--- prompt 1, sample",
+        r'"logprobs"',
+        r"passes, [1-9]\d* tokens without one",
+        r"error - the prompt is empty",
+        r"drafted .* and the target wrote",
+    ],
     "docs/tuning.md": [r"tree +32 ", r"relative", r"bench generate"],
 }
 """What a page's blocks print, as patterns, each found once or more."""
