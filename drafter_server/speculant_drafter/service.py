@@ -195,7 +195,7 @@ class DrafterService:
         """Answer one step."""
         return self._steps.answer(payload, call.principal)
 
-    async def stream_draft(self, call: Call) -> None:
+    async def stream_draft(self, _requests: object, call: Call) -> None:
         """Answer steps in order; the failure of one is part of its answer."""
         context, principal = call.context, call.principal
         while (payload := await self._next_request(context)) is not _END_OF_STREAM:

@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_OPTIONAL_MODULES = frozenset({
-    "accelerate", "fastapi", "gguf", "grpc_health", "grpc_reflection", "grpc_status", "httptools", "huggingface_hub",
-    "jinja2", "peft", "prometheus_client", "prompt_toolkit", "psutil", "pypdf", "rich",
-    "safetensors", "starlette", "tokenizers", "torch", "transformers", "uvicorn",
-})  # fmt: skip
-
 
 @contextmanager
 def needed_for(purpose: str, extra: str) -> Iterator[None]:
@@ -44,6 +38,6 @@ def missing_extra(error: ImportError, extra: str) -> str | None:
         One line with the command to type; None if the module is not an optional one, so that the error is a bug.
     """
     module = (error.name or "").split(".")[0]
-    if module not in _OPTIONAL_MODULES or not isinstance(error, ModuleNotFoundError):
+    if not isinstance(error, ModuleNotFoundError) or not module or module.startswith("speculant_"):
         return None
     return f'{module} is not installed; run: pip install "speculant-graph[{extra}]"'

@@ -9,10 +9,9 @@ import pytest
 
 from speculant_graph.client import AsyncDrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig
-from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, SequenceStep
-from support.clients import GREEDY, PATIENT, SESSION_IDS, known_tokens, make_steps, tokens
+from support.clients import GREEDY, PATIENT, known_tokens, make_steps, tokens
 from support.processes import Sidecar
 
 
@@ -71,14 +70,5 @@ def test_a_late_or_cancelled_step_costs_itself_only(shared_sidecar: Sidecar, sma
                 text.append(token)
                 assert (await client.draft([SequenceStep(1, text, 4)]))[0]
             assert client.statistics.late_answers == client.statistics.failed_steps == 3  # on the stream that went on
-
-    asyncio.run(run())
-
-
-def test_opening_raises_for_another_tokenizer(shared_sidecar: Sidecar) -> None:
-    async def run() -> None:
-        async with make_async_client(shared_sidecar.address, Fingerprint("mine", "cd" * 32, 50)) as client:
-            with pytest.raises(TokenizerMismatchError, match=r"mine .*tests/alphabet"):
-                await client.open(next(SESSION_IDS))
 
     asyncio.run(run())

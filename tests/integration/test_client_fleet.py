@@ -11,7 +11,7 @@ import pytest
 
 from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter, SidecarFleet, client_of
 from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.errors import ConfigError, DrafterUnavailableError
+from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import SessionOptions
 from support.clients import GIVE_UP_S, GREEDY, PATIENT, make_steps, recovered, tokens
@@ -92,15 +92,6 @@ def test_tasks_use_several_sidecars_of_which_one_was_never_there(
             assert client.state == "ok"
 
     asyncio.run(run())
-
-
-def test_a_strict_fleet_raises(tmp_path: Path) -> None:
-    nobody = config(f"unix://{tmp_path}/a.sock", f"unix://{tmp_path}/b.sock")
-    with (
-        client_of(nobody, tokenizer=None, draft=GREEDY, strict=True) as client,
-        pytest.raises(DrafterUnavailableError, match="UNAVAILABLE"),
-    ):
-        client.open(1)
 
 
 def test_the_number_of_addresses_decides() -> None:

@@ -6,7 +6,6 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -14,7 +13,7 @@ from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.errors import DrafterUnavailableError, TokenizerMismatchError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, Fingerprint, SequenceStep, SiblingsName
+from speculant_graph.types import Draft, Fingerprint, SequenceStep
 from support.clients import (
     GREEDY,
     PATIENT,
@@ -25,40 +24,6 @@ from support.clients import (
     tokens,
 )
 from support.processes import Sidecar
-from support.sessions import values_of
-
-
-def test_trees_that_were_drawn_come_with_their_q(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    """Of one batch every sequence gets what its rule can make use of, step by step, as in this process."""
-    draft = DraftConfig(strategy="sampling", max_branches=3)
-    local = LocalDrafter(small_graph, draft)
-    kinds = get_args(SiblingsName)
-    steps = [
-        replace(step, seed=number, node_budget=12, siblings=kinds[number % len(kinds)])
-        for number, step in enumerate(make_steps(small_graph, 18))
-    ]
-    shapes: dict[str, set[bool]] = {kind: set() for kind in kinds}
-    repeated = set()
-    with make_client(shared_sidecar.address, draft=draft) as client:
-        for step in steps:
-            client.open(step.session_id)
-        for _ in range(3):
-            found, expected = client.draft(steps), local.draft(steps)
-            assert [values_of(each) for each in found] == [values_of(each) for each in expected]
-            for step, each in zip(steps, found, strict=True):
-                assert each.token_ids
-                assert len(each.proposals) == len(each)
-                shapes[step.siblings].add(each.is_chain)
-                if len(set(zip(each.parents, each.token_ids, strict=True))) < len(each):
-                    repeated.add(step.siblings)
-            steps = [
-                replace(step, token_ids=[*step.token_ids, each.token_ids[0]])
-                for step, each in zip(steps, found, strict=True)
-            ]
-        assert client.statistics.failed_steps == 0
-    assert shapes["none"] == {True}
-    assert False in shapes["without-replacement"] & shapes["independent"]
-    assert repeated == {"independent"}
 
 
 def test_threads_share_one_client(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
@@ -156,10 +121,3 @@ def test_a_verifier_that_needs_no_distributions_is_sent_none(shared_sidecar: Sid
     assert drafts[0].token_ids == drafts[1].token_ids
     assert len(drafts[0].proposals) == len(drafts[0]) > 0
     assert drafts[1].proposals == ()
-
-
-def test_long_prompts_are_sent_in_parts(shared_sidecar: Sidecar, small_graph: NgramGraph) -> None:
-    step = SequenceStep(next(SESSION_IDS), [index % 50 for index in range(300_000)], 4)
-    with make_client(shared_sidecar.address) as client:
-        assert tokens(client.draft([step])) == tokens(LocalDrafter(small_graph, GREEDY).draft([step]))
-        assert client.statistics.failed_steps == 0

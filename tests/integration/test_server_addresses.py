@@ -15,22 +15,6 @@ from speculant_graph.errors import ConfigError
 from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, step_of
 
 
-def test_a_second_server_is_refused_while_the_first_one_lives(serve: Serve, graph_path: Path, tmp_path: Path) -> None:
-    server = serve()
-    address = f"unix://{tmp_path}/drafter.sock"
-
-    async def start_second() -> None:
-        async with DrafterServer(ServerConfig(listen=address, graph=graph_path), DraftConfig()):
-            pass
-
-    with pytest.raises(ConfigError, match=r"another server answers on unix://.*; stop it, .* --server\.listen"):
-        run_in_loop(start_second())
-    server.drafter.Draft(step_of(0, [1]))
-    server.stop()
-    run_in_loop(start_second())
-    assert [path.name for path in tmp_path.glob("drafter.sock*")] == ["drafter.sock.lock"]
-
-
 @pytest.mark.parametrize(
     ("address", "reason"),
     [

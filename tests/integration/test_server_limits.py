@@ -57,35 +57,6 @@ def test_a_step_over_a_limit_is_told_to_be_smaller(
     assert second.WhichOneof("outcome") == "draft"
 
 
-def test_an_answer_that_is_too_large_costs_the_session_nothing_but_this_draft(serve: Serve) -> None:
-    server = serve(max_message_bytes=1_024)
-    session_id = server.open()
-    assert code_of(server.drafter.Draft, step_of(session_id, [1, 2], 0, 300, pb.STRATEGY_TREE)) is EXHAUSTED
-    answer = server.drafter.Draft(step_of(session_id, [1, 2], 0, 4, pb.STRATEGY_TREE))
-    assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([1], [2])
-
-
-@pytest.mark.parametrize(
-    "siblings", [pb.SIBLINGS_UNSPECIFIED, pb.SIBLINGS_WITHOUT_REPLACEMENT, pb.SIBLINGS_INDEPENDENT]
-)
-@pytest.mark.parametrize("budget", [5, 30, 60])
-def test_samples_end_where_their_distributions_would_make_the_answer_too_large(
-    serve: Serve, siblings: pb.Siblings, budget: int
-) -> None:
-    """A draft that is refused by what was drawn would leave tokens that are no draws from q."""
-    server = serve(max_message_bytes=1_024)
-    session_id = server.open()
-    for seed in range(40):
-        for number, tokens in ((session_id, [1, 2] if not seed else []), (0, [1, 2])):
-            step = step_of(number, tokens, 2 if seed and number else 0, budget, pb.STRATEGY_SAMPLING)
-            step.seeds[:] = [seed]
-            step.options.siblings = siblings
-            answer = server.drafter.Draft(step)
-            assert answer.ByteSize() <= 1_024
-            assert sum(answer.candidate_counts) == len(answer.candidate_tokens)
-            assert len(answer.candidate_counts) == len(answer.draft_tokens)
-
-
 def test_messages_have_a_largest_size(serve: Serve) -> None:
     server = serve(max_message_bytes=2_048)
     fits, does_not = step_of(0, [1] * 400), step_of(0, [1] * 600)

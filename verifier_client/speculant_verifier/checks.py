@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from speculant_graph.cli.checks import CheckResult
+from speculant_graph.cli.doctor import CheckResult
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError

@@ -6,21 +6,49 @@ import importlib
 import json
 import os
 import platform
+import random
+import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from speculant_graph.cli.checks import CheckResult, Status, check_drafters, check_settings, guarded
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
-from speculant_graph.settings import CommandSettings, load_settings
-from speculant_graph.types import Fingerprint
+from speculant_graph.errors import SpeculantError
+from speculant_graph.settings import DEFAULT_FILE, AllSettings, CommandSettings, config_file, load_settings
+from speculant_graph.types import Fingerprint, SequenceStep
 from speculant_graph.version import VERSION
+
+if TYPE_CHECKING:
+    from speculant_graph.rpc.channel import Endpoint
 
 _VERIFIER = "speculant_verifier"
 """Looks at torch and the model: named as text, as in ``main``."""
+_NUM_DRAFTS = 200
+"""Drafts of a measurement."""
+_PROMPT_TOKENS = 64
+_PATIENCE_S = 5.0
 
+Status = Literal["ok", "warn", "fail", "skip"]
+"""``warn``: it works, but not as well as it could. ``skip``: not looked at, and the detail is the reason."""
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The outcome of one check."""
+
+    check: str
+    """What was looked at."""
+    status: Status
+    """How it is."""
+    detail: str
+    """What was found; further lines are shown below the first."""
+    fix: str = ""
+    """What to do about it, where the detail does not end in it."""
 
 
 class DoctorSettings(CommandSettings):
@@ -70,10 +98,10 @@ def run(arguments: Sequence[str]) -> int:
 def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
     tokenizers: dict[str, Fingerprint] = {}
     yield CheckResult("versions", "ok", f"speculant-graph {VERSION}, Python {platform.python_version()}")
-    yield from guarded("settings", lambda: check_settings(settings.config))
+    yield from _guarded("settings", lambda: _check_settings(settings.config))
     yield from _check_model(settings, tokenizers)
-    yield from guarded("graph", lambda: _check_graph(settings, tokenizers))
-    yield from guarded("drafter", lambda: check_drafters(settings.client, settings.draft, tokenizers))
+    yield from _guarded("graph", lambda: _check_graph(settings, tokenizers))
+    yield from _guarded("drafter", lambda: _check_drafters(settings.client, settings.draft, tokenizers))
     yield _compare(tokenizers)
 
 
@@ -85,9 +113,9 @@ def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
         status: Status = "fail" if is_named else "skip"
         yield CheckResult("model", status, f"{error.name} is not installed", 'pip install "speculant-graph[verifier]"')
         return
-    yield from guarded("gpu", checks.check_devices)
+    yield from _guarded("gpu", checks.check_devices)
     if is_named:
-        yield from guarded("model", lambda: _look_at_model(settings, tokenizers))
+        yield from _guarded("model", lambda: _look_at_model(settings, tokenizers))
     else:
         yield CheckResult("model", "skip", "not named; --model NAME or FOLDER")
 
@@ -134,3 +162,105 @@ def _row(result: CheckResult, *, is_colored: bool) -> str:
     if result.fix:
         lines.append(f"{'':<18}-> {printable(result.fix)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
+    """Yield results; an error becomes the last one, about ``check``."""
+    try:
+        yield from look()
+    except SpeculantError as error:
+        yield CheckResult(check, "fail", error.message, error.fix)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # a file of an unexpected form
+        yield CheckResult(check, "fail", f"{type(error).__name__}: {error}".replace("\n", " "), f"check the {check}")
+
+
+def _check_settings(named: Path | None) -> Iterator[CheckResult]:
+    """Check that all settings of all commands fit together, of the file that is named or stands here."""
+    path = config_file([] if named is None else [f"--config={named}"])
+    load_settings(AllSettings, "doctor", [] if path is None else [f"--config={path}"])
+    variables = sum(name.upper().startswith("SPECULANT_") for name in os.environ)
+    shown = f"{path}" if path else f"no {DEFAULT_FILE} here: defaults"
+    yield CheckResult("settings", "ok", f"{shown}, environment variables: {variables}")
+
+
+def _check_drafters(
+    config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
+) -> Iterator[CheckResult]:
+    """Check every sidecar of a client's settings: a session, and drafts as a verifier would ask for them."""
+    if not config.address:
+        yield CheckResult("drafter", "skip", "not named; --address unix:///path/to.sock or host:port")
+        return
+    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.channel import Endpoint
+
+    for address in split_addresses(config.address):
+        one = config.model_copy(update={"address": address})
+        yield from _guarded("drafter", partial(_check_drafts, Endpoint.of(address, config), one, draft, tokenizers))
+
+
+def _check_drafts(
+    endpoint: Endpoint, config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
+) -> Iterator[CheckResult]:
+    import grpc
+
+    from speculant_graph.rpc.messages import VERSION_KEY
+    from speculant_graph.rpc.status import from_status
+    from speculant_graph.rpc.v1 import drafter_pb2 as pb
+    from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
+
+    with endpoint.connect() as channel:
+        stub = DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
+        session_id = secrets.randbits(63) + 1
+        opening = pb.OpenSessionRequest(session_id=session_id, graph=config.graph, tenant=config.tenant)
+        options: dict[str, Any] = {"timeout": _PATIENCE_S, "metadata": endpoint.metadata}
+        try:
+            opened, call = stub.OpenSession.with_call(opening, **options)
+            stub.CloseSession(pb.CloseSessionRequest(session_id=session_id, tenant=config.tenant), **options)
+        except grpc.RpcError as error:
+            reason = f"{endpoint.address}: {from_status(error.code(), error.details())}"
+            yield CheckResult("drafter", "fail", reason, "start it, and see its log; check address and credentials")
+            return
+    theirs = next((str(value) for key, value in call.trailing_metadata() or () if key == VERSION_KEY), "unknown")
+    fingerprint = Fingerprint(opened.tokenizer_name, opened.tokenizer_sha256.hex(), opened.vocabulary_size)
+    tokenizers[f"the drafter at {endpoint.address}"] = fingerprint
+    detail = (
+        f"{endpoint.address} serves {config.graph or 'its default graph'}: generation {opened.graph_generation}, "
+        f"orders 1-{opened.max_order}, tokenizer {opened.tokenizer_name}; version {theirs}"
+    )
+    if theirs == VERSION:
+        yield CheckResult("drafter", "ok", detail)
+    else:
+        yield CheckResult("drafter", "warn", f"{detail}, {VERSION} here", "install the same release on both sides")
+    yield _measure(config, draft, opened.vocabulary_size)
+
+
+def _measure(config: ClientConfig, draft: DraftConfig, vocabulary_size: int) -> CheckResult:
+    """Draft as a verifier does, token by token, and hold the times against the deadline."""
+    from speculant_graph.client import DrafterClient
+
+    numbers = random.Random(7)
+    patient = config.model_copy(update={"deadline_ms": 1e3 * _PATIENCE_S, "learn": False})
+    token_ids = [numbers.randrange(vocabulary_size) for _ in range(_PROMPT_TOKENS)]
+    with DrafterClient(patient, tokenizer=None, draft=draft, strict=True, wants_proposals=False) as client:
+        client.open(1)
+        for _ in range(_NUM_DRAFTS):
+            [proposal] = client.draft([SequenceStep(1, token_ids, node_budget=max(1, draft.k))])
+            token_ids.append(proposal.token_ids[0] if len(proposal) else numbers.randrange(vocabulary_size))
+        client.finish(1)
+        counted = client.statistics
+    if counted.failed_steps or not counted.round_trip_s:
+        reason = counted.last_failure or "no answer"
+        return CheckResult(
+            "drafts", "fail", f"{counted.failed_steps} of {counted.steps} failed: {reason}", "see the drafter's log"
+        )
+    times_ms = sorted(1e3 * time_s for time_s in counted.round_trip_s)
+    half, most = times_ms[len(times_ms) // 2], times_ms[int(0.99 * len(times_ms))]
+    detail = (
+        f"{counted.steps} of up to {max(1, draft.k)} nodes ({draft.strategy}): p50 {half:.2f} ms, p99 {most:.2f} ms, "
+        f"longest {times_ms[-1]:.2f} ms; deadline {config.deadline_ms:g} ms"
+    )
+    if most > config.deadline_ms:
+        return CheckResult(
+            "drafts", "warn", detail, "give the drafter a core of its own, or raise --client.deadline-ms"
+        )
+    return CheckResult("drafts", "ok", detail)

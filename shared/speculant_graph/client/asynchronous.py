@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from speculant_graph.client.fleet import client_of
+from speculant_graph.client.fleet import ClientOptions, client_of
 from speculant_graph.errors import SpeculantError
-from speculant_graph.types import Draft, DrafterState, DrafterStatistics, Fingerprint, SequenceStep, SessionOptions
+from speculant_graph.types import Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions
 
 if TYPE_CHECKING:
-    from speculant_graph.config import ClientConfig, DraftConfig
-    from speculant_graph.draft.cost import CostCurve
+    from speculant_graph.config import ClientConfig
 
 _T = TypeVar("_T")
 
@@ -29,32 +28,13 @@ class AsyncDrafterClient:
         ...     [draft] = await client.draft([SequenceStep(1, [17, 4, 9], node_budget=8)])
     """
 
-    def __init__(
-        self,
-        config: ClientConfig,
-        *,
-        tokenizer: Fingerprint | None,
-        draft: DraftConfig,
-        strict: bool = False,
-        wants_proposals: bool = True,
-        cost: CostCurve | None = None,
-    ) -> None:
-        """Make a client; it connects when the first session is opened.
-
-        Args:
-            config: addresses, patience and credentials.
-            tokenizer: the verifier's; None leaves the comparison out.
-            draft: how to draft; what is not set is the sidecar's.
-            strict: raise if a session can't be opened, instead of going on without drafts.
-            wants_proposals: have the distributions q of sampling strategies sent.
-            cost: what verifying costs; None: nothing.
+    def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
+        """Make a client, with the options of the threaded one; it connects when the first session is opened.
 
         Raises:
             ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
         """
-        self._client = client_of(
-            config, tokenizer=tokenizer, draft=draft, strict=strict, wants_proposals=wants_proposals, cost=cost
-        )
+        self._client = client_of(config, **options)
 
     @property
     def state(self) -> DrafterState:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, Unpack
 
 from speculant_graph.client.drafter_client import DrafterClient, blocking
 from speculant_graph.rpc.addresses import split_addresses
@@ -28,37 +28,24 @@ if TYPE_CHECKING:
     from speculant_graph.draft.cost import CostCurve
 
 
-def client_of(
-    config: ClientConfig,
-    *,
-    tokenizer: Fingerprint | None,
-    draft: DraftConfig,
-    strict: bool = False,
-    wants_proposals: bool = True,
-    cost: CostCurve | None = None,
-) -> DrafterClient | SidecarFleet:
-    """Return the client of the addresses in the settings: of one sidecar, or of several.
+class ClientOptions(TypedDict):
+    """What clients are made with, as :class:`DrafterClient` explains it."""
 
-    Args:
-        config: addresses, patience and credentials.
-        tokenizer: the verifier's; None leaves the comparison out.
-        draft: how to draft; what is not set is the sidecar's.
-        strict: raise if a session can't be opened, instead of going on without drafts.
-        wants_proposals: have the distributions q of sampling strategies sent.
-        cost: what verifying costs; None: nothing.
+    tokenizer: Fingerprint | None
+    draft: DraftConfig
+    strict: NotRequired[bool]
+    wants_proposals: NotRequired[bool]
+    cost: NotRequired[CostCurve | None]
+
+
+def client_of(config: ClientConfig, **options: Unpack[ClientOptions]) -> DrafterClient | SidecarFleet:
+    """Return the client of the addresses in the settings: of one sidecar, or of several.
 
     Raises:
         ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
     """
     clients = {
-        address: DrafterClient(
-            config.model_copy(update={"address": address}),
-            tokenizer=tokenizer,
-            draft=draft,
-            strict=strict,
-            wants_proposals=wants_proposals,
-            cost=cost,
-        )
+        address: DrafterClient(config.model_copy(update={"address": address}), **options)
         for address in split_addresses(config.address)
     }
     return SidecarFleet(clients) if len(clients) > 1 else next(iter(clients.values()))
@@ -122,16 +109,7 @@ class SidecarFleet:
     def submit_open(
         self, session_id: int, options: SessionOptions | None, finished: Callable[[], None]
     ) -> Callable[[], str | None]:
-        """Do the first half of :meth:`open`; see :meth:`DrafterClient.submit_open`.
-
-        Args:
-            session_id: the caller's id.
-            options: what this session wants beside the clients' settings.
-            finished: called once, by any thread, when there is nothing more to wait for.
-
-        Returns:
-            The second half.
-        """
+        """Do the first half of :meth:`open`; see :meth:`DrafterClient.submit_open`."""
         return self._client_for(session_id, options).submit_open(session_id, options, finished)
 
     def submit(self, steps: Sequence[SequenceStep], finished: Callable[[], None]) -> Callable[[], list[Draft]]:

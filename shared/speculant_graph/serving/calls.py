@@ -41,12 +41,8 @@ class Call:
     """gRPC's view of it."""
 
 
-UnaryMethod = Callable[[bytes, Call], Awaitable[bytes]]
-"""A request's bytes to an answer's."""
-AnswersMethod = Callable[[bytes, Call], Awaitable[None]]
-"""Takes a request's bytes and writes the call's context until the stream ends."""
-StreamMethod = Callable[[Call], Awaitable[None]]
-"""Reads and writes the call's context until the stream ends."""
+Method = Callable[[Any, Call], Awaitable[Any]]
+"""Takes a request's bytes, nothing of use for a stream, and returns the answer's bytes or writes the call's context."""
 
 
 class CallInterceptor:
@@ -65,41 +61,27 @@ class CallInterceptor:
         self.ended: Counter[tuple[str, str]] = Counter()
         """Calls that ended, by method and the name of their status; those that were not admitted are among them."""
 
-    def unary(self, name: str, method: UnaryMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def unary(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with one request and one answer."""
+        return grpc.unary_unary_rpc_method_handler(self._intercepted(name, method))
 
-        async def answer(payload: bytes, context: Any) -> bytes:
-            try:
-                with self._admitted(name, context) as call:
-                    return await method(payload, call)
-            except Exception as error:
-                await _abort(context, error)
-
-        return grpc.unary_unary_rpc_method_handler(answer)
-
-    def answers(self, name: str, method: AnswersMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def answers(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with one request and a stream of answers."""
+        return grpc.unary_stream_rpc_method_handler(self._intercepted(name, method))
 
-        async def serve(payload: bytes, context: Any) -> None:
-            try:
-                with self._admitted(name, context) as call:
-                    await method(payload, call)
-            except Exception as error:
-                await _abort(context, error)
-
-        return grpc.unary_stream_rpc_method_handler(serve)
-
-    def stream(self, name: str, method: StreamMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def stream(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with streams both ways."""
+        return grpc.stream_stream_rpc_method_handler(self._intercepted(name, method))
 
-        async def serve(_requests: Any, context: Any) -> None:
+    def _intercepted(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(request: Any, context: Any) -> Any:
             try:
                 with self._admitted(name, context) as call:
-                    await method(call)
+                    return await method(request, call)
             except Exception as error:
                 await _abort(context, error)
 
-        return grpc.stream_stream_rpc_method_handler(serve)
+        return answer
 
     @contextmanager
     def _admitted(self, name: str, context: Any) -> Iterator[Call]:

@@ -15,7 +15,7 @@ from speculant_graph.config import AccessConfig
 from speculant_graph.rpc.addresses import grpc_target, socket_path
 from speculant_graph.rpc.channel import message_limits
 from speculant_graph.serving.credentials import warn_of_exposure
-from speculant_graph.serving.listening import bind_tcp, clear_stale_socket, failure_of, lock_socket, release
+from speculant_graph.serving.listening import bind_tcp, failure_of, lock_socket
 
 _HANDSHAKE_TIMEOUT_MS = 5_000
 _KEEPALIVE_MS = 30_000
@@ -103,14 +103,13 @@ class GrpcEndpoint:
         try:
             if path is not None:
                 self._locks.append(lock_socket(path, option))
-                clear_stale_socket(path, option)
             if path is None and self._credentials is not None:
                 port = self._server.add_secure_port(grpc_target(address), self._credentials)
             else:
                 port = self._server.add_insecure_port(grpc_target(address))
         except (RuntimeError, OSError) as error:
             if path is None:
-                release(bind_tcp(address, option))  # raises with the reason, which gRPC does not
+                bind_tcp(address, option).close()  # raises with the reason, which gRPC does not
                 raise failure_of(address, "it was in use; try again, or choose another", option) from error
             reason = (
                 f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else "no socket can be made there"

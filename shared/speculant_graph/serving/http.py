@@ -56,7 +56,7 @@ class HttpServer:
             ConfigError: the address is malformed or taken.
         """
         require_port(self._address, self._option)
-        sockets = bind_tcp(self._address, self._option)
+        listening = bind_tcp(self._address, self._option)
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
@@ -74,12 +74,12 @@ class HttpServer:
         config.load()
         config.ssl = self._tls
         self._server = server = _Server(config)
-        self._serving = asyncio.create_task(server.serve(sockets=sockets))
+        self._serving = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started and not self._serving.done():
             await asyncio.sleep(_POLL_S)
         if self._serving.done():
             await self._serving
-        return f"{self._address.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
+        return f"{self._address.rpartition(':')[0]}:{listening.getsockname()[1]}"
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for the answers that are being given. The application refuses others, if it has a problem to report.

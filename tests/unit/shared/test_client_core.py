@@ -7,7 +7,7 @@ import pytest
 
 from speculant_graph.client.batches import MAX_TOKENS_PER_MESSAGE, pack
 from speculant_graph.client.sessions import Session
-from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, SpeculantError, UnknownGraphError
+from speculant_graph.errors import DrafterUnavailableError, SpeculantError, UnknownGraphError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, DraftOptions, Feedback, SequenceStep, SessionOptions
 from support.dict_drafter import drafted
@@ -193,16 +193,6 @@ def test_a_drafter_that_asks_for_a_delay_is_left_alone_for_it(network: Network) 
     assert network.draft([STEP])[0]
 
 
-def test_a_refused_opening_is_tried_again_after_a_pause(network: Network) -> None:
-    running = network.begin([STEP])
-    network.work()
-    network.settle_opening(0, DraftLimitError("full", 0.3))
-    assert not network.core.end(running, network.now_s)[0]
-    assert not network.draft([STEP])[0]
-    network.now_s += 0.4
-    assert network.draft([STEP])[0]
-
-
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
@@ -278,15 +268,6 @@ def test_ids_on_the_wire_are_random_and_the_clients_own() -> None:
         found += network.drafter.sessions
     assert len(set(found)) == 6
     assert min(found) > 3
-
-
-def test_a_closed_core_drafts_no_more(network: Network) -> None:
-    network.draft([STEP])
-    network.core.close()
-    network.work()
-    assert network.drafter.sessions == {}
-    assert not network.draft([STEP])[0]
-    assert isinstance(network.core.open(5, network.now_s, lambda: None), DrafterUnavailableError)
 
 
 def test_a_graph_that_is_not_there_says_nothing_of_the_drafter(network: Network) -> None:
