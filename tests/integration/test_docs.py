@@ -16,37 +16,19 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from speculant_drafter.metrics import ServerCounts, ServerState, render_metrics
 from speculant_drafter.server import DrafterServer
 from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
-from speculant_graph.rpc.status import STATUS_OF_ERROR
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.credentials import server_credentials
 from support.graphs import graph_of
-from support.pages import blocks, rows, section
+from support.pages import blocks, section
 
 ROOT = Path(__file__).parents[2]
 CLIENTS, SIDECAR = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("clients", "sidecar"))
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7, 10, 5, 6, 7, 8, 9, 11] * 3
 VOCABULARY_SIZE = 4_096
 """That of the tokenizer with which the pages' examples were made."""
-
-
-def test_the_table_of_metrics_is_complete() -> None:
-    rendered = re.findall(
-        r"^# HELP (speculant_drafter_\w+)", render_metrics(ServerCounts(), ServerState()).decode(), re.M
-    )
-    described = [row[0].strip("`") for row in rows(section(SIDECAR, "Watching")) if "speculant_drafter" in row[0]]
-    assert sorted(described) == sorted(rendered)
-
-
-def test_the_table_of_errors_has_every_status() -> None:
-    table = "\n".join(" ".join(row) for row in rows(section(CLIENTS, "Errors")))
-    assert {code.name for code in STATUS_OF_ERROR.values()} <= set(re.findall(r"\b[A-Z_]+\b", table))
-    statuses = set(pb.SequenceStatus.keys()) - {"SEQUENCE_STATUS_UNSPECIFIED", "SEQUENCE_STATUS_OK"}
-    assert statuses <= set(re.findall(r"\bSEQUENCE_STATUS_\w+", table))
-    assert all(len(row) == 5 and row[0] and row[4] for row in rows(section(CLIENTS, "Errors")))
 
 
 def test_the_access_file_is_one(tmp_path: Path) -> None:

@@ -74,9 +74,3 @@ def blocks(page: str, language: str = "") -> list[str]:
 def section(page: str, heading: str) -> str:
     """Return what stands below a heading of the second level."""
     return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-
-
-def rows(table: str) -> list[list[str]]:
-    """Return the cells of all rows of tables but their first lines."""
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
-    return [row for row in cells if set(row[0]) - set("- ")][1:]

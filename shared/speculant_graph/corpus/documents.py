@@ -211,20 +211,18 @@ def _parse(text: str, label: str) -> object:
 
 
 def _document_of(record: object, label: str, field: str, vocabulary_size: int) -> Document:
-    """Return one record: a string itself, or what an object has in a field: text, a list of lines, or of token ids."""
+    """Return one record: a string itself, or what an object has in a field: text, or a list of token ids."""
     fix = "set --graph.text-field to one with text or token ids"
     value = record if isinstance(record, str) else _field(record, label, field, fix)
-    if isinstance(value, list) and value and all(type(item) is int for item in value):
-        if not 0 <= min(value) <= max(value) < vocabulary_size:
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        if value and not 0 <= min(value) <= max(value) < vocabulary_size:
             raise CorpusError(
                 f"{label}: field {field!r} has other ids than 0 to {vocabulary_size - 1}; "
                 "set --graph.tokenizer-name to the tokenizer of these ids"
             )
         return Document(label, iter(()), np.array(value, np.uint32))
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "\n".join(value)
     if not isinstance(value, str):
-        raise CorpusError(f"{label}: field {field!r} is {_kind(value)}, not text or token ids; {fix}")
+        raise CorpusError(f"{label}: field {field!r} is neither text nor token ids; {fix}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -237,17 +235,8 @@ def _document_of(record: object, label: str, field: str, vocabulary_size: int) -
 def _field(record: object, label: str, field: str, fix: str) -> object:
     value = record
     for name in [field] if isinstance(record, dict) and field in record else field.split("."):
-        if not isinstance(value, dict):
-            raise CorpusError(
-                f"{label}: {_kind(value)} where an object with field {field!r} should be; correct the record"
-            )
-        if name not in value:
-            fields = ", ".join(list(value)[:_LISTED_FIELDS]) or "none"
-            raise CorpusError(f"{label}: no field {field!r} (there are: {fields}); {fix}")
+        if not isinstance(value, dict) or name not in value:
+            fields = ", ".join(list(value)[:_LISTED_FIELDS]) if isinstance(value, dict) else ""
+            raise CorpusError(f"{label}: no field {field!r} (there are: {fields or 'none'}); {fix}")
         value = value[name]
     return value
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
-    return names.get(type(value), "a number")
