@@ -23,22 +23,24 @@ from starlette.types import ASGIApp
 
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
 from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
-from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.corpus.tokenize import CorpusTokenizer, local_tokenizer
 from speculant_graph.errors import (
     AccessError,
+    ConfigError,
     DrafterUnavailableError,
     DraftLimitError,
     DraftRequestError,
     SpeculantError,
+    TokenizerMismatchError,
     UnauthenticatedError,
     UnknownGraphError,
 )
 from speculant_graph.rpc.addresses import is_loopback
-from speculant_graph.serving.access import AccessPolicy, Principal
+from speculant_graph.serving.access import ANONYMOUS, AccessPolicy, Principal
 from speculant_graph.serving.http import METRICS_TYPE
 from speculant_graph.serving.http_middleware import PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.types import Fingerprint
-from speculant_graph.view.look_up import GraphLookUp, described, find_tokenizer, listed
+from speculant_graph.view.look_up import GraphLookUp, described, listed
 from speculant_graph.view.question import Question
 
 PATH = "/explorer"
@@ -69,6 +71,10 @@ _STATUS_OF_ERROR: dict[type[BaseException], int] = {
     UnauthenticatedError: 401,
 }
 _PATHS = "/metrics, /healthz, /explorer/ and /explorer/api/v1/graphs"
+_NO_TOKENIZER = (
+    "the sidecar does not have the graph's tokenizer; put its tokenizer.json beside the graph file and install "
+    '"speculant-graph[build]", or use token ids'
+)
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -93,7 +99,6 @@ def create_app(
         max_requests=_MAX_WAITING,
         max_body_bytes=_MAX_BODY_BYTES,
         body_timeout_s=_BODY_TIMEOUT_S,
-        own_host=_host(config),
     )
 
     def index(request: Request) -> Response:
@@ -207,7 +212,7 @@ class Explorer:
         return Response(self._files[name], headers=SECURITY, media_type=_MEDIA_TYPES[suffix])
 
     async def _list(self, request: Request) -> Response:
-        principal: Principal = request.scope[PRINCIPAL]
+        principal = _principal(request)
         if not self._graphs.is_ready:
             raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
         graphs = [
@@ -226,7 +231,7 @@ class Explorer:
         # Pages elsewhere can't send this kind without the browser asking first, which is answered no.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise DraftRequestError("send the question as Content-Type: application/json")
-        served = self._served(request.scope[PRINCIPAL], request.path_params["name"])
+        served = self._served(_principal(request), request.path_params["name"])
         body = await request.body()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, self._answer, served, body)
@@ -255,8 +260,26 @@ class Explorer:
 
     def _tokenizer(self, expected: Fingerprint) -> tuple[CorpusTokenizer | None, str]:
         if expected.sha256 not in self._tokenizers:
-            self._tokenizers[expected.sha256] = find_tokenizer(expected, self._tokenizer_folder)
+            try:
+                self._tokenizers[expected.sha256] = local_tokenizer(expected, self._tokenizer_folder), ""
+            except (ConfigError, TokenizerMismatchError, ModuleNotFoundError):
+                self._tokenizers[expected.sha256] = None, _NO_TOKENIZER
         return self._tokenizers[expected.sha256]
+
+
+def _principal(request: Request) -> Principal:
+    """Return the client of a request.
+
+    Raises:
+        AccessError: there are no keys, and the request names another machine. A page elsewhere may have its own name
+            lead here after it was loaded (DNS rebinding); the browser would then let it read our answers.
+    """
+    principal: Principal = request.scope[PRINCIPAL]
+    host = request.headers.get("host", "").lower()
+    name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
+    if principal is ANONYMOUS and not is_loopback(name):
+        raise AccessError("without an access file the explorer answers to localhost and 127.0.0.1; open it by these")
+    return principal
 
 
 def json_response(content: dict[str, Any], status: int = 200, headers: Mapping[str, str] = SECURITY) -> Response:

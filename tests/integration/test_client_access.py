@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from loguru import logger
 
 from speculant_graph.errors import AccessError, DrafterUnavailableError
 from speculant_graph.types import SequenceStep
+from support.access import Certificates, access_file, entry
 from support.clients import make_client
 from support.server import graph_file, serving
 
@@ -20,53 +19,28 @@ STEP = SequenceStep(1, [1, 2], 4)
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Certificates of a server, of its client and of a stranger."""
-    folder, authority = tmp_path_factory.mktemp("certificates"), trustme.CA()
-    server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("verifier.example")
-    found = {}
-    for name, blob in (
-        ("ca", authority.cert_pem),
-        ("stranger", trustme.CA().cert_pem),
-        ("server_certificate", server.cert_chain_pems[0]),
-        ("server_key", server.private_key_pem),
-        ("certificate", client.cert_chain_pems[0]),
-        ("key", client.private_key_pem),
-    ):
-        found[name] = folder / f"{name}.pem"
-        blob.write_to_path(found[name])
-    return found
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def address(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(files: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that has a certificate, wants one, and a token."""
     folder = tmp_path_factory.mktemp("server")
-    access_file = folder / "access.toml"
-    digest = hashlib.sha256(b"secret").hexdigest()
-    access_file.write_text(f'[[clients]]\nname = "verifier"\ntoken_sha256 = "{digest}"\n', encoding="utf-8")
-    access_file.chmod(0o600)
-    with serving(
-        graph_file(folder / "graph.pkl", [1, 2, 3] * 8),
-        folder,
-        client={"tls_ca": files["ca"]},
-        listen="127.0.0.1:0",
-        tls_certificate=files["server_certificate"],
-        tls_key=files["server_key"],
-        tls_client_ca=files["ca"],
-        file=access_file,
-    ) as server:
+    settings = {"listen": "127.0.0.1:0", "tls_client_ca": files.ca, **files.server}
+    settings["file"] = access_file(folder / "access.toml", entry("verifier", "secret"))
+    graph = graph_file(folder / "graph.pkl", [1, 2, 3] * 8)
+    with serving(graph, folder, client={"tls_ca": files.ca}, **settings) as server:
         yield server.address
 
 
-def credentials(files: dict[str, Path], **fields: object) -> dict[str, Any]:
-    mine = {"tls_ca": "ca", "tls_certificate": "certificate", "tls_key": "key"}
-    given = {"token": "secret"} | mine | fields
-    return {name: files.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
+@pytest.fixture(scope="module")
+def credentials(files: Certificates) -> dict[str, Any]:
+    return {"token": "secret", "tls_ca": files.ca, **files.client}
 
 
-def test_certificates_and_tokens_travel_with_every_call(address: str, files: dict[str, Path]) -> None:
-    with make_client(address, strict=True, **credentials(files)) as client:
+def test_certificates_and_tokens_travel_with_every_call(address: str, credentials: dict[str, Any]) -> None:
+    with make_client(address, strict=True, **credentials) as client:
         client.open(1)
         assert client.draft([STEP])[0].token_ids == (3, 1, 2, 3)
 
@@ -74,18 +48,25 @@ def test_certificates_and_tokens_travel_with_every_call(address: str, files: dic
 @pytest.mark.parametrize(
     ("fields", "kind", "message"),
     [
-        ({"tls_ca": "stranger"}, DrafterUnavailableError, "UNAVAILABLE.*(?i:certificate|handshake|ssl)"),
+        ({"tls_ca": "a stranger"}, DrafterUnavailableError, "UNAVAILABLE.*(?i:certificate|handshake|ssl)"),
         ({"token": "wrong"}, AccessError, "UNAUTHENTICATED"),
         ({"tls_certificate": None, "tls_key": None}, DrafterUnavailableError, "UNAVAILABLE"),
     ],
 )
 def test_wrong_credentials_do_not_look_like_a_slow_server(
-    address: str, files: dict[str, Path], fields: dict[str, Any], kind: type[Exception], message: str
+    address: str,
+    credentials: dict[str, Any],
+    fields: dict[str, Any],
+    kind: type[Exception],
+    message: str,
+    tmp_path: Path,
 ) -> None:
+    if "tls_ca" in fields:
+        fields = {"tls_ca": Certificates(tmp_path).ca}
     texts: list[str] = []
     logger.enable("speculant_graph.client")
     sink = logger.add(lambda line: texts.append(line.record["message"]), level="WARNING")
-    with make_client(address, strict=True, **credentials(files, **fields)) as client:
+    with make_client(address, strict=True, **credentials | fields) as client:
         with pytest.raises(kind, match=message):
             client.open(1)
         assert not client.draft([STEP])[0]

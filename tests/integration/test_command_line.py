@@ -98,16 +98,6 @@ def test_flags_beat_environment_beats_file_beats_defaults(elsewhere: Path, monke
     assert max_order("--graph.max-order=1") == 1
 
 
-@pytest.mark.parametrize("command", ["view", "export"])
-def test_a_graph_with_another_byte_in_it_is_refused(command: str, graph_path: Path, tmp_path: Path, capfd) -> None:
-    content = bytearray(graph_path.read_bytes())
-    content[-len(content) // 4] ^= 1
-    damaged = tmp_path / "damaged.pkl"
-    damaged.write_bytes(content)
-    assert main([command, str(damaged), "-o", str(tmp_path / "x.html")]) == 1
-    assert "damaged.pkl is damaged (array " in capfd.readouterr().err
-
-
 def test_a_missing_extra_names_the_command_to_type() -> None:
     result = python(
         "import sys\nsys.modules['torch'] = None\nimport speculant_graph\n"

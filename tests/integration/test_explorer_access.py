@@ -76,8 +76,8 @@ def test_a_foreign_name_is_refused_unless_there_are_keys(
     keyed: LiveServer, tmp_path: Path, graphs: dict[str, Any]
 ) -> None:
     port = keyed.server.metrics_address.rpartition(":")[2]
-    good = [f"127.0.0.1:{port}", f"LOCALHOST:{port}", "[::1]:80", "192.0.2.7:1"]
-    bad = [f"evil.example:{port}", "localhost.evil.example", "127.0.0.1.evil.example:80", ""]
+    good = [f"127.0.0.1:{port}", f"LOCALHOST:{port}", "[::1]:80", "localhost"]
+    bad = [f"evil.example:{port}", "localhost.evil.example", "127.0.0.1.evil.example:80", "192.0.2.7:1", "", "[::1"]
     (tmp_path / "open").mkdir()
     with serving(tmp_path / "two.pkl", tmp_path / "open") as server:
         for host, expected in {**dict.fromkeys(good, 200), **dict.fromkeys(bad, 403)}.items():

@@ -20,7 +20,7 @@ from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import StrategyName
 from speculant_graph.view import question as limits
-from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, MAX_TOKENS
+from speculant_graph.view.question import MAX_CHARACTERS
 from support.explorer import API, TEXT, Answer, Asker, Explored, exploring, text_graph, tokenizer_in
 from support.oracle import OracleGraph
 from support.server import connected, step_of
@@ -104,16 +104,6 @@ def test_orders_are_what_was_counted(
     assert bool(found["anywhere"]) == (not context)
 
 
-def test_without_a_known_end_the_most_frequent_tokens_are_shown(asker: Asker, oracle: OracleGraph) -> None:
-    singles = {ngram[0]: count for ngram, count in oracle.ngram_counts.items() if len(ngram) == 1}
-    best = sorted(singles, key=lambda token_id: (-singles[token_id], token_id))[:5]
-    for question in ({"token_ids": []}, {"text": "§"}):
-        found = look(asker, successors=5, **question)
-        assert [(each["id"], each["count"]) for each in found["anywhere"]] == [(one, singles[one]) for one in best]
-        assert found["num_different"] == len(singles)
-        assert found["matched_order"] == 0
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("text", "seed"), [("In case of doubt the parties", 3), ("agree. The", 5), ("", 0)])
 def test_the_draft_is_the_one_that_would_be_sent(
@@ -177,13 +167,6 @@ def test_bad_questions_are_told_what_to_change(asker: Asker, body: str, hint: st
     answer = ask(asker, "POST", f"{API}/text/look", body)
     assert answer.status == 400
     assert hint in answer.error
-
-
-def test_the_largest_question_is_answered(asker: Asker) -> None:
-    found = look(asker, text="é" * MAX_CHARACTERS, successors=MAX_SUCCESSORS, budget=MAX_BUDGET, strategy="tree")
-    assert (found["num_tokens"], len(found["token_ids"])) == (2 * MAX_CHARACTERS, MAX_TOKENS)
-    found = look(asker, token_ids=[262] * MAX_TOKENS, successors=MAX_SUCCESSORS, budget=MAX_BUDGET)
-    assert len(found["tokens"]) == 64
 
 
 json_values = st.recursive(

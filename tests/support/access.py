@@ -43,7 +43,8 @@ class Certificates:
         self.ca = folder / "ca.pem"
         self.authority.cert_pem.write_to_path(str(self.ca))
         self.server = self._pair(folder, "server", self.authority.issue_cert("localhost", "127.0.0.1"))
-        self.client = self._pair(folder, "client", self.authority.issue_cert("search.internal", common_name="search"))
+        client = self.authority.issue_cert("search.internal", "other.internal", common_name="search")
+        self.client = self._pair(folder, "client", client)
 
     @staticmethod
     def _pair(folder: Path, name: str, certificate: trustme.LeafCert) -> dict[str, Path]:

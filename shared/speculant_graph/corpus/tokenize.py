@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -249,14 +250,23 @@ class CorpusTokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def local_tokenizer(expected: Fingerprint) -> CorpusTokenizer:
-    """Load the tokenizer of a graph from its folder or the hub's cache; nothing is downloaded.
+def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> CorpusTokenizer:
+    """Load the tokenizer of a graph from its folder, or the hub's cache; nothing is downloaded.
+
+    Args:
+        expected: the graph's.
+        beside: another folder in which it may be.
 
     Raises:
         ConfigError: it is not on this machine, or can't be read.
         TokenizerMismatchError: it has been replaced by another one.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
+    if beside is not None:
+        with suppress(ConfigError, TokenizerMismatchError):
+            tokenizer = CorpusTokenizer.load(beside)
+            tokenizer.require(expected)
+            return tokenizer
     folder = local_folder(expected.name)
     if folder is None:
         raise ConfigError("the tokenizer is not on this machine", fix="fetch it, or name its folder (--tokenizer)")

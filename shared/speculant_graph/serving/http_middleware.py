@@ -7,7 +7,6 @@ left.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from speculant_graph.errors import AccessError, DrafterUnavailableError, DraftLimitError, UnauthenticatedError
-from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, Principal, request_id_of
+from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, UnauthenticatedError
+from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, request_id_of
 
 CERTIFICATE_NAMES = "certificate_names"
 """Where a connection's state has the names of the client's certificate; None where it showed none."""
@@ -42,8 +41,6 @@ class AccessRules:
     """Longest body."""
     body_timeout_s: float = 60.0
     """Longest that a body may take to arrive."""
-    own_host: str | None = None
-    """The host listened on; if set, requests must name it, localhost or an address, unless there is an access file."""
 
 
 class AccessMiddleware:
@@ -117,7 +114,7 @@ class AccessMiddleware:
     def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
         names = scope.get("state", {}).get(CERTIFICATE_NAMES)
         try:
-            scope[PRINCIPAL] = self._principal(headers, names)
+            scope[PRINCIPAL] = self._read_policy().authenticate(headers.get("authorization"), names or ())
         except UnauthenticatedError as error:
             logger.debug("refused: {}", error)
             raise
@@ -125,12 +122,6 @@ class AccessMiddleware:
             raise DrafterUnavailableError(problem)
         if self._num_running > self._rules.max_requests:
             raise DraftLimitError("too many requests are being answered; try again in a second", 1.0)
-
-    def _principal(self, headers: dict[str, str], names: tuple[str, ...] | None) -> Principal:
-        policy = self._read_policy()
-        if policy.is_open and self._rules.own_host is not None:
-            _require_own_name(headers.get("host", ""), self._rules.own_host)
-        return policy.authenticate(headers.get("authorization"), names or ())
 
     async def _whole_body(self, receive: Receive, headers: dict[str, str]) -> Receive:
         """Read the body, and return what hands it on."""
@@ -176,26 +167,3 @@ class _ClientLeftError(Exception):
 
 def _too_large(most: int) -> HTTPException:
     return HTTPException(413, f"the body may have {most} bytes; send less")
-
-
-def _require_own_name(host_header: str, own_host: str) -> None:
-    """Refuse names that anyone could have given to this address.
-
-    A page elsewhere may have its own name lead here after it was loaded (DNS rebinding); the browser would then let it
-    read our answers. With keys this is harmless, as such a page has none.
-    """
-    host = host_header if ":" in host_header.rpartition("]")[2] else f"{host_header}:80"
-    name = host.rpartition(":")[0].strip("[]").lower()
-    if not _is_address(name) and name not in ("localhost", own_host.lower()):
-        raise AccessError(
-            "without an access file this answers to localhost, to addresses and to the name in "
-            "server.metrics_listen; open it by one of these"
-        )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

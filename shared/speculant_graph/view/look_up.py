@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.corpus.hub import local_folder
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.options import CALIBRATED, STRATEGIES, DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc.messages import public_name
-from speculant_graph.types import Draft, Fingerprint, TokenId
+from speculant_graph.types import Draft, TokenId
 from speculant_graph.version import VERSION
 from speculant_graph.view.question import (
     MAX_BUDGET,
@@ -235,31 +233,6 @@ def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, An
         },
         "glyphs": CONTROL_PICTURES,
     }
-
-
-def find_tokenizer(expected: Fingerprint, folder: Path | None) -> tuple[CorpusTokenizer | None, str]:
-    """Return the tokenizer of a graph if it is on this machine, and otherwise why it is not in use.
-
-    Args:
-        expected: the graph's.
-        folder: where it may be, besides where it was when the graph was built.
-    """
-    for found in (folder, local_folder(expected.name)):
-        try:
-            tokenizer = None if found is None else CorpusTokenizer.load(found, special_tokens="parse")
-        except ModuleNotFoundError:
-            return (
-                None,
-                'the sidecar is installed without tokenizers; install "speculant-graph[build]", or use token ids',
-            )
-        except ConfigError:
-            continue
-        if tokenizer is not None and tokenizer.fingerprint.sha256 == expected.sha256:
-            return tokenizer, ""
-    return None, (
-        f"the sidecar does not have tokenizer {public_name(expected.name)} on its machine; put "
-        "its tokenizer.json beside the graph file, or use token ids"
-    )
 
 
 def _rounded(probability: float) -> float:

@@ -11,39 +11,23 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-import trustme
 
 from speculant_graph.config import AccessConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.serving.credentials import certificate_names, server_credentials
+from support.access import Certificates
 
 PATIENCE_S = 10.0
 
 
-class Files:
-    """Certificates of one authority, as files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = trustme.CA()
-        self.server = self.authority.issue_cert("localhost", "127.0.0.1")
-        self.client = self.authority.issue_cert("search.internal", "other.internal", common_name="search")
-        self.ca, self.certificate, self.key = (folder / name for name in ("ca.pem", "certificate.pem", "key.pem"))
-        self.authority.cert_pem.write_to_path(str(self.ca))
-        for part in self.server.cert_chain_pems:
-            part.write_to_path(str(self.certificate), append=True)
-        self.server.private_key_pem.write_to_path(str(self.key))
-
-
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files(tmp_path_factory.mktemp("tls"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
 
 
-def client_credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) -> grpc.ChannelCredentials:
-    if leaf is None:
-        return grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-    chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
-    return grpc.ssl_channel_credentials(authority.cert_pem.bytes(), leaf.private_key_pem.bytes(), chain)
+def client_credentials(authority: Path, pair: dict[str, Path]) -> grpc.ChannelCredentials:
+    key, chain = (pair[name].read_bytes() if pair else None for name in ("tls_key", "tls_certificate"))
+    return grpc.ssl_channel_credentials(authority.read_bytes(), key, chain)
 
 
 def ask_names(config: AccessConfig, connect: Callable[[str], grpc.aio.Channel]) -> list[str] | grpc.StatusCode:
@@ -72,39 +56,39 @@ def ask_names(config: AccessConfig, connect: Callable[[str], grpc.aio.Channel]) 
     return asyncio.run(exchange())
 
 
-def test_a_client_without_certificate_has_no_names(files: Files) -> None:
-    config = AccessConfig(tls_certificate=files.certificate, tls_key=files.key)
-    for leaf in (None, files.client):  # one that nobody asked for proves nothing
-        credentials = client_credentials(files.authority, leaf)
+def test_a_client_without_certificate_has_no_names(files: Certificates) -> None:
+    config = AccessConfig(**files.server)
+    for pair in ({}, files.client):  # one that nobody asked for proves nothing
+        credentials = client_credentials(files.ca, pair)
         assert ask_names(config, lambda target, made=credentials: grpc.aio.secure_channel(target, made)) == []
     assert ask_names(config, grpc.aio.insecure_channel) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_names_of_a_verified_certificate(files: Files) -> None:
-    config = AccessConfig(tls_certificate=files.certificate, tls_key=files.key, tls_client_ca=files.ca)
+def test_names_of_a_verified_certificate(files: Certificates, tmp_path: Path) -> None:
+    config = AccessConfig(**files.server, tls_client_ca=files.ca)
 
-    def ask(leaf: trustme.LeafCert | None) -> list[str] | grpc.StatusCode:
-        credentials = client_credentials(files.authority, leaf)
+    def ask(pair: dict[str, Path]) -> list[str] | grpc.StatusCode:
+        credentials = client_credentials(files.ca, pair)
         return ask_names(config, lambda target: grpc.aio.secure_channel(target, credentials))
 
     assert ask(files.client) == ["search", "search.internal", "other.internal"]
-    assert ask(None) is grpc.StatusCode.UNAVAILABLE
-    assert ask(trustme.CA().issue_cert("search.internal")) is grpc.StatusCode.UNAVAILABLE
+    assert ask({}) is grpc.StatusCode.UNAVAILABLE
+    assert ask(Certificates(tmp_path).client) is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("name", ["tls_certificate", "tls_key", "tls_client_ca"])
-def test_half_of_the_settings_is_refused(files: Files, name: str) -> None:
+def test_half_of_the_settings_is_refused(files: Certificates, name: str) -> None:
     with pytest.raises(ConfigError, match=r"access\.tls_certificate and access\.tls_key belong together"):
         server_credentials(AccessConfig.model_validate({name: files.ca}))
 
 
 @pytest.mark.parametrize("setting", ["tls_certificate", "tls_key", "tls_client_ca"])
 @pytest.mark.parametrize("content", [None, b"", b"no PEM", b"\xff\x00", "other"])
-def test_wrong_files_are_named(files: Files, tmp_path: Path, setting: str, content: bytes | str | None) -> None:
-    settings = {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.ca}
+def test_wrong_files_are_named(files: Certificates, tmp_path: Path, setting: str, content: bytes | str | None) -> None:
+    settings = {**files.server, "tls_client_ca": files.ca}
     wrong = tmp_path / "wrong.pem"
     if content == "other":  # of the right kind of file, but another's
-        wrong.write_bytes(files.client.private_key_pem.bytes())
+        wrong.write_bytes(files.client["tls_key"].read_bytes())
     elif isinstance(content, bytes):
         wrong.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"access\.{setting}: '{wrong}'") as caught:
@@ -112,12 +96,22 @@ def test_wrong_files_are_named(files: Files, tmp_path: Path, setting: str, conte
     assert "\n" not in str(caught.value)
 
 
-def test_an_encrypted_key_is_refused_without_asking_the_terminal(files: Files, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_without_asking_the_terminal(files: Certificates, tmp_path: Path) -> None:
     encrypted = tmp_path / "key.pem"
-    command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", str(files.key), "-out", str(encrypted)]
+    command = [
+        "openssl",
+        "pkey",
+        "-aes256",
+        "-passout",
+        "pass:secret",
+        "-in",
+        str(files.server["tls_key"]),
+        "-out",
+        str(encrypted),
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     with pytest.raises(ConfigError, match=r"access\.tls_key: .* is not the unencrypted private key"):
-        server_credentials(AccessConfig(tls_certificate=files.certificate, tls_key=encrypted))
+        server_credentials(AccessConfig(tls_certificate=files.server["tls_certificate"], tls_key=encrypted))

@@ -10,8 +10,6 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Feedback, SequenceStep, SessionOptions
-from support.graphs import graph_of
-from support.oracle import OracleGraph
 
 TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 
@@ -19,25 +17,6 @@ TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 @pytest.fixture
 def drafter() -> LocalDrafter:
     return LocalDrafter(None, DraftConfig(strategy="tree"))
-
-
-def test_coupled_drafts_are_those_of_the_reference() -> None:
-    text = np.random.default_rng(2).integers(0, 12, 900).tolist()
-    config = DraftConfig(k=5, strategy="sampling", coupling="gumbel")
-    local = LocalDrafter(graph_of([text], 3, 12), config)
-    slow = OracleGraph([text], 3)
-    steps = [SequenceStep(key, text[: 20 + key], 5, seed=3 * key) for key in range(1, 30)]
-    expected = [slow.draft(step.token_ids, 5, "sampling", step.seed, coupling="gumbel")[0] for step in steps]
-    assert [list(draft.token_ids) for draft in local.draft(steps)] == expected
-    assert [slow.draft(step.token_ids, 5, "sampling", step.seed)[0] for step in steps] != expected
-
-
-def test_every_draft_has_an_id_of_its_own(drafter: LocalDrafter) -> None:
-    found = [
-        draft.draft_id for _ in range(3) for draft in drafter.draft([SequenceStep(key, TEXT, 4) for key in (1, 2)])
-    ]
-    assert len(set(found)) == 6
-    assert min(found) > 0
 
 
 def test_feedback_teaches_only_about_the_latest_draft(drafter: LocalDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
