@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,7 @@ from rich.style import Style
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.results import StepEvent
 
 ACCEPTED_STYLE = "green"
@@ -77,6 +79,60 @@ def print_event(console: Console, event: StepEvent) -> None:
 def legend() -> Text:
     """Return what the colours mean."""
     return Text.assemble(("accepted from the draft", ACCEPTED_STYLE), "  ", ("the model's own", OWN_STYLE))
+
+
+class RunMeter:
+    """Measures a run of a decoder without other callers, also one that is interrupted."""
+
+    def __init__(self, decoder: SpeculativeDecoder) -> None:
+        """Begin to measure."""
+        self._decoder = decoder
+        self._before = self._counts()
+        self._started_s = time.perf_counter()
+        self._first_token_s: float | None = None
+
+    def note(self, event: StepEvent) -> None:
+        """Take notice of an event."""
+        if self._first_token_s is None and event.token_ids:
+            self._first_token_s = time.perf_counter() - self._started_s
+
+    def line(self) -> str:
+        """Return one line for people on the run so far, without a line end."""
+        elapsed_s = time.perf_counter() - self._started_s
+        tokens, steps, without_drafter, drafted, accepted, from_cache = (
+            now - before for now, before in zip(self._counts(), self._before, strict=True)
+        )
+        if not tokens:
+            return f"{elapsed_s:.1f} s"
+        parts = [f"{tokens} token{'' if tokens == 1 else 's'}", f"{tokens / elapsed_s:.1f} tokens/s"]
+        if self._first_token_s is not None:
+            parts.append(f"first after {self._first_token_s:.2f} s")
+        if steps:
+            parts.append(f"{(tokens - from_cache) / steps:.2f} per step")
+        if from_cache:
+            parts.append(f"{from_cache} from the target cache")
+        if drafted:
+            parts.append(f"{accepted} of {drafted} drafted accepted ({accepted / drafted:.0%})")
+        drafter = self._decoder.drafter
+        if drafter.state == "off":
+            return ", ".join([*parts, "no drafter"])
+        failure = drafter.statistics.last_failure if drafter.state == "unavailable" else ""
+        parts.append(f"drafter {drafter.state}" + (f" ({failure})" if failure else ""))
+        if steps:
+            parts.append(f"{without_drafter} of {steps} steps without the drafter")
+        return ", ".join(parts)
+
+    def _counts(self) -> tuple[int, ...]:
+        """Return tokens, passes, passes without drafter, drafted and accepted tokens, and those without a pass."""
+        totals = self._decoder.totals
+        return (
+            totals.num_tokens,
+            totals.num_rows,
+            totals.num_steps_without_drafter,
+            sum(totals.drafted_by_depth),
+            sum(totals.accepted_by_depth),
+            self._decoder.engine.logits_cache.hits,
+        )
 
 
 @contextmanager

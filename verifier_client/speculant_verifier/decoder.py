@@ -219,28 +219,6 @@ class SpeculativeDecoder:
         for output in self._runner.stream(batch.requests):
             yield batch.event(output)
 
-    @overload
-    async def agenerate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...
-
-    @overload
-    async def agenerate(
-        self,
-        prompt: Prompts,
-        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
-    ) -> list[GenerationResult]: ...
-
-    async def agenerate(
-        self,
-        prompt: str | Prompts,
-        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
-    ) -> GenerationResult | list[GenerationResult]:
-        """Do :meth:`generate` in an event loop; cancelling the task ends the generation."""
-        batch = self._batch(prompt, generation_config)
-        async with aclosing(self._runner.astream(batch.requests)) as outputs:
-            async for output in outputs:
-                batch.note(output)
-        return batch.outcome()
-
     async def astream(
         self,
         prompt: str | Prompts,
@@ -248,7 +226,7 @@ class SpeculativeDecoder:
         *,
         session: SessionOptions | None = None,
     ) -> AsyncIterator[StepEvent]:
-        """Do :meth:`stream` in an event loop.
+        """Do :meth:`stream` in an event loop; cancelling the task ends the generation.
 
         Args:
             prompt: as in :meth:`generate`.

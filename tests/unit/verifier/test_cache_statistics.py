@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant_graph.config import GenerationConfig
-from speculant_verifier.run_statistics import RunMeter
+from speculant_verifier.console import RunMeter
 from support.http_api import tiny_decoder
 
 PROMPT = [1, 2, 3] * 6
@@ -21,7 +21,7 @@ def decoder():
 def measured(decoder, config):
     meter = RunMeter(decoder)
     [result] = decoder.generate([PROMPT], config)
-    return result, meter.statistics()
+    return result, meter.line()
 
 
 def test_an_answer_without_a_pass_has_no_mean(decoder):
@@ -31,9 +31,9 @@ def test_an_answer_without_a_pass_has_no_mean(decoder):
     assert (again.num_steps, again.num_drafts, again.num_from_target_cache) == (0, 0, 24)
     assert again.mean_accepted_tokens is None
     assert (again.tree_hit_rate, again.target_cache_hit_rate) == (0.0, 1.0)
-    assert (run.tokens, run.steps, run.from_target_cache, run.tokens_per_step) == (24, 0, 24, None)
-    assert "24 from the target cache" in run.line()
-    assert "per step" not in run.line()
+    assert run.startswith("24 tokens, ")
+    assert "24 from the target cache" in run
+    assert "per step" not in run
 
 
 def test_tokens_of_the_cache_are_left_out_of_the_mean(decoder):
@@ -45,7 +45,7 @@ def test_tokens_of_the_cache_are_left_out_of_the_mean(decoder):
     assert longer.mean_accepted_tokens == pytest.approx(passed / longer.num_steps)
     assert longer.num_from_tree == longer.num_accepted == passed - longer.num_steps
     assert longer.tree_hit_rate + longer.target_cache_hit_rate == pytest.approx(1 - longer.num_steps / 60)
-    assert run.tokens_per_step == longer.mean_accepted_tokens
+    assert f"{longer.mean_accepted_tokens:.2f} per step" in run
 
 
 def test_speculation_off_is_a_baseline(decoder):
@@ -57,7 +57,7 @@ def test_speculation_off_is_a_baseline(decoder):
     assert plain.token_ids == first.token_ids
     assert (plain.num_steps, plain.num_from_target_cache, plain.mean_accepted_tokens) == (24, 0, 1.0)
     assert (plain.tree_hit_rate, plain.target_cache_hit_rate, plain.num_drafts) == (0.0, 0.0, 0)
-    assert run.tokens_per_step == 1.0
+    assert "1.00 per step" in run
     assert (cache.hits, cache.stored) == before
     fresh = CONFIG.model_copy(update={"speculation": "off", "logit_bias": {5: 3.0}})
     assert measured(decoder, fresh)[0].num_steps == 24

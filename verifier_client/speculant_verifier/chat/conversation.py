@@ -16,12 +16,10 @@ from rich.console import Console
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, SpeculantError
-from speculant_verifier.console import ACCEPTED_STYLE, DIM_STYLE, write
+from speculant_verifier.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, write
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.generate.output import ended
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.results import StepEvent
-from speculant_verifier.run_statistics import RunMeter, RunStatistics
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -30,7 +28,6 @@ COMMANDS = {
     "/help": "list the commands",
     "/system": "TEXT: put a system message before the conversation; without TEXT remove it",
     "/clear": "forget the conversation, not the system message",
-    "/retry": "ask for another answer to the last message",
     "/quit": "end, as Ctrl-D does",
 }
 """Command -> what it does."""
@@ -150,13 +147,11 @@ class Conversation:
         self._answers, self._notes, self._system = answers, notes, system
         self._harmony = HarmonyTokens.of(decoder)
         self._messages: list[dict[str, str]] = []
-        self._attempt = 0
         self._has_failed = False
         self._actions: dict[str, Callable[[str], None]] = {
             "/help": self._help,
             "/system": self._set_system,
             "/clear": self._clear,
-            "/retry": self._retry,
         }
 
     def run(self) -> int:
@@ -184,7 +179,6 @@ class Conversation:
 
     def _handle(self, line: str) -> None:
         if not line.startswith("/") or line.startswith("//"):
-            self._attempt = 0
             self._ask(line[1:] if line.startswith("//") else line)
             return
         name, _, argument = line.strip().partition(" ")
@@ -216,21 +210,15 @@ class Conversation:
         if error:
             self._fail(f"speculant: chat: {error}")
         else:
-            self._note_statistics(meter.statistics(), reason)
+            why = {"stop": "", "length": ", ended by length"}.get(reason, f", {reason}")
+            self._notes.print(printable(meter.line() + why), style=DIM_STYLE, markup=False)
         if interruption is not None and not self._input.is_typed:
             raise interruption
 
     def _events(self, messages: list[dict[str, str]]) -> Generator[StepEvent, None, None]:
         head = [{"role": "system", "content": self._system}] if self._system else []
         prompt = self._decoder.chat_prompt([*head, *messages])
-        seed = (self._config.seed + self._attempt) % (1 << 63)
-        stream = self._decoder.stream([prompt], self._config.model_copy(update={"seed": seed}))
-        return cast("Generator[StepEvent, None, None]", stream)
-
-    def _note_statistics(self, statistics: RunStatistics, reason: str) -> None:
-        line = statistics.line() if statistics.tokens else f"{statistics.elapsed_s:.1f} s"
-        why = "" if reason == "stop" else f", {ended(reason)}"
-        self._notes.print(printable(line + why), style=DIM_STYLE, markup=False)
+        return cast("Generator[StepEvent, None, None]", self._decoder.stream([prompt], self._config))
 
     def _note(self, text: str) -> None:
         """Show something that is no answer."""
@@ -253,16 +241,6 @@ class Conversation:
     def _clear(self, _: str) -> None:
         self._messages = []
         self._note("the conversation is forgotten")
-
-    def _retry(self, _: str) -> None:
-        if not self._messages:
-            self._fail("there is nothing to answer again; write a message first")
-            return
-        before, self._messages = self._messages, self._messages[:-2]
-        self._attempt += 1
-        self._ask(before[-2]["content"])
-        if len(self._messages) < len(before):
-            self._messages = before  # the answer that there was is better than none
 
 
 def _session(*, is_colored: bool) -> PromptSession[str]:

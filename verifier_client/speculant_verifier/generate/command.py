@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,14 +15,24 @@ from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
+from speculant_graph.types import TokenId
 from speculant_verifier.command_settings import DecodingSettings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from speculant_verifier.console import ColorChoice
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.generate.input import PromptLine
     from speculant_verifier.results import StepEvent
     from speculant_verifier.text import Prompt
+
+_REPORTED = (
+    "sample", "text", "token_ids", "finish_reason", "error", "tokens_per_s", "mean_accepted_tokens", "acceptance_rate",
+    "num_steps", "num_steps_without_drafter", "num_drafts", "num_drafted", "num_accepted", "num_from_target_cache",
+    "num_from_prefix_cache", "tree_hit_rate", "target_cache_hit_rate", "drafted_by_depth", "accepted_by_depth",
+)  # fmt: skip
+"""Of a result, what --json-output prints."""
 
 
 class GenerateSettings(DecodingSettings):
@@ -35,7 +47,7 @@ class GenerateSettings(DecodingSettings):
     input."""
     prompts: Path | None = None
     """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
-    object with 'prompt' (text or token ids) or 'messages' (a conversation), and 'generation', its own settings."""
+    object with 'prompt' (text or token ids) or 'messages' (a conversation)."""
     chat: bool = False
     """Put every prompt through the model's chat template, as a message of the user."""
     system: str = ""
@@ -54,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--system is for conversations; add --chat")
     from speculant_verifier.generate.input import prompts_for, read_prompts
 
-    lines = read_prompts(settings.prompt, settings.prompts, settings.generation)
+    lines = read_prompts(settings.prompt, settings.prompts)
     log_to_stderr("INFO")
     with open_decoder(settings, settings.color) as decoder:
         prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
@@ -95,21 +107,25 @@ def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeD
 def _generate(
     decoder: SpeculativeDecoder, prompts: list[Prompt], lines: Sequence[PromptLine], settings: GenerateSettings
 ) -> int:
-    from speculant_verifier.console import legend, make_console
-    from speculant_verifier.generate.output import InOrder, JsonPrinter, TextPrinter, ending
-    from speculant_verifier.run_statistics import RunMeter
+    from speculant_verifier.console import RunMeter, legend, make_console
 
-    num_samples = [line.config.n for line in lines]
     console, notes = make_console(settings.color), make_console(settings.color, stderr=True)
     meter = RunMeter(decoder)
-    printer = (
-        JsonPrinter(sys.stdout, decoder.target.decode) if settings.json_output else TextPrinter(console, num_samples)
-    )
+    output = _JsonOutput(decoder) if settings.json_output else _TextOutput(console, len(lines), settings.generation.n)
     reasons: list[str] = []
 
-    def show(events: Iterator[StepEvent]) -> None:
-        for event in events:
-            printer.print(event)
+    def conclude() -> None:
+        if not settings.json_output and any(reason != "error" for reason in reasons):
+            counts = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(reasons).items()))
+            how = f"{len(reasons)} results ({counts})" if len(reasons) > 1 else f"ended by {reasons[0]}"
+            notes.print(f"{meter.line()}, {how}", style="dim")
+
+    if not settings.json_output and console.color_system and notes.is_terminal and decoder.drafter.state != "off":
+        notes.print(legend())
+    try:
+        for event in decoder.stream(prompts, settings.generation):
+            meter.note(event)
+            output.add(event)
             if event.result is None:
                 continue
             reasons.append(event.result.finish_reason)
@@ -117,27 +133,75 @@ def _generate(
                 location = lines[event.prompt_index].location
                 message = f"{location}: {event.result.error}" if location else event.result.error
                 sys.stderr.write(f"speculant: generate: {printable(message)}\n")
-
-    def conclude(missing: str = "") -> None:
-        if not settings.json_output and any(reason != "error" for reason in (*reasons, missing or "error")):
-            notes.print(meter.statistics().line() + ending(reasons, sum(num_samples), missing), style="dim")
-
-    is_coloured = not settings.json_output and console.color_system and notes.is_terminal
-    needs_legend = is_coloured and decoder.drafter.state != "off"
-    order = InOrder(num_samples)
-    try:
-        for event in decoder.stream(prompts, [line.config for line in lines]):
-            meter.note(event)
-            if needs_legend:
-                notes.print(legend())
-                needs_legend = False
-            show(order.push(event))
     except BrokenPipeError:
         raise  # no reader is left
     except BaseException as end:
-        show(order.rest())  # what was decoded before an interruption is not lost
-        printer.stop()
-        conclude("error" if isinstance(end, Exception) else "interrupted")
+        output.stop()  # what was decoded before an interruption is not lost
+        num_missing = len(lines) * settings.generation.n - len(reasons)
+        reasons += ["error" if isinstance(end, Exception) else "interruption"] * num_missing
+        conclude()
         raise
     conclude()
     return 1 if "error" in reasons else 0
+
+
+class _TextOutput:
+    """Text for people: as it comes if there is one, else each when it is complete, with a line before it."""
+
+    def __init__(self, console: Console, num_prompts: int, num_samples: int) -> None:
+        self._console, self._is_single, self._num_samples = console, num_prompts * num_samples == 1, num_samples
+        self._held: dict[tuple[int, int], list[StepEvent]] = {}
+
+    def add(self, event: StepEvent) -> None:
+        self._held.setdefault((event.prompt_index, event.sample), []).append(event)
+        if self._is_single or event.result is not None:
+            self._show(event.prompt_index, event.sample)
+            if event.result is not None and (event.result.token_ids or not event.result.error):
+                self._console.file.write("\n")
+            self._console.file.flush()
+
+    def stop(self) -> None:
+        """Show what was interrupted."""
+        for prompt, sample in [*self._held]:
+            self._show(prompt, sample)
+            self._console.file.write("\n")
+        self._console.file.flush()
+
+    def _show(self, prompt: int, sample: int) -> None:
+        from speculant_verifier.console import print_event
+
+        if not self._is_single:
+            which = f", sample {sample + 1}" if self._num_samples > 1 else ""
+            self._console.print(f"--- prompt {prompt + 1}{which}", style="dim", markup=False)
+        for event in self._held.pop((prompt, sample)):
+            print_event(self._console, event)
+
+
+class _JsonOutput:
+    """An object a line for every sample that has ended."""
+
+    def __init__(self, decoder: SpeculativeDecoder) -> None:
+        self._decode = decoder.target.decode
+
+    def add(self, event: StepEvent) -> None:
+        if (result := event.result) is None:
+            return
+        report = {name: getattr(result, name) for name in _REPORTED} | {
+            "prompt_index": event.prompt_index,
+            "num_prompt_tokens": len(result.prompt_token_ids),
+            "times": result.times.as_dict(),
+        }
+        if result.logprobs:
+            report["logprobs"] = [
+                self._entry(at.token_id, at.logprob)
+                | {"top": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}
+                for at in result.logprobs
+            ]
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+
+    def stop(self) -> None:
+        """Do nothing: what was interrupted has no object."""
+
+    def _entry(self, token: TokenId, logprob: float) -> dict[str, object]:
+        return {"token_id": token, "text": self._decode([token]), "logprob": logprob}
