@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr
 
-from speculant_graph.types import CouplingName, RuleName, SourceName, SpecialTokensName, StrategyName, TokenId
+from speculant_graph.types import RuleName, SourceName, SpecialTokensName, StrategyName, TokenId
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -69,9 +69,6 @@ class DraftConfig(Config):
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """'sampling' draws from q to the power of 1 / temperature, normalised, and then capped: below 1 the most probable
     tokens more often, above 1 the others. What is drawn from is what is returned as q."""
-    coupling: CouplingName = "none"
-    """How 'sampling' draws chains: 'none', by numbers of its own; 'gumbel', by the noise of seed, position and token
-    that the rules 'follow' and 'gumbel' choose by, which then agree more often. The distribution is the same."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """What 'adaptive', 'tree' and 'specexec' draft from: 'corpus', 'session' (the sequence itself), 'learned' (what
     earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the corpus alone."""
@@ -242,9 +239,10 @@ class GenerationConfig(Config):
     itself, before temperature and the like."""
     rule: RuleName = "follow"
     """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
-    'nasd', which looks at the most probable proposal only, and 'gumbel', the name of 'follow' where drafts are coupled.
-    The others keep the distribution of the output, not the output itself: 'token' (rejection sampling), 'block' (block
-    verification), 'tree-wor' and 'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
+    'nasd', which looks at the most probable proposal only, and 'gumbel', which is 'follow' and has 'sampling' draw by
+    the noise that it chooses by: they agree more often. The others keep the distribution of the output, not the output
+    itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and 'tree-iid' (trees
+    whose siblings were drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
     """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
     pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the

@@ -192,6 +192,7 @@ class DraftOptions:
     min_path_probability: float = 0.0
     """Paths less probable than this are not drafted, where the strategy has probabilities."""
     coupling: CouplingName | None = None
+    """See :attr:`SequenceStep.coupling`."""
     siblings: SiblingsName = "none"
     """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
     temperature: float | None = None
@@ -219,6 +220,9 @@ class SequenceStep:
     siblings: SiblingsName = "none"
     """What children the verifier's rule can make use of. A chain suits every rule, and a rule for siblings that were
     drawn independently must not get any that were not."""
+    coupling: CouplingName | None = None
+    """How ``sampling`` draws chains: 'gumbel', by the noise of seed, position and token that the verifier's rule
+    chooses by, so that they agree more often; None or 'none', by numbers of its own. The distribution is the same."""
     max_depth: int | None = None
     """Longest path of a tree; None leaves it to the drafter, as below."""
     temperature: float | None = None

@@ -19,7 +19,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.graph.layout import CHILD, Trie
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import CouplingName, Draft
+from speculant_graph.types import CouplingName, Draft, StrategyName
 from support.damage import damaged
 from support.graphs import graph_of
 from support.oracle import Distribution, OracleGraph
@@ -31,7 +31,6 @@ configs = st.builds(
     DraftConfig,
     k=st.integers(0, 12),
     strategy=st.sampled_from(["greedy", "sampling"]),
-    coupling=st.sampled_from(["none", "gumbel"]),
     max_candidates=st.sampled_from([0, 0, 1, 2, 3, 10]),
     temperature=st.sampled_from([1.0, 1.0, 0.7, 1.9, 0.01, 1e-320, 1e300]),
 )
@@ -45,12 +44,18 @@ def distributions_of(draft: Draft) -> list[Distribution]:
 
 
 def assert_as_reference(
-    fast: NgramGraph, slow: OracleGraph, config: DraftConfig, context: list[int], seed: int
+    fast: NgramGraph,
+    slow: OracleGraph,
+    config: DraftConfig,
+    context: list[int],
+    seed: int,
+    coupling: CouplingName = "none",
 ) -> None:
     expected, distributions = slow.draft(
-        context, config.k, config.strategy, seed, config.max_candidates, config.coupling, config.temperature
+        context, config.k, config.strategy, seed, config.max_candidates, coupling, config.temperature
     )
-    draft = DraftGenerator(fast, config).generate(context, seed=seed)
+    options = DraftOptions(coupling=coupling)
+    draft = DraftGenerator(fast, config).draft(context, config.k, config.strategy, seed, options=options)
     assert list(draft.token_ids) == expected
     assert distributions_of(draft) == (distributions if config.strategy == "sampling" else [])
     assert draft.is_chain
@@ -91,17 +96,17 @@ def test_long_rows() -> None:
     text = [*itertools.chain(*pairs), *[0, 7] * 2_000]
     fast, slow = graph_of([text], 3, 3_000), OracleGraph([text], 3)
     assert len(fast.successors([0])) > 1_500
-    ways: list[dict[str, object]] = [
-        {"strategy": "greedy"},
-        {"strategy": "sampling"},
-        {"strategy": "sampling", "coupling": "gumbel"},
-        {"strategy": "sampling", "temperature": 0.7},
-        {"strategy": "sampling", "coupling": "gumbel", "temperature": 2.5},
+    ways: list[tuple[StrategyName, float, CouplingName]] = [
+        ("greedy", 1.0, "none"),
+        ("sampling", 1.0, "none"),
+        ("sampling", 1.0, "gumbel"),
+        ("sampling", 0.7, "none"),
+        ("sampling", 2.5, "gumbel"),
     ]
-    for way, cap in itertools.product(ways, (0, 700)):
-        config = DraftConfig.model_validate(way | {"k": 5, "max_candidates": cap})
+    for (strategy, temperature, coupling), cap in itertools.product(ways, (0, 700)):
+        config = DraftConfig(strategy=strategy, temperature=temperature, k=5, max_candidates=cap)
         for context in ([0], text[101:104]):
-            assert_as_reference(fast, slow, config, context, seed=5)
+            assert_as_reference(fast, slow, config, context, 5, coupling)
 
 
 def test_quantiles_beyond_a_rounded_sum_take_the_last_possible_token() -> None:
@@ -130,9 +135,9 @@ def p_value(drawn: Counter[int], distribution: Distribution) -> float:
 @pytest.mark.parametrize("coupling", get_args(CouplingName))
 @pytest.mark.parametrize("max_candidates", [0, 3])
 def test_draws_have_the_exact_distribution(max_candidates: int, coupling: CouplingName) -> None:
-    config = DraftConfig(k=1, strategy="sampling", max_candidates=max_candidates, coupling=coupling)
-    generator = DraftGenerator(skewed_graph(), config)
-    drawn = Counter(generator.generate([5, 0], seed=seed).token_ids[0] for seed in range(4_000))
+    generator = DraftGenerator(skewed_graph(), DraftConfig(max_candidates=max_candidates))
+    options = DraftOptions(coupling=coupling)
+    drawn = Counter(generator.draft([5, 0], 1, "sampling", seed, options=options).token_ids[0] for seed in range(4_000))
     assert p_value(drawn, {1: 0.25, 4: 0.75}) > 1e-3
     # The control: six of a hundred moved from one token to another are seen.
     assert p_value(drawn, {1: 0.31, 4: 0.69}) < 1e-6
@@ -143,11 +148,12 @@ def first_agreements(coupling: CouplingName, seeds: range, noise_seed_shift: int
     fast = skewed_graph()  # q after 0: {1: .5, 2: .3, 3: .15, 4: .05}
     tokens = np.arange(1, 5)
     p = np.array([0.4, 0.25, 0.2, 0.15])
-    generator = DraftGenerator(fast, DraftConfig(k=1, strategy="sampling", coupling=coupling))
+    generator, options = DraftGenerator(fast), DraftOptions(coupling=coupling)
     agreed = 0
     for seed in seeds:
         emitted = tokens[np.argmax(np.log(p) + random_stream.gumbel_noise(seed, 2, tokens))]
-        agreed += generator.generate([6, 0], seed=seed + noise_seed_shift).token_ids[0] == emitted
+        draft = generator.draft([6, 0], 1, "sampling", seed + noise_seed_shift, options=options)
+        agreed += draft.token_ids[0] == emitted
     return agreed / len(seeds)
 
 

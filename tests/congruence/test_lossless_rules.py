@@ -174,8 +174,7 @@ def small_graph():
 @pytest.mark.parametrize("rule", ["token", "block", "gumbel"])
 def test_joint_distribution_with_a_real_drafter(rule):
     """Its random numbers belong to positions, so a position that is drafted twice must not carry over what was seen."""
-    coupling = "gumbel" if rule == "gumbel" else "none"
-    drafter = local_drafter(small_graph(), "sampling", 12, coupling=coupling)
+    drafter = local_drafter(small_graph(), "sampling", 12)
     outputs, accepted = outputs_of(rule, drafter, MANY, 5 * 10**6, max_tokens=8)
     assert accepted > 1.0
     assert p_value(outputs) > 1e-4
@@ -267,23 +266,25 @@ def test_gumbel_coupling_accepts_more_and_changes_nothing():
     texts = decode(model, others, max_batch_size=32).outputs
     graph = graph_of([[*job.prompt, *text] for job, text in zip(others, texts, strict=True)], 4, 258)
     accepted = {}
-    for coupling in ("none", "gumbel"):
-        outcome = decode(model, jobs, local_drafter(graph, "sampling", 6, coupling=coupling), 6, strategy="sampling")
+    for rule in ("follow", "gumbel"):
+        ruled = [Job(job.prompt, job.config.model_copy(update={"rule": rule})) for job in jobs]
+        outcome = decode(model, ruled, local_drafter(graph, "sampling", 6), 6, strategy="sampling")
         assert outcome.outputs == plain
-        accepted[coupling] = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
-    assert accepted["gumbel"] > accepted["none"]
+        accepted[rule] = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
+    assert accepted["gumbel"] > accepted["follow"]
 
 
 def test_what_a_rule_asks_of_its_drafts():
-    """Siblings that it can verify; and new numbers for *block* alone, as *gumbel* needs the request's own seed."""
+    """Siblings that it can verify, coupling for *gumbel*; and new numbers for *block* alone."""
     steps = {rule: [] for rule in RULES}
     for rule, seen in steps.items():
-        drafter = ScriptedDrafter(lambda step, seen=seen: seen.append((step.siblings, step.seed)) or EMPTY_DRAFT)
+        drafter = ScriptedDrafter(lambda step, seen=seen: seen.append(step) or EMPTY_DRAFT)
         outputs_of(rule, drafter, 1, 77, max_tokens=6)
-    siblings = {rule: {each for each, _ in seen} for rule, seen in steps.items()}
+    siblings = {rule: {step.siblings for step in seen} for rule, seen in steps.items()}
     others = {rule: {"none"} for rule in RULES}
     assert siblings == others | {"tree-wor": {"without-replacement"}, "tree-iid": {"independent"}}
-    seeds = {rule: [seed for _, seed in seen] for rule, seen in steps.items()}
+    assert {rule for rule, seen in steps.items() for step in seen if step.coupling == "gumbel"} == {"gumbel"}
+    seeds = {rule: [step.seed for step in seen] for rule, seen in steps.items()}
     own = [draft_seed(GenerationConfig(rule="block", seed=77), len(PROMPT) + i) for i in range(5)]
     assert len(set(own)) == 5
     assert seeds == {rule: [77] * 5 for rule in RULES} | {"block": own}

@@ -22,12 +22,12 @@ from support.server import LiveServer, serving
 VOCABULARY_SIZE = 50
 CURVE = CostCurve((1, 4, 16), (1.0, 1.25, 6.0))  # exact in the single precision of the wire
 SIDECAR: dict[str, Any] = {
-    "strategy": "specexec", "max_candidates": 2, "temperature": 3.0, "coupling": "gumbel",
+    "strategy": "specexec", "max_candidates": 2, "temperature": 3.0,
     "sources": ["session"], "max_depth": 2, "max_branches": 2,
 }  # fmt: skip
 """A sidecar that wants everything otherwise."""
 EVERYTHING: dict[str, Any] = {
-    "max_candidates": 0, "temperature": 0.6, "coupling": "none",
+    "max_candidates": 0, "temperature": 0.6,
     "sources": ["corpus", "recycled"],
     "max_depth": 9, "max_branches": 64,
 }  # fmt: skip
@@ -35,7 +35,6 @@ EVERYTHING: dict[str, Any] = {
 WORKLOADS: dict[str, dict[str, Any]] = {
     "max_candidates": {"strategy": "sampling"},
     "temperature": {"strategy": "sampling"},
-    "coupling": {"strategy": "sampling"},
     "sources": {"strategy": "tree"},
     "max_depth": {"strategy": "specexec"},
     "max_branches": {"strategy": "specexec", "sources": ["corpus"]},
@@ -137,6 +136,8 @@ def test_options_of_a_step(server: LiveServer, small_graph: NgramGraph) -> None:
     assert colder == in_process(small_graph, drawing, temperature=0.2, siblings="without-replacement", max_depth=3)
     assert colder != in_process(small_graph, drawing, siblings="without-replacement", max_depth=3)
     assert colder != in_process(small_graph, drawing, temperature=0.2, siblings="without-replacement")
+    coupled = over_the_wire(server, drawing, coupling="gumbel")
+    assert coupled == in_process(small_graph, drawing, coupling="gumbel") != in_process(small_graph, drawing)
 
 
 def test_what_is_the_sidecars_is_refused_by_name(server: LiveServer) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from speculant_graph.client.sessions import Session
 from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc.messages import SequenceRequest
-from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, SequenceStep, SiblingsName
+from speculant_graph.types import EMPTY_DRAFT, CouplingName, Draft, DraftOptions, SequenceStep, SiblingsName
 
 MAX_TOKENS_PER_MESSAGE = 16_384
 """Tokens and feedback, 64 KiB of them: far below the message limit of any sensible server."""
@@ -98,19 +98,20 @@ class SentMessage:
     """Most nodes per sequence."""
 
 
-RequestedOptions = tuple[SiblingsName, int | None, float | None]
-"""What steps want beside the client's settings: siblings, depth and temperature. A message is for steps of the same."""
-_NONE_REQUESTED: RequestedOptions = ("none", None, None)
+RequestedOptions = tuple[SiblingsName, CouplingName | None, int | None, float | None]
+"""What steps want beside the client's settings: siblings, coupling, depth and temperature. One message, one of them."""
+_NONE_REQUESTED: RequestedOptions = ("none", None, None, None)
 
 
 def with_requested(options: DraftOptions, requested: RequestedOptions) -> DraftOptions:
     """Return how steps are drafted for."""
     if requested == _NONE_REQUESTED:
         return options
-    siblings, max_depth, temperature = requested
+    siblings, coupling, max_depth, temperature = requested
     return replace(
         options,
         siblings=siblings,
+        coupling=coupling,
         max_depth=max_depth or options.max_depth,
         temperature=temperature or options.temperature,
     )

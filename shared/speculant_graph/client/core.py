@@ -316,7 +316,8 @@ class ClientCore:
             elif batch.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
                 batch.fail(index, _LOSES_SESSIONS)
             elif session.is_open:
-                requested = step.siblings if self._draws else "none", step.max_depth, step.temperature
+                siblings = step.siblings if self._draws else "none"
+                requested = siblings, step.coupling, step.max_depth, step.temperature
                 ready.setdefault(requested, []).append((index, step, session))
             else:
                 self._registry.begin_opening(session, now_s).waiting.append((batch, index))

@@ -120,7 +120,9 @@ class LocalDrafter:
         if session.num_sent < len(step.token_ids):
             self._drafter.accept(step.session_id, step.token_ids[session.num_sent :])
             session.note_sent(step)
-        options = DraftOptions(siblings=step.siblings, max_depth=step.max_depth, temperature=step.temperature)
+        options = DraftOptions(
+            siblings=step.siblings, coupling=step.coupling, max_depth=step.max_depth, temperature=step.temperature
+        )
         return DraftRequest(step.session_id, step.node_budget, step.seed, options)
 
     def _recycle(self, step: SequenceStep, session: Session) -> None:

@@ -79,7 +79,7 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
         min_path_probability=options.min_path_probability,
         max_candidates=config.max_candidates,
         temperature=config.temperature,
-        is_coupled=config.coupling == "gumbel",
+        is_coupled=options.coupling == "gumbel",
         omits_proposals=options.omit_proposals,
     )
 
