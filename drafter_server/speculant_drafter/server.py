@@ -24,9 +24,8 @@ from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.calls import CallInterceptor
 from speculant_graph.serving.credentials import server_credentials
-from speculant_graph.serving.grpc_endpoint import GrpcEndpoint
+from speculant_graph.serving.grpc_endpoint import CallInterceptor, GrpcEndpoint
 from speculant_graph.serving.http import HttpServer, HttpThread
 from speculant_graph.serving.process import serve_until_stopped
 

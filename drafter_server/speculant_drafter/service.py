@@ -31,7 +31,7 @@ from speculant_graph.rpc.messages import OpenAnswer
 from speculant_graph.rpc.status import to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import ALL, ANONYMOUS, Principal
-from speculant_graph.serving.calls import Call, CallInterceptor, log_failure
+from speculant_graph.serving.grpc_endpoint import Call, CallInterceptor, log_failure
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 ADMIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_name

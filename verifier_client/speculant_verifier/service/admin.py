@@ -13,7 +13,7 @@ from loguru import logger
 from speculant_graph.errors import ConfigError, DraftRequestError, UnservedRequestError
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_graph.serving.calls import Call, CallInterceptor
+from speculant_graph.serving.grpc_endpoint import Call, CallInterceptor
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapter, Adapters
 from speculant_verifier.service.service import parsed

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import DraftRequestError, GenerationRequestError
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
-from speculant_graph.serving.calls import Call, CallInterceptor
+from speculant_graph.serving.grpc_endpoint import Call, CallInterceptor
 from speculant_graph.types import RuleName, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.requests import Load, changed, failure_of, read_ahead, session_options
