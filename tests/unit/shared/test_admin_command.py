@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,86 +13,53 @@ import grpc
 import pytest
 
 from speculant_graph.cli.main import main
-from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1 import verifier_pb2
-from speculant_graph.rpc.v1.drafter_pb2_grpc import (
-    DrafterAdminServiceServicer,
-    add_DrafterAdminServiceServicer_to_server,
-)
 from speculant_graph.rpc.v1.verifier_pb2_grpc import (
     VerifierAdminServiceServicer,
     add_VerifierAdminServiceServicer_to_server,
 )
-
-
-class Graphs(DrafterAdminServiceServicer):
-    """Knows graphs by name."""
-
-    def __init__(self) -> None:
-        self.names = ["docs"]
-        self.generation = 1
-
-    def info(self, name: str) -> pb.GraphInfo:
-        return pb.GraphInfo(
-            name=name, generation=self.generation, corpus_tokens=1_234_567, max_order=5, tokenizer_sha256=b"\x01\xff"
-        )
-
-    def ListGraphs(self, request: Any, context: Any) -> pb.ListGraphsResponse:
-        return pb.ListGraphsResponse(graphs=map(self.info, self.names))
-
-    def ReloadGraph(self, request: Any, context: Any) -> pb.ReloadGraphResponse:
-        if request.name not in self.names:
-            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such graph;\nname another")
-        self.generation += 1
-        return pb.ReloadGraphResponse(graph=self.info(request.name))
+from support.server import LiveServer, graph_file, serving
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> Iterator[dict[str, Graphs]]:
-    """Two admin services by their address."""
-    served = {f"unix://{tmp_path}/admin-{index}.sock": Graphs() for index in range(2)}
-    with ThreadPoolExecutor(2) as threads:
-        servers = [grpc.server(threads) for _ in served]
-        for server, (address, service) in zip(servers, served.items(), strict=True):
-            add_DrafterAdminServiceServicer_to_server(service, server)
-            server.add_insecure_port(address)
-            server.start()
-        yield served
-        for server in servers:
-            server.stop(None).wait()
+def servers(tmp_path: Path) -> Iterator[list[LiveServer]]:
+    """Two sidecars with an admin service, whose graphs have other names."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(serving(graph_file(tmp_path / f"{name}.pkl", [1, 2, 3] * 8), tmp_path / name))
+            for name in ("docs", "code")
+        ]
 
 
-def run_json(capsys: pytest.CaptureFixture[str], services: dict[str, Graphs], *arguments: str) -> list[dict[str, Any]]:
-    assert main(["admin", *arguments, "--address", ",".join(services)]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    report = json.loads(shown.out)
-    assert report["action"] == arguments[0]
-    assert [sidecar["address"] for sidecar in report["sidecars"]] == list(services)
-    return [{name: value for name, value in one.items() if name != "address"} for one in report["sidecars"]]
+def admin_addresses(servers: list[LiveServer]) -> list[str]:
+    return [server.server.admin_addresses[0] for server in servers]
 
 
-def test_every_action_reaches_every_sidecar(capsys: pytest.CaptureFixture[str], services: dict[str, Graphs]) -> None:
-    for answer in run_json(capsys, services, "list"):
-        (graph,) = answer["graphs"]
-        assert (graph["name"], graph["corpus_tokens"], graph["tokenizer_sha256"]) == ("docs", 1_234_567, "01ff")
-    assert [answer["graph"]["generation"] for answer in run_json(capsys, services, "reload", "docs")] == [2, 2]
+def test_every_action_reaches_every_sidecar(capsys: pytest.CaptureFixture[str], servers: list[LiveServer]) -> None:
+    addresses = admin_addresses(servers)
+    assert main(["admin", "list", "--address", ",".join(addresses)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["action"] == "list"
+    assert [sidecar["address"] for sidecar in report["sidecars"]] == addresses
+    graphs = [graph for sidecar in report["sidecars"] for graph in sidecar["graphs"]]
+    assert [(graph["name"], graph["corpus_tokens"]) for graph in graphs] == [("docs", 24), ("code", 24)]
+    assert {graph["tokenizer_sha256"] for graph in graphs} == {"ab" * 32}
 
 
 def test_failures_are_a_line_each_and_stop_nothing(
-    capsys: pytest.CaptureFixture[str], services: dict[str, Graphs], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], servers: list[LiveServer], tmp_path: Path
 ) -> None:
-    first, second = services
-    services[first].names.clear()
+    second, first = admin_addresses(servers)
     away = f"unix://{tmp_path}/away.sock"
     assert main(["admin", "reload", "docs", "--address", f"{first},{away},{second}"]) == 1
     shown = capsys.readouterr()
     lines = shown.err.splitlines()
-    assert lines[0] == f"speculant: admin: {first}: NOT_FOUND: there is no such graph; name another"
+    assert lines[0].startswith(f"speculant: admin: {first}: NOT_FOUND: no graph of this name is served; ")
     assert lines[1].startswith(f"speculant: admin: {away}: UNAVAILABLE: ")
     assert len(lines) == 2
-    assert [set(one) - {"address"} for one in json.loads(shown.out)["sidecars"]] == [{"error"}, {"error"}, {"graph"}]
-    assert services[second].generation == 2
+    sidecars = json.loads(shown.out)["sidecars"]
+    assert [set(one) - {"address"} for one in sidecars] == [{"error"}, {"error"}, {"graph"}]
+    assert sidecars[2]["graph"]["generation"] == 2
 
 
 class Adapters(VerifierAdminServiceServicer):
