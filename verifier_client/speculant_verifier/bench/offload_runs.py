@@ -6,11 +6,9 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.machine import anonymous_bytes
 from speculant_graph.types import Draft
 from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
 """Decoded without drafts: every one takes as long as the others."""
-_SAMPLE_S = 0.05
 _NUM_PASSES = 5
 
 
@@ -98,7 +96,8 @@ def write_weights(plan: OffloadPlan) -> dict[str, Any]:
 
 def streamed(plan: OffloadPlan) -> dict[str, Any]:
     """Decode with a part of the weights in memory."""
-    with _peak() as peak:
+    report = BuildReport()  # which watches memory
+    with report.watching():
         target = _loaded(plan, memory_budget=plan.ram_budget)
         offload = target.offload
         if offload is None:
@@ -129,7 +128,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
     offload.close()
     return passes | {
         "plan": dict(offload.plan.rows()),
-        "peak_bytes": peak[0],
+        "peak_bytes": report.peak_anon_bytes,
         "results": results,
         "plain_tokens_per_s": min(each["tokens_per_s"] for each in results if each["nodes"] == 0),
         "bytes_per_s": bytes_per_s,
@@ -241,21 +240,3 @@ def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
     target.forward([tokens[:1]], target.new_cache(1), [0], [draft])
     elapsed_s = time.perf_counter() - started_s
     return elapsed_s, (target.offload.statistics.num_bytes if target.offload else 0) - before
-
-
-@contextmanager
-def _peak() -> Iterator[list[int]]:
-    """Watch the memory of this process; the most of it is in the list at the end."""
-    most, is_over = [anonymous_bytes()], Event()
-
-    def watch() -> None:
-        while not is_over.wait(_SAMPLE_S):
-            most[0] = max(most[0], anonymous_bytes())
-
-    watching = Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield most
-    finally:
-        is_over.set()
-        watching.join()

@@ -9,11 +9,12 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from speculant_graph.bench.report import BenchSettings
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import load_settings
 
 
-class DemoSettings(CommandSettings):
+class DemoSettings(BenchSettings):
     """Build a graph from the standard library, serve it, and compare speculative with plain decoding.
 
     The exit status is 1 if any two texts differ.
@@ -24,8 +25,6 @@ class DemoSettings(CommandSettings):
 
     rounds: Annotated[int, Field(ge=1)] = 3
     """How often every prompt is measured; the figures are medians."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
     draft: DraftConfig = DraftConfig()
     """How much to draft."""
     generation: GenerationConfig = GenerationConfig(max_tokens=160)

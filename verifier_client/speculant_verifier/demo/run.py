@@ -8,10 +8,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from speculant_graph.bench.processes import OwnDrafter
+from speculant_graph.bench.report import alternate
 from speculant_graph.cli.graphs import show_progress
 from speculant_graph.client import DrafterClient, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
@@ -38,48 +38,47 @@ _COLUMNS = ("prompt", "tokens", "plain/s", "spec./s", "faster", "per step", "acc
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What was measured for one prompt, or for all of them together."""
+    """What became of one prompt."""
 
-    num_tokens: int
-    plain_s: float
-    speculative_s: float
-    num_steps: int
-    num_drafted: int
-    num_accepted: int
-    num_steps_without_drafter: int
+    shown: list[GenerationResult]
+    """Plainly and with drafts, while it was printed; that is not measured."""
+    plain: list[GenerationResult]
+    speculative: list[GenerationResult]
     round_trips_s: list[float]
-    identical: bool
+    """Of the measured ones with drafts."""
 
-    def __add__(self, other: _Outcome) -> _Outcome:
-        """Add times and counts up, so the speed-up is that of all prompts decoded in a row."""
-        return _Outcome(
-            self.num_tokens + other.num_tokens,
-            self.plain_s + other.plain_s,
-            self.speculative_s + other.speculative_s,
-            self.num_steps + other.num_steps,
-            self.num_drafted + other.num_drafted,
-            self.num_accepted + other.num_accepted,
-            self.num_steps_without_drafter + other.num_steps_without_drafter,
-            self.round_trips_s + other.round_trips_s,
-            self.identical and other.identical,
-        )
 
-    def figures(self) -> dict[str, object]:
-        """Return the keys that every demo object has."""
-        p50, p99 = np.percentile([1e6 * time_s for time_s in self.round_trips_s] or [0.0], (50, 99)).round(1).tolist()
-        return {
-            "identical": self.identical,
-            "speedup": round(self.plain_s / self.speculative_s, 3),
-            "plain_tokens_per_s": round(self.num_tokens / self.plain_s, 2),
-            "speculative_tokens_per_s": round(self.num_tokens / self.speculative_s, 2),
-            "mean_accepted_tokens": round(self.num_tokens / self.num_steps, 3),
-            "acceptance_rate": round(self.num_accepted / self.num_drafted, 4) if self.num_drafted else 0.0,
-            "draft_us_p50": p50,
-            "draft_us_p99": p99,
-            "tokens": self.num_tokens,
-            "steps": self.num_steps,
-            "steps_without_drafter": self.num_steps_without_drafter,
-        }
+def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
+    """Return the keys that every demo object has: of medians for each prompt, decoded in a row."""
+    plain_s, speculative_s = (
+        sum(median(result.times.total_s for result in results) for results in ways)
+        for ways in ([each.plain for each in outcomes], [each.speculative for each in outcomes])
+    )
+    num_tokens = sum(len(each.plain[0].token_ids) for each in outcomes)
+    last = [each.speculative[-1] for each in outcomes]
+    num_steps = sum(result.num_steps for result in last)
+    num_drafted = sum(result.num_drafted for result in last)
+    trips_us = [1e6 * time_s for each in outcomes for time_s in each.round_trips_s] or [0.0]
+    p50, p99 = np.percentile(trips_us, (50, 99)).round(1).tolist()
+    return {
+        "identical": all(
+            result.token_ids == each.plain[0].token_ids
+            for each in outcomes
+            for result in (*each.shown, *each.plain, *each.speculative)
+        ),
+        "speedup": round(plain_s / speculative_s, 3),
+        "plain_tokens_per_s": round(num_tokens / plain_s, 2),
+        "speculative_tokens_per_s": round(num_tokens / speculative_s, 2),
+        "mean_accepted_tokens": round(num_tokens / num_steps, 3),
+        "acceptance_rate": round(sum(result.num_accepted for result in last) / num_drafted, 4) if num_drafted else 0.0,
+        "draft_us_p50": p50,
+        "draft_us_p99": p99,
+        "tokens": num_tokens,
+        "steps": num_steps,
+        "steps_without_drafter": sum(
+            result.num_steps_without_drafter for each in outcomes for result in each.speculative
+        ),
+    }
 
 
 def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
@@ -110,7 +109,7 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
                 for index, prompt in enumerate(PROMPTS, start=1):
                     console.rule(f"prompt {index} of {len(PROMPTS)}", align="left")
                     console.print(Text(prompt, "bold"))
-                    shown = [  # also the warm-up: printing is not measured
+                    shown = [  # also the warm-up
                         _show_stream(console, name, decoder.stream(prompt, settings.generation))
                         for name, decoder in (("plain", plain), ("speculative", speculative))
                     ]
@@ -153,44 +152,34 @@ def _measure(
     speculative: SpeculativeDecoder,
     client: DrafterClient,
     settings: DemoSettings,
-    shown: Sequence[GenerationResult],
+    shown: list[GenerationResult],
 ) -> _Outcome:
-    """Decode in turn, so that a noisy moment hits both, and take medians of the times; texts are those shown, too."""
-    plain_results, speculative_results = [], []
+    """Decode in turns."""
     round_trips_s: list[float] = []
-    for _ in range(settings.rounds):
-        plain_results.append(plain.generate(prompt, settings.generation))
+
+    def with_drafts(_: int) -> GenerationResult:
         before = client.statistics.steps
-        speculative_results.append(speculative.generate(prompt, settings.generation))
+        result = speculative.generate(prompt, settings.generation)
         steps = client.statistics.steps - before
-        round_trips_s += client.statistics.round_trip_s[-steps:] if steps else ()
-    reference, last = plain_results[0], speculative_results[-1]
-    results = (*shown, *plain_results, *speculative_results)
-    return _Outcome(
-        num_tokens=len(reference.token_ids),
-        plain_s=median(result.times.total_s for result in plain_results),
-        speculative_s=median(result.times.total_s for result in speculative_results),
-        num_steps=last.num_steps,
-        num_drafted=last.num_drafted,
-        num_accepted=last.num_accepted,
-        num_steps_without_drafter=sum(result.num_steps_without_drafter for result in speculative_results),
-        round_trips_s=round_trips_s,
-        identical=all(result.token_ids == reference.token_ids for result in results),
-    )
+        round_trips_s.extend(client.statistics.round_trip_s[-steps:] if steps else ())
+        return result
+
+    ways = {"plain": lambda _: plain.generate(prompt, settings.generation), "speculative": with_drafts}
+    results = alternate(ways, settings.rounds)
+    return _Outcome(shown, results["plain"], results["speculative"], round_trips_s)
 
 
 def _report(console: Console, outcomes: Sequence[_Outcome], arguments: Sequence[str], *, as_json: bool) -> int:
     """Print the table, and the JSON object; return the exit status of the demo."""
-    everything = reduce(add, outcomes)
+    prompts, everything = [_figures([each]) for each in outcomes], _figures(outcomes)
     console.rule("tokens per second, tokens per forward pass, accepted share of drafted tokens", align="left")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    for index, outcome in enumerate([*outcomes, everything], start=1):
-        figures = outcome.figures()
+    for index, figures in enumerate([*prompts, everything], start=1):
         table.add_row(
-            "all" if outcome is everything else f"{index}",
-            f"{outcome.num_tokens}",
+            "all" if figures is everything else f"{index}",
+            f"{figures['tokens']}",
             f"{figures['plain_tokens_per_s']:.0f}",
             f"{figures['speculative_tokens_per_s']:.0f}",
             f"×{figures['speedup']:.2f}",
@@ -198,19 +187,19 @@ def _report(console: Console, outcomes: Sequence[_Outcome], arguments: Sequence[
             f"{figures['acceptance_rate']:.0%}",
             f"{figures['draft_us_p50']:.0f} µs",
             f"{figures['draft_us_p99']:.0f} µs",
-            "yes" if outcome.identical else "NO",
-            style="bold" if outcome is everything else "",
+            "yes" if figures["identical"] else "NO",
+            style="bold" if figures is everything else "",
         )
     console.print(table)
-    if everything.identical:
+    if everything["identical"]:
         console.print("every text is identical to plain decoding")
     else:
         console.print("[bold red]a speculative text differs from plain decoding: this is a defect[/]")
     if as_json:
-        report = everything.figures() | {
-            "prompts": [{"prompt": prompt} | each.figures() for prompt, each in zip(PROMPTS, outcomes, strict=True)],
+        report = everything | {
+            "prompts": [{"prompt": prompt} | each for prompt, each in zip(PROMPTS, prompts, strict=True)],
             "machine": describe_machine(),
             "command": ["speculant", "demo", *arguments],
         }
         sys.stdout.write(json.dumps(report) + "\n")
-    return 0 if everything.identical else 1
+    return 0 if everything["identical"] else 1
