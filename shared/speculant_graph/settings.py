@@ -152,7 +152,7 @@ def load_with_sources(
     try:
         loaded: Settings = Loaded(**(given or {}))
     except ValidationError as error:
-        raise _setting_error(error) from error
+        raise _setting_error(error, sources) from error
     except SettingsError as error:
         reason = str(error).strip().splitlines()[-1]
         fix = f"lists and tables in variables are JSON; see speculant {command} --help"
@@ -160,18 +160,29 @@ def load_with_sources(
     return loaded, sources
 
 
-def _setting_error(error: ValidationError) -> ConfigError:
-    """Return pydantic's first error as one of the setting; its name is the same in flags, variables and files."""
+def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSource]) -> str:
+    """Return where a setting's value comes from: a file by its path, another source, or the default."""
+    for source in sources:
+        values = source().get(section)
+        if isinstance(values, Mapping) and name in values:
+            return str(source.toml_file_path) if isinstance(source, TomlConfigSettingsSource) else "environment"
+    return "default"
+
+
+def _setting_error(error: ValidationError, sources: Sequence[PydanticBaseSettingsSource]) -> ConfigError:
+    """Return pydantic's first error as one of the setting, and of the file that it stands in."""
     first: Any = error.errors()[0]
     # Keys of tables are named [key], items of lists by their numbers: neither is in the name of a setting.
     location = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
     field = ".".join(location)
+    origin = origin_of(location[0], location[1], sources) if len(location) > 1 else "default"
+    file = f"{origin}: " if origin not in ("default", "environment") else ""
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"there is no setting {field}", fix="--help lists those there are", field=field)
+        return ConfigError(f"{file}there is no setting {field}", fix="--help lists those there are", field=field)
     value = first.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
     shown = f" (got {_VALUES.repr(value)})" if is_shown else ""
-    return ConfigError(f"{field}: {humanise(first)}{shown}", field=field)
+    return ConfigError(f"{file}{field}: {humanise(first)}{shown}", field=field)
 
 
 def flags_of(

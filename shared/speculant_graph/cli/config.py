@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SecretStr
-from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource, TomlConfigSettingsSource
+from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource
 
 from speculant_graph.cli.terminal import printable
 from speculant_graph.config import Config
@@ -21,6 +21,7 @@ from speculant_graph.settings import (
     config_file,
     load_settings,
     load_with_sources,
+    origin_of,
 )
 
 _MASK = "********"
@@ -56,16 +57,9 @@ def _as_toml(section: str, settings: Config, sources: Sequence[PydanticBaseSetti
     for name, value in settings:
         is_set = value is not None and not isinstance(value, SecretStr)
         shown = _toml_value(value) if is_set else '""' if value is None else f'"{_MASK}"'
-        origin = _origin_of(section, name, sources)
+        origin = origin_of(section, name, sources)
         lines.append(f"{'' if is_set else '# '}{name} = {shown}  # {printable(origin)}")
     return "\n".join(lines) + "\n"
-
-
-def _origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSource]) -> str:
-    for source in sources:
-        if name in source().get(section, {}):
-            return str(source.toml_file_path) if isinstance(source, TomlConfigSettingsSource) else "environment"
-    return "default"
 
 
 def _toml_value(value: Any) -> str:

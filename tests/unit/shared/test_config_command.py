@@ -93,7 +93,8 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
 @pytest.mark.parametrize(
     ("content", "variables", "complaint"),
     [
-        ("[graph]\nmax_order = 99\n", {}, "config: graph.max_order: must be less than or equal to 10 (got 99)"),
+        ("[graph]\nmax_order = 99\n", {}, "config: speculant.toml: graph.max_order: must be less than or equal to 10"),
+        ("[draft]\nbeam_width = 4\n", {}, "speculant.toml: there is no setting draft.beam_width; --help lists"),
         ("[grahp]\n", {}, "a table of 'speculant.toml' is for an unknown section [grahp]; it may be: graph, draft"),
         ("", {"SPECULANT_DRAFT__K__X": "3"}, "draft.k: must be a whole number\n"),
         (
@@ -101,7 +102,7 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
             {"SPECULANT_MOON__K": "3"},
             "SPECULANT_MOON__K is for an unknown section [moon]; it may be: graph",
         ),
-        ("", {"SPECULANT_SERVER__WROKERS": "2"}, "there is no setting server.wrokers; --help"),
+        ("", {"SPECULANT_SERVER__WROKERS": "2"}, "config: there is no setting server.wrokers; --help"),
     ],
 )
 def test_mistakes_are_one_line(
