@@ -6,11 +6,6 @@ that file, and those without a language show what was printed. All others need a
 
 from __future__ import annotations
 
-PAGES_ELSEWHERE = {
-    "docs/draft-model.md": "tests/integration/test_draft_model_docs.py",
-}
-"""Page -> the file that runs all its blocks, in a manner of its own."""
-
 ELSEWHERE = {
     ("docs/clients.md", "console"): "tests/integration/test_docs.py",
     ("docs/sidecar.md", "toml"): "tests/integration/test_docs.py",
@@ -33,6 +28,7 @@ SLOW = {
     "docs/graphs.md",
     "docs/python.md",
     "docs/clients.md",
+    "docs/draft-model.md",
     "docs/drafting.md",
     "docs/explorer.md",
     "docs/gpt-oss.md",
@@ -68,6 +64,7 @@ EXPECTED: dict[str, list[str]] = {
         r"\"generation\": 2",
         r"(?i)parties",
     ],
+    "docs/draft-model.md": [r"gate: tokens a pass", r"adapter adapter, sha256"],
     "docs/drafting.md": [r"tree +16 "],
     "docs/graphs.md": [r"orders 1-5", r"(?i)parties"],
     "docs/explorer.md": [r'"strategy": ?"tree"', r'"text": ?"The parties"'],

@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 
 from speculant_graph.cli.main import main
-from speculant_verifier.demo.run import MODEL_FOLDER
+from speculant_verifier.demo import DRAFT_MODEL_FOLDER, MODEL_FOLDER
 from support.pages import ROOT, Block
 
 TEXT = "The parties agree to the terms of this agreement. In case of doubt the parties agree to talk.\n"
@@ -41,6 +41,8 @@ _SOCKETS = re.compile(r"/(?:tmp|run)/speculant-(drafter|verifier)\b")
 _ENVIRONMENT = {
     "SPECULANT_VERIFIER__NUM_THREADS": "1",
     "SPECULANT_VERIFIER__MEASURE_COSTS": "false",  # takes six seconds for every new model
+    "SPECULANT_TRAIN__LEARNING_RATE": "0.005",  # a dozen records of one text are all that is learned from
+    "SPECULANT_TRAIN__EPOCHS": "16",
 }
 _INTERPRETER = """
 import contextlib, json, sys
@@ -54,7 +56,7 @@ for line in sys.stdin:
 
 
 def make_folder(folder: Path, graph: Path | None) -> None:
-    """Fill a folder with what pages call my-model, my-text, my-notes, my-chats, my-traces and graph.pkl.
+    """Fill a folder with what pages call my-model, my-draft-model, my-text, my-notes, ... and graph.pkl.
 
     Args:
         folder: an empty one.
@@ -62,6 +64,8 @@ def make_folder(folder: Path, graph: Path | None) -> None:
     """
     shutil.copytree(MODEL_FOLDER, folder / "my-model")
     (folder / "my-model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    shutil.copytree(DRAFT_MODEL_FOLDER, folder / "my-draft-model")
+    (folder / "prompts.txt").write_text("The parties agree\n" * 12, encoding="utf-8")
     (folder / "openai").mkdir()
     (folder / STAND_IN).symlink_to(folder / "my-model")
     (folder / "my-text").mkdir()
