@@ -46,7 +46,7 @@ def test_logits_are_those_of_the_model_in_the_gpus_memory(checkpoint):
         assert target.offload is not None
         for number, length in enumerate((1, 40, 1, 2, 60, 60)):
             torch.testing.assert_close(logits(target, length, number), logits(whole, length, number))
-        assert target.offload.statistics.num_bytes > 0
+        assert target.offload.num_bytes > 0
         while target.offload.reduce() is not None:
             torch.testing.assert_close(logits(target, 9, 0), logits(whole, 9, 0))
         target.close()

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph.types import Draft
-from support.caching import TOLERANCE, Rows, fresh_logits, path_to
+from support.caching import TOLERANCE, Rows, fresh_logits
 from support.drafters import chain
 from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
 
@@ -57,19 +56,6 @@ def test_a_ring_comes_round_many_times(gpt_oss, widest):
         rows.tokens[0].append(3)
         rows.tokens[1] += [*drafts[1].token_ids, 5]
     assert cache._slot_layers[0].num_slots == ring < cache._slot_layers[1].num_slots
-
-
-def test_window_edge_inside_the_tree(gpt_oss):
-    """A tree deeper than the window: its last nodes must no longer see its first ones, on every branch."""
-    cache = gpt_oss.new_cache(1)
-    rows = Rows(gpt_oss, cache, 0)
-    rows.start(0, 30)
-    size = 3 * WINDOW
-    draft = Draft(tuple(range(size)), tuple(max(0, node - 1) for node in range(size)))  # two interleaved chains
-    logits = gpt_oss.forward([rows.tokens[0][-1:]], cache, [0], [draft])
-    for node in (1, 2, size - 3, size - 1, size):
-        prefix = rows.tokens[0] + [draft.token_ids[j] for j in path_to(draft, node)]
-        assert (logits[0, node] - fresh_logits(gpt_oss, prefix)[-1]).abs().max() < TOLERANCE
 
 
 def test_the_sliding_window_is_really_applied(gpt_oss):

@@ -6,25 +6,8 @@ import pytest
 import torch
 
 from speculant_verifier.engine import Request
-from support.drafters import ScriptedDrafter, knowing
 from support.engines import CONFIG, alone, finish, make_engine
 from support.tiny_models import tiny_gpt_oss
-
-
-def test_requests_join_and_leave_a_running_batch(gpt_oss):
-    prompts = [(1, 2, 3), tuple(range(40)), (7,), (9, 8)]
-    expected = [alone(gpt_oss, prompt) for prompt in prompts]
-    drafter = ScriptedDrafter(knowing([(*p, *o) for p, o in zip(prompts, expected, strict=True)], 0.7, 258))
-    engine = make_engine(gpt_oss, drafter, max_batch_size=3)
-    outputs = {}
-    for index, prompt in enumerate(prompts):
-        engine.add(Request(index, prompt, CONFIG))
-        for output in engine.step():
-            if output.finish_reason:
-                outputs[output.sequence.index] = output.sequence.output
-    outputs |= {index: output.sequence.output for index, output in finish(engine).items()}
-    assert [outputs[index] for index in range(4)] == expected
-    assert not drafter.open_sessions
 
 
 def test_long_prompts_do_not_stall_those_that_run(gpt_oss):

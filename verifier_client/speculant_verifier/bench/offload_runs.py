@@ -104,7 +104,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
             raise ConfigError(f"the model fits into {plan.ram_budget} bytes; lower --ram-budget")
         costs = load_or_measure(target, [1], folder=plan.folder / "costs")
         results: list[dict[str, Any]] = []
-        seconds, num_bytes = 0.0, -offload.statistics.num_bytes
+        seconds, num_bytes = 0.0, -offload.num_bytes
         for name, requests in plan.workloads.items():
             plain = 0.0
             for nodes in (0, *plan.nodes):
@@ -116,7 +116,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
                     "workload": name, "nodes": nodes, "tokens_per_s": rate, "speedup": rate / plain,
                     "tokens_per_pass": statistics.mean_accepted_tokens,
                 })  # fmt: skip
-        num_bytes += offload.statistics.num_bytes
+        num_bytes += offload.num_bytes
         torch.save(_logits(target, plan), plan.folder / "streamed.pt")
         passes = {}
         for name, width in (("", 1), ("wide_", max(plan.nodes))):
@@ -235,8 +235,8 @@ def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
     """Return the seconds of a pass over random tokens, and the bytes that it reads."""
     tokens = torch.randint(_VOCABULARY, (width,)).tolist()
     draft = Draft(tuple(tokens[1:]), (0,) * (width - 1))
-    before = target.offload.statistics.num_bytes if target.offload else 0
+    before = target.offload.num_bytes if target.offload else 0
     started_s = time.perf_counter()
     target.forward([tokens[:1]], target.new_cache(1), [0], [draft])
     elapsed_s = time.perf_counter() - started_s
-    return elapsed_s, (target.offload.statistics.num_bytes if target.offload else 0) - before
+    return elapsed_s, (target.offload.num_bytes if target.offload else 0) - before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -147,20 +146,6 @@ OFFLOAD = "_speculant_offload"
 """Attribute of a loaded model that holds its :class:`Offload`."""
 
 
-@dataclass(frozen=True, slots=True)
-class OffloadStatistics:
-    """What was read since the model was loaded."""
-
-    stall_s: float = 0.0
-    """Seconds that passes have waited for weights."""
-    num_bytes: int = 0
-    """Read."""
-    num_wanted: int = 0
-    """Experts that passes wanted; 0 where layers are streamed."""
-    num_found: int = 0
-    """Those of them that were in memory, or on their way."""
-
-
 class Offload:
     """Fetches what a plan does not keep in memory, whenever the model is run."""
 
@@ -210,10 +195,19 @@ class Offload:
         return self._source.stall_s
 
     @property
-    def statistics(self) -> OffloadStatistics:
-        """What was read."""
-        source, stream = self._source, self._stream
-        return OffloadStatistics(source.stall_s, source.num_bytes, stream.num_wanted, stream.num_found)
+    def num_bytes(self) -> int:
+        """Bytes read since the model was loaded."""
+        return self._source.num_bytes
+
+    @property
+    def num_wanted(self) -> int:
+        """Experts that passes wanted; 0 where layers are streamed."""
+        return self._stream.num_wanted
+
+    @property
+    def num_found(self) -> int:
+        """Those of them that were in memory, or on their way."""
+        return self._stream.num_found
 
     def resize(self, num_slots: int) -> None:
         """Keep fewer units in memory than planned, or more again; not while a pass runs."""

@@ -167,7 +167,7 @@ def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
         "target_cache": decoder.engine.logits_cache,
         "drafter": decoder.drafter.statistics,
         "draft_model": None if decoder.adapters is None else decoder.adapters.state,
-        "offload": None if decoder.target.offload is None else decoder.target.offload.statistics,
+        "offload": decoder.target.offload,
     }
 
 
