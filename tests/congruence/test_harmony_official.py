@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.text import Detokenizer
 from support.harmony import HARMONY_NAMES, harmony_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), min_size=1, max_size=40)

@@ -20,7 +20,7 @@ from typing import Literal
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.detokenizer import Detokenizer
+from speculant_verifier.text import Detokenizer
 from speculant_verifier.tool_calls import Piece, PieceKind, joined
 
 _NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from speculant_graph.types import TokenId
-from speculant_verifier.structured.examples import example_of
-from speculant_verifier.structured.grammar import HARMONY_THOUGHT
+from speculant_verifier.structured.grammar import HARMONY_THOUGHT, example_of
 
 PieceKind = Literal["reasoning", "content", "name", "arguments"]
 """Reasoning, content, the name of a called tool, which begins a call, and more of its arguments, as JSON text."""

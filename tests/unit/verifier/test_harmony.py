@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from speculant_graph.types import TokenId
-from speculant_verifier.detokenizer import Detokenizer
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.text import Detokenizer
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
 from support.http_api import tiny_decoder
 

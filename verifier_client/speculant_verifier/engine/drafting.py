@@ -16,7 +16,7 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
 from speculant_verifier.speculation.controller import AcceptanceHistory, DraftLengthController
-from speculant_verifier.structured.drafts import with_forced
+from speculant_verifier.structured.constraint import with_forced
 
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4

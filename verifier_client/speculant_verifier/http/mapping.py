@@ -22,8 +22,7 @@ from speculant_verifier.http.errors import ApiError, no_such_model
 from speculant_verifier.http.schemas import ChatMessage, ChatRequest, CompletionRequest, NamedTool, SpeculantOptions
 from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import Load, changed, session_options
-from speculant_verifier.structured.examples import example_of
-from speculant_verifier.structured.grammar import grammar_of_choices, grammar_of_regex
+from speculant_verifier.structured.grammar import example_of, grammar_of_choices, grammar_of_regex
 from speculant_verifier.tool_calls import STRICT, CallStyle, style_of
 
 _MAX_DRAWN_SEED = 1 << 53

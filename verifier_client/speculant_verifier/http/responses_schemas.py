@@ -8,7 +8,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from speculant_verifier.http.schemas import (
     MAX_TOOLS,
+    Function,
     Name,
+    NamedFunction,
     NumTokens,
     ReasoningEffort,
     Schema,
@@ -86,28 +88,18 @@ def _as_items(value: object) -> object:
 _Items = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
 
 
-class FunctionTool(Schema):
-    """A function that the model may call."""
+class FunctionTool(Function):
+    """A function that the model may call; tools that a server runs itself are not served."""
 
     type: Literal["function"]
-    """'function'; tools that a server runs itself are not served."""
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    """Letters, digits, '_', '-' and '.'."""
-    description: str | None = None
-    """For the model."""
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments, an object."""
-    strict: bool | None = None
-    """Ignored: where a call is required, its arguments always keep to the schema."""
+    """'function'."""
 
 
-class ChosenFunction(Schema):
+class ChosenFunction(NamedFunction):
     """The function that must be called."""
 
     type: Literal["function"]
     """'function'."""
-    name: Name
-    """Which."""
 
 
 class TextFormat(Schema):

@@ -1,4 +1,4 @@
-"""Forms as grammars that masks are made from."""
+"""Forms as grammars that masks are made from, and what JSON of a schema looks like before any was written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
@@ -32,6 +33,10 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=100_000
 )
 """Of preparing a form, and of a step with it."""
+
+_DEEPEST_EXAMPLE = 8
+_LONGEST_EXAMPLE = 20_000
+_OF_TYPE = {"string": '""', "integer": "0", "number": "0.0", "boolean": "true, false", "array": "[]", "object": "{}"}
 
 
 def form_of(config: GenerationConfig) -> str:
@@ -69,6 +74,28 @@ def grammar_of_regex(regex: str) -> str:
 def grammar_of_choices(texts: Sequence[str]) -> str:
     """Return the grammar of a few texts."""
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in texts)
+
+
+def example_of(schema: Any) -> str:
+    """Return keys, values that are given, and punctuation of a schema, roughly as JSON; cut off where it is long."""
+    return _example(schema, _DEEPEST_EXAMPLE)[:_LONGEST_EXAMPLE]
+
+
+def _example(schema: Any, depth: int) -> str:
+    if not isinstance(schema, dict) or not depth:
+        return "null"
+    if isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+        return ", ".join(map(json.dumps, values[:256]))
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(name), list):
+            return ", ".join(_example(each, depth - 1) for each in schema[name][:16])
+    if isinstance(schema.get("properties"), dict):
+        properties = list(schema["properties"].items())[:256]
+        return "{" + ", ".join(f"{json.dumps(key)}: {_example(value, depth - 1)}" for key, value in properties) + "}"
+    if "items" in schema:
+        return f"[{_example(schema['items'], depth - 1)}]"
+    kind = schema.get("type")
+    return _OF_TYPE.get(kind, "null") if isinstance(kind, str) else "null"
 
 
 class Grammar:
