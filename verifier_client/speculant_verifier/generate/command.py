@@ -156,9 +156,11 @@ class _TextOutput:
         self._held.setdefault((event.prompt_index, event.sample), []).append(event)
         if self._is_single or event.result is not None:
             self._show(event.prompt_index, event.sample)
-            if event.result is not None and (event.result.token_ids or not event.result.error):
+        if event.result is not None:
+            del self._held[event.prompt_index, event.sample]
+            if event.result.token_ids or not event.result.error:
                 self._console.file.write("\n")
-            self._console.file.flush()
+        self._console.file.flush()
 
     def stop(self) -> None:
         """Show what was interrupted."""
@@ -173,7 +175,8 @@ class _TextOutput:
         if not self._is_single:
             which = f", sample {sample + 1}" if self._num_samples > 1 else ""
             self._console.print(f"--- prompt {prompt + 1}{which}", style="dim", markup=False)
-        for event in self._held.pop((prompt, sample)):
+        events, self._held[prompt, sample] = self._held[prompt, sample], []
+        for event in events:
             print_event(self._console, event)
 
 
