@@ -136,7 +136,6 @@ class SessionStore:
                 memory.core,
                 graph.drafter.learns(learn),
                 costs_of(cost),
-                None,
                 self.now_ns(),
             )
         finally:

@@ -1,5 +1,3 @@
-#include "answer_check.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,8 +5,9 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "wire.hpp"
 
-namespace speculant {
+namespace speculant::wire {
 namespace {
 
 constexpr double kMassTolerance = 1e-3;
@@ -21,13 +20,13 @@ void check_token_ids(const char* name, const std::vector<std::uint32_t>& ids, st
                      std::to_string(vocabulary_size) + " tokens");
 }
 
-void check_nodes(const wire::DraftResponse& answer, std::int64_t vocabulary_size) {
+void check_nodes(const DraftResponse& answer, std::int64_t vocabulary_size) {
   const std::size_t num_nodes = answer.draft_tokens.size();
-  wire::expect("draft_tokens", answer.draft_tokens, wire::sum(answer.draft_lengths), "the sum of its lengths");
-  wire::expect("draft_parents", answer.draft_parents, num_nodes, "the number of nodes");
+  expect("draft_tokens", answer.draft_tokens, sum(answer.draft_lengths), "the sum of its lengths");
+  expect("draft_parents", answer.draft_parents, num_nodes, "the number of nodes");
   const auto& probabilities = answer.draft_path_probabilities;
   if (!probabilities.empty()) {
-    wire::expect("draft_path_probabilities", probabilities, num_nodes, "the number of nodes");
+    expect("draft_path_probabilities", probabilities, num_nodes, "the number of nodes");
     // Written so that NaN fails.
     if (!std::all_of(probabilities.begin(), probabilities.end(), [](float p) { return p >= 0.0f && p <= 1.0f; })) {
       throw RequestError("draft_path_probabilities are not all between 0 and 1");
@@ -39,14 +38,14 @@ void check_nodes(const wire::DraftResponse& answer, std::int64_t vocabulary_size
 }
 
 /// Check q of every node, if any were sent.
-void check_proposals(const wire::DraftResponse& answer, std::int64_t vocabulary_size) {
+void check_proposals(const DraftResponse& answer, std::int64_t vocabulary_size) {
   const auto& counts = answer.candidate_counts;
   const auto& ids = answer.candidate_tokens;
   const auto& probabilities = answer.candidate_probabilities;
-  wire::expect("candidate_tokens", ids, wire::sum(counts), "the sum of candidate_counts");
-  wire::expect("candidate_probabilities", probabilities, wire::sum(counts), "the sum of candidate_counts");
+  expect("candidate_tokens", ids, sum(counts), "the sum of candidate_counts");
+  expect("candidate_probabilities", probabilities, sum(counts), "the sum of candidate_counts");
   if (counts.empty()) return;
-  wire::expect("candidate_counts", counts, answer.draft_tokens.size(), "the number of nodes");
+  expect("candidate_counts", counts, answer.draft_tokens.size(), "the number of nodes");
   if (std::find(counts.begin(), counts.end(), 0u) != counts.end()) {
     throw RequestError("a node has an empty distribution");
   }
@@ -99,18 +98,18 @@ void check_tree(std::span<const std::uint32_t> tokens, std::span<const std::uint
 
 }  // namespace
 
-void check_answer(wire::DraftResponse& answer, std::span<const std::int64_t> budgets, std::int64_t vocabulary_size) {
+void check_answer(DraftResponse& answer, std::span<const std::int64_t> budgets, std::int64_t vocabulary_size) {
   const std::size_t count = budgets.size();
-  wire::expect("sequence_statuses", answer.sequence_statuses, count, "the number of sequences");
-  wire::expect("next_positions", answer.next_positions, count, "the number of sequences");
-  wire::expect("draft_lengths", answer.draft_lengths, count, "the number of sequences");
+  expect("sequence_statuses", answer.sequence_statuses, count, "the number of sequences");
+  expect("next_positions", answer.next_positions, count, "the number of sequences");
+  expect("draft_lengths", answer.draft_lengths, count, "the number of sequences");
   if (answer.ended_early.empty()) answer.ended_early.resize(count);
-  wire::expect("ended_early", answer.ended_early, count, "the number of sequences");
+  expect("ended_early", answer.ended_early, count, "the number of sequences");
   check_nodes(answer, vocabulary_size);
   check_proposals(answer, vocabulary_size);
   auto& generations = answer.sequence_generations;
   if (generations.empty()) generations.assign(count, answer.graph_generation);
-  wire::expect("sequence_generations", generations, count, "the number of sequences");
+  expect("sequence_generations", generations, count, "the number of sequences");
   std::size_t first = 0;
   for (std::size_t index = 0; index < count; ++index) {
     const std::uint32_t status = answer.sequence_statuses[index];
@@ -125,4 +124,4 @@ void check_answer(wire::DraftResponse& answer, std::span<const std::int64_t> bud
   }
 }
 
-}  // namespace speculant
+}  // namespace speculant::wire

@@ -9,64 +9,30 @@ namespace speculant {
 namespace {
 
 constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
-// Nodes that are asked for at least where threads help: fewer are drafted before another thread has woken up, which
-// takes 30 to 80 us. A node of a tree takes 2 us, one that is drawn 0.3, one of `greedy` 0.1.
-constexpr int kSpreadTreeNodes = 128, kSpreadNodes = 2048;
-
-bool pays_to_spread(std::span<const GraphDraft> wanted, int num_threads) {
-  if (num_threads < 2 || wanted.size() < 2) return false;
-  int num_nodes = 0;
-  for (const GraphDraft& each : wanted) num_nodes += each.budget;
-  return num_nodes >= kSpreadNodes;
-}
+// Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
+// which takes 30 to 80 us. A node of a tree takes 2 us; one that is drawn 0.3 and one of `greedy` 0.1, so those are
+// never divided.
+constexpr int kSpreadNodes = 128;
 
 }  // namespace
 
 DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, const DraftSettings& settings,
-                            std::size_t max_entries, int num_threads) {
-  const DrawnTreeShape shape{settings.siblings == Siblings::kIndependent, settings.max_branches, settings.max_depth};
-  const auto draw = [&](std::span<GraphDraft> drafts, Distributions& out) -> std::size_t {
-    if (settings.strategy == Strategy::kGreedy) {
-      for (GraphDraft& each : drafts) {
-        each.tokens.resize(static_cast<std::size_t>(each.budget));
-        each.tokens.resize(draft_greedy(trie, each.context, each.tokens));
-        each.parents.resize(each.tokens.size());
-        std::iota(each.parents.begin(), each.parents.end(), 0);
-      }
-      return 0;
-    }
-    // Without q no rule has any use for siblings.
-    if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
-      return draw_chains(trie, drafts, settings.distribution, settings.is_coupled,
-                         settings.omits_proposals ? 0 : max_entries, out);
-    }
-    return draw_trees(trie, drafts, settings.distribution, shape, max_entries, out);
-  };
+                            std::size_t max_entries) {
   DraftBatch batch;
-  const std::size_t count = wanted.size();
-  batch.drafts_apiece = std::max<std::size_t>(count, 1);
-  const auto is_cut = [&](std::size_t needed) { return !settings.omits_proposals && needed > max_entries; };
-  if (pays_to_spread(wanted, num_threads)) {
-    batch.drafts_apiece = (count + static_cast<std::size_t>(num_threads) - 1) / static_cast<std::size_t>(num_threads);
-    const std::size_t num_parts = (count + batch.drafts_apiece - 1) / batch.drafts_apiece;
-    std::vector<std::size_t> needed(num_parts);
-    batch.distributions.resize(num_parts);
-    std::vector<GraphDraft> drawn = wanted;
-    spread(num_threads, num_parts, [&](std::size_t, std::size_t part) {
-      const std::size_t first = part * batch.drafts_apiece;
-      const std::size_t size = std::min(batch.drafts_apiece, count - first);
-      needed[part] = draw(std::span(drawn).subspan(first, size), batch.distributions[part]);
-    });
-    // Where there is not enough for all, it depends on those before a draft where it ends.
-    if (is_cut(std::accumulate(needed.begin(), needed.end(), std::size_t{0}))) {
-      batch.drafts_apiece = count;
-    } else {
-      wanted = std::move(drawn);
+  if (settings.strategy == Strategy::kGreedy) {
+    for (GraphDraft& each : wanted) {
+      each.tokens.resize(static_cast<std::size_t>(each.budget));
+      each.tokens.resize(draft_greedy(trie, each.context, each.tokens));
+      each.parents.resize(each.tokens.size());
+      std::iota(each.parents.begin(), each.parents.end(), 0);
     }
-  }
-  if (batch.drafts_apiece >= count) {
-    batch.distributions.assign(1, {});
-    draw(wanted, batch.distributions.front());
+  } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
+    // Without q no rule has any use for siblings.
+    draw_chains(trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
+                batch.distributions);
+  } else {
+    const DrawnTreeShape shape{settings.siblings == Siblings::kIndependent, settings.max_branches, settings.max_depth};
+    draw_trees(trie, wanted, settings.distribution, shape, max_entries, batch.distributions);
   }
   for (GraphDraft& each : wanted) {
     batch.ended_early.push_back(std::ssize(each.tokens) < each.budget);
@@ -105,27 +71,21 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
       const auto& [sequence, budget, seed, position] = requests[index];
       wanted.push_back({.context = sequence->context, .budget = budget_of(index), .seed = seed, .position = position});
     }
-    batch = draft_from_graph(trie, std::move(wanted), settings, max_entries, num_threads_);
+    batch = draft_from_graph(trie, std::move(wanted), settings, max_entries);
   } else {
     batch.drafts.resize(count);
     batch.ended_early.resize(count);
     batch.proposals.resize(count);
     draft_trees(requests, settings, batch);
   }
-  for (std::size_t index = 0; index < count; ++index) {
-    Draft& draft = batch.drafts[index];
-    const std::size_t size = draft.size();
-    if (settings.min_path_probability > 0.0) draft.leave_out_below(settings.min_path_probability);
-    batch.ended_early[index] |= draft.size() < size;
-    requests[index].sequence->note(draft);
-  }
+  for (std::size_t index = 0; index < count; ++index) requests[index].sequence->note(batch.drafts[index]);
   return batch;
 }
 
 void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSettings& settings, DraftBatch& batch) {
   int num_nodes = 0;
   for (const DraftRequest& request : requests) num_nodes += std::clamp(request.budget, 0, kMaxNodes);
-  const int num_threads = num_nodes < kSpreadTreeNodes ? 1 : num_threads_;
+  const int num_threads = num_nodes < kSpreadNodes ? 1 : num_threads_;
   while (std::ssize(trees_) < num_threads) trees_.push_back(std::make_unique<TreeDrafter>());
   const int max_branches = settings.strategy == Strategy::kAdaptive ? 1 : settings.max_branches;
   spread(num_threads, requests.size(), [&](std::size_t worker, std::size_t index) {
@@ -151,7 +111,7 @@ DraftBatch Drafter::draft_after(std::span<const std::vector<Token>> contexts, st
                         .seed = request.seed,
                         .position = request.position});
     }
-    return draft_from_graph(trie, std::move(wanted), settings, max_entries, num_threads_);
+    return draft_from_graph(trie, std::move(wanted), settings, max_entries);
   }
   const auto memory = std::make_shared<LearnedMemory>(1);
   for (std::size_t index = 0; index < contexts.size(); ++index) {

@@ -27,7 +27,6 @@ struct DraftSettings {
   Strategy strategy = Strategy::kTree;
   SequenceSettings sequence = {};
   int max_depth = 1, max_branches = 1;
-  double min_path_probability = 0.0;  // less probable paths are left out, where there are probabilities
   DistributionOptions distribution = {};
   bool is_coupled = false;
   Siblings siblings = Siblings::kNone;
@@ -49,16 +48,12 @@ struct DraftBatch {
   std::vector<Draft> drafts;
   std::vector<std::uint8_t> ended_early;                    // per draft, whether it has fewer nodes than it could have
   std::vector<std::vector<Distributions::Span>> proposals;  // per draft, of every node where its strategy has q
-  std::vector<Distributions> distributions;                 // of consecutive drafts
-  std::size_t drafts_apiece = 1;                            // how many
-
-  const Distributions& distributions_of(std::size_t index) const { return distributions[index / drafts_apiece]; }
+  Distributions distributions;                              // that all of them name
 };
 
-/// Draft by `greedy` or `sampling`, on threads if there are enough sequences. `max_entries`: most entries of all
-/// distributions together; see draw_chains.
+/// Draft by `greedy` or `sampling`. `max_entries`: most entries of all distributions together; see draw_chains.
 DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, const DraftSettings& settings,
-                            std::size_t max_entries, int num_threads = 1);
+                            std::size_t max_entries);
 
 /// The settings that a StrategyOptions asks for.
 using ReadSettings = std::function<DraftSettings(const std::string& options)>;
@@ -67,7 +62,7 @@ using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 class Drafter {
  public:
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
-  /// Drafts of a batch are made on `num_threads` threads, and are the same on any number.
+  /// Trees of a batch are made on `num_threads` threads, and are the same on any number.
   Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
           int num_threads, ReadSettings read_settings)
       : trie(std::move(trie)),

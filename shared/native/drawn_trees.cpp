@@ -15,7 +15,6 @@
 // further on, so no number is taken twice, and what a rule has seen of one draft says nothing about the next one.
 
 #include <algorithm>
-#include <utility>
 
 #include "graph_drafter.hpp"
 #include "random_stream.hpp"
@@ -40,12 +39,11 @@ class TreeDraws {
   TreeDraws(const Trie& trie, const DistributionOptions& options, const DrawnTreeShape& shape, Distributions& out)
       : trie_(trie), options_(options), shape_(shape), out_(out) {}
 
-  /// Draw one tree; return how many entries the distributions of its nodes have, and how many they would have had to
-  /// have for nothing to be left out.
-  std::pair<std::size_t, std::size_t> draw(GraphDraft& draft, std::size_t max_entries) {
+  /// Draw one tree; return how many entries the distributions of its nodes have.
+  std::size_t draw(GraphDraft& draft, std::size_t max_entries) {
     nodes_.assign(1, {.context = draft.context});
     nodes_[0].capacity = draft.context.order > 0 && shape_.max_depth > 0 ? shape_.max_branches : 0;
-    std::size_t entries = 0, needed = 0;
+    std::size_t entries = 0;
     while (std::ssize(draft.tokens) < draft.budget) {
       const auto cheapest = std::min_element(nodes_.begin(), nodes_.end(), [](const Node& left, const Node& right) {
         return left.capacity > 0 && (right.capacity == 0 || left.price < right.price);
@@ -56,7 +54,6 @@ class TreeDraws {
         find_q(parent);
         if (parent.q.size() == 0) continue;
       }
-      needed = std::max(needed, entries + parent.q.size());
       if (entries + parent.q.size() > max_entries) {
         parent.capacity = 0;
         continue;
@@ -64,7 +61,7 @@ class TreeDraws {
       entries += parent.q.size();
       add_child(draft, static_cast<std::size_t>(cheapest - nodes_.begin()));
     }
-    return {entries, needed};
+    return entries;
   }
 
  private:
@@ -114,16 +111,10 @@ class TreeDraws {
 
 }  // namespace
 
-std::size_t draw_trees(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
-                       const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out) {
+void draw_trees(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
+                const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out) {
   TreeDraws draws(trie, options, shape, out);
-  std::size_t all_needed = 0;
-  for (GraphDraft& draft : drafts) {
-    const auto [entries, needed] = draws.draw(draft, max_entries);
-    max_entries -= entries;
-    all_needed += needed;
-  }
-  return all_needed;
+  for (GraphDraft& draft : drafts) max_entries -= draws.draw(draft, max_entries);
 }
 
 }  // namespace speculant

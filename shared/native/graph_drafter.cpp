@@ -34,10 +34,9 @@ std::size_t draft_greedy(const Trie& trie, Context context, std::span<Token> tok
   return size;
 }
 
-std::size_t draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
-                        bool is_coupled, std::size_t max_entries, Distributions& out) {
+void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options, bool is_coupled,
+                 std::size_t max_entries, Distributions& out) {
   Masses masses;
-  std::size_t needed = 0;
   int deepest = 0;
   const std::size_t start = out.tokens.size();
   for (const GraphDraft& draft : drafts) {
@@ -58,7 +57,6 @@ std::size_t draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const Di
       if (!goes_on(draft)) continue;
       masses.read(trie, draft.context, options);
       const std::size_t kept = out.tokens.size();
-      needed = std::max(needed, kept - start + masses.max_entries(options));
       if (max_entries > 0 && kept - start + masses.max_entries(options) > max_entries) continue;
       const Distributions::Span q = masses.append_to(out, options);
       if (q.size() == 0) continue;
@@ -80,7 +78,6 @@ std::size_t draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const Di
     }
     if (!is_going) break;
   }
-  return needed;
 }
 
 }  // namespace speculant

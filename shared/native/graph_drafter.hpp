@@ -38,13 +38,12 @@ std::size_t draft_greedy(const Trie& trie, Context context, std::span<Token> tok
 /// All take a step before any takes the next one, so that the memory which one needs is on its way while the others are
 /// served. `max_entries`: most entries of all distributions together. A chain ends before one that may not fit, so
 /// before its token is drawn, or the tokens that are there would not be draws any more. 0 keeps no distribution.
-/// Returns how many entries there would have to be for no chain to end so.
-std::size_t draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
-                        bool is_coupled, std::size_t max_entries, Distributions& out);
+void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options, bool is_coupled,
+                 std::size_t max_entries, Distributions& out);
 
 /// Draw a tree for every sequence; drawn_trees.cpp says why it is exact. `max_entries`: most entries of the
-/// distributions of all nodes together, siblings counted apart. Returns the same as draw_chains.
-std::size_t draw_trees(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
-                       const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out);
+/// distributions of all nodes together, siblings counted apart.
+void draw_trees(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
+                const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out);
 
 }  // namespace speculant

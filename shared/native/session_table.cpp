@@ -8,8 +8,7 @@ namespace speculant {
 
 std::shared_ptr<Session> SessionTable::open(std::uint64_t id, ServedDrafter graph, std::string tenant,
                                             std::shared_ptr<LearnedMemory> memory, bool learns,
-                                            std::vector<double> costs, std::optional<std::int64_t> idle_timeout_ns,
-                                            std::int64_t now_ns) {
+                                            std::vector<double> costs, std::int64_t now_ns) {
   if (sessions_.contains(id)) throw RequestError("this session id is in use; choose another, at random for instance");
   if (sessions_.size() >= limits_.max_sessions) {
     const std::string problem = std::to_string(limits_.max_sessions) + " sessions are open; close some";
@@ -21,7 +20,6 @@ std::shared_ptr<Session> SessionTable::open(std::uint64_t id, ServedDrafter grap
       .graph = std::move(graph),
       .tenant = std::move(tenant),
       .sequence = std::move(sequence),
-      .idle_timeout_ns = std::min(idle_timeout_ns.value_or(limits_.idle_timeout_ns), limits_.idle_timeout_ns),
       .last_used_ns = now_ns,
   });
   sessions_[id] = by_use_.insert(by_use_.end(), session);
@@ -35,7 +33,7 @@ std::shared_ptr<Session> SessionTable::look_at(std::uint64_t id) const {
 }
 
 bool SessionTable::use(Session& session, std::int64_t now_ns) {
-  if (now_ns - session.last_used_ns > session.idle_timeout_ns) {
+  if (now_ns - session.last_used_ns > limits_.idle_timeout_ns) {
     end(session, SessionEnd::kIdle);
     return false;
   }
@@ -70,7 +68,7 @@ void SessionTable::end(Session& session, SessionEnd reason) {
 
 void SessionTable::sweep(std::int64_t now_ns) {
   for (const auto& session : std::vector(by_use_.begin(), by_use_.end())) {
-    if (now_ns - session->last_used_ns > session->idle_timeout_ns) end(*session, SessionEnd::kIdle);
+    if (now_ns - session->last_used_ns > limits_.idle_timeout_ns) end(*session, SessionEnd::kIdle);
   }
 }
 

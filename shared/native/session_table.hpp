@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -38,7 +37,7 @@ struct Session {
   ServedDrafter graph;  // the one that it was opened on, and keeps
   std::string tenant;
   std::shared_ptr<Sequence> sequence;
-  std::int64_t idle_timeout_ns, last_used_ns;
+  std::int64_t last_used_ns;
   std::int64_t num_bytes = 0;  // as they were counted last
   std::uint64_t draft_id = 0;  // of its latest draft, which feedback names
   bool is_in_prompt = true;    // no draft was asked for yet: a prompt may come in several steps
@@ -64,10 +63,10 @@ class SessionTable {
   std::int64_t num_bytes() const { return num_bytes_; }
 
   /// Open a session for a new sequence; its number must not be in use. Throws LimitError if there is no capacity
-  /// and no session is idle. `idle_timeout_ns`: a longer one than the server's own is cut to it.
+  /// and no session is idle.
   std::shared_ptr<Session> open(std::uint64_t id, ServedDrafter graph, std::string tenant,
                                 std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs,
-                                std::optional<std::int64_t> idle_timeout_ns, std::int64_t now_ns);
+                                std::int64_t now_ns);
   /// An open session, which is not used by being looked at; null if there is none.
   std::shared_ptr<Session> look_at(std::uint64_t id) const;
   /// Note that a session is used; false if it was idle for too long and has ended.

@@ -265,7 +265,7 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
     part.draft = std::move(batch.drafts[rank]);
     part.ended_early = batch.ended_early[rank] != 0;
     part.proposals = std::move(batch.proposals[rank]);
-    if (!part.proposals.empty()) part.distributions = &batch.distributions_of(rank);
+    if (!part.proposals.empty()) part.distributions = &batch.distributions;
     part.generation = graph.generation;
     for (const auto& span : part.proposals) max_entries -= std::min(max_entries - 1, span.size());
     step.num_empty += part.draft.size() == 0 && request.node_budgets[indices[rank]] > 0;

@@ -22,19 +22,6 @@ void Draft::cut(std::size_t size) {
   if (!probabilities.empty()) probabilities.resize(size);
 }
 
-void Draft::leave_out_below(double probability) {
-  std::vector<std::int32_t> new_index(size() + 1, 0);
-  std::size_t kept = 0;
-  for (std::size_t node = 0; node < probabilities.size(); ++node) {
-    if (probabilities[node] < probability) continue;
-    tokens[kept] = tokens[node];
-    parents[kept] = new_index[static_cast<std::size_t>(parents[node])];
-    probabilities[kept] = probabilities[node];
-    new_index[node + 1] = static_cast<std::int32_t>(++kept);
-  }
-  if (!probabilities.empty()) cut(kept);
-}
-
 std::vector<std::int32_t> Draft::accepted_path(std::span<const Token> followed) const {
   std::vector<std::int32_t> path;
   std::int32_t last = 0;

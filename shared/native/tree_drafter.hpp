@@ -27,8 +27,6 @@ struct Draft {
   void clear() { tokens.clear(), parents.clear(), probabilities.clear(); }
   /// Keep the first nodes.
   void cut(std::size_t size);
-  /// Leave out the paths that are less probable; a path is never more so than the one it goes on from.
-  void leave_out_below(double probability);
   /// The nodes, from 1 on, along which the draft agrees with the tokens that followed.
   std::vector<std::int32_t> accepted_path(std::span<const Token> followed) const;
 };

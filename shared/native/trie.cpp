@@ -6,9 +6,7 @@
 namespace speculant {
 namespace {
 
-constexpr int kTokenBits = 21;
-constexpr std::int64_t kArgmaxOverflow = (1 << (32 - kTokenBits)) - 1;  // an offset that did not fit: look for it
-constexpr std::int64_t kLinearSearch = 4;                               // ranges up to this size are read one by one
+constexpr std::int64_t kLinearSearch = 4;  // ranges up to this size are read one by one
 
 std::span<const std::uint32_t> part(std::span<const std::uint32_t> words, std::int64_t start, std::int64_t size) {
   const auto num_words = static_cast<std::int64_t>(words.size());

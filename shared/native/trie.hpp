@@ -15,8 +15,16 @@ namespace speculant {
 
 using Token = std::int32_t;
 
-/// Token ids are below it; 21 bits of a record hold one.
-inline constexpr Token kMaxVocabulary = (1 << 21) - 1;
+/// Bits of a record that hold a token; ids are below the largest number of so many.
+inline constexpr int kTokenBits = 21;
+inline constexpr std::uint32_t kTokenMask = (1 << kTokenBits) - 1;
+inline constexpr Token kMaxVocabulary = kTokenMask;
+/// The most frequent child's offset if it does not fit: look for it.
+inline constexpr std::int64_t kArgmaxOverflow = (1 << (32 - kTokenBits)) - 1;
+
+/// A suffix link is the last column of every record; those of the last level have no child.
+enum Column { kToken, kCumulative, kChild, kLink };
+
 /// Stands for what is no token, and before the beginning of a sequence; equal to nothing.
 inline constexpr Token kNoToken = -2;
 
@@ -55,8 +63,8 @@ struct Level {
     assert(0 <= node && node <= size);
     return words + node * width;
   }
-  Token token(std::int64_t node) const { return static_cast<Token>(record(node)[0] & kMaxVocabulary); }
-  std::int64_t cumulative(std::int64_t node) const { return record(node)[1]; }
+  Token token(std::int64_t node) const { return static_cast<Token>(record(node)[kToken] & kTokenMask); }
+  std::int64_t cumulative(std::int64_t node) const { return record(node)[kCumulative]; }
   /// How often the n-gram occurs; negative only in a damaged file.
   std::int64_t count(std::int64_t node) const { return cumulative(node + 1) - cumulative(node); }
   std::int64_t total(Range range) const { return cumulative(range.high) - cumulative(range.low); }
@@ -97,7 +105,7 @@ class Trie {
 
   /// The record of `length` >= 2 tokens without the first of them, one level up.
   std::int64_t suffix_link(std::int64_t length, std::int64_t node) const {
-    const std::int64_t link = level(length).record(node)[length <= max_order_ ? kLink : kLeafLink];
+    const std::int64_t link = level(length).record(node)[level(length).width - 1];
     return link < level(length - 1).size ? link : 0;
   }
 
@@ -145,7 +153,6 @@ class Trie {
 
  private:
   static constexpr std::int64_t kInnerWords = 4, kLeafWords = 3;
-  static constexpr std::int64_t kChild = 2, kLink = 3, kLeafLink = 2;
 
   std::int64_t find_unigram(Token token) const;
 

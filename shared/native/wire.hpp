@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -111,5 +112,10 @@ void expect(const char* name, const std::vector<Number>& values, std::uint64_t e
   throw RequestError(std::string(name) + " has " + std::to_string(values.size()) + " entries; " + meaning + " is " +
                      std::to_string(expected));
 }
+
+/// What a client must know of an answer before it verifies a draft: that it breaks no rule of the wire. Fill arrays
+/// that stand for defaults, and check all: a draft that passes can be verified safely. `budgets`: per sequence, most
+/// nodes asked for. `vocabulary_size`: ids of drafts and distributions must be below it. Throws RequestError.
+void check_answer(DraftResponse& answer, std::span<const std::int64_t> budgets, std::int64_t vocabulary_size);
 
 }  // namespace speculant::wire

@@ -134,10 +134,16 @@ class Sequence:
     def num_bytes(self) -> int:
         """Memory that is its own."""
 
+def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
+    """Return the entry of a distribution at a quantile."""
+
+def draw_left(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], is_left: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
+    """Return the entry at a quantile of what is left of a distribution."""
+
 class DraftSettings:
     """How to draft: strategy and siblings by their numbers on the wire."""
 
-    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, min_path_probability: float, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
+    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
         """``sources``: session, corpus, skip-gram, learned, target rows."""
 
 class Drafter:
@@ -147,7 +153,7 @@ class Drafter:
         """
         Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.
 
-        ``num_threads``: that draft for a batch; drafts are the same on any number.
+        ``num_threads``: that draft trees for a batch; drafts are the same on any number.
         ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.
         """
 
@@ -175,12 +181,6 @@ class Drafter:
         Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are
         those of the first tokens drafted.
         """
-
-def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
-    """Return the entry of a distribution at a quantile."""
-
-def draw_left(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], is_left: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
-    """Return the entry at a quantile of what is left of a distribution."""
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:
     """
@@ -305,7 +305,7 @@ class SessionTable:
     def num_bytes(self) -> int:
         """Memory of all sessions."""
 
-    def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, costs: _Sequence[float], idle_timeout_ns: int | None, now_ns: int) -> None:
+    def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, costs: _Sequence[float], now_ns: int) -> None:
         """
         Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no
         capacity, and no session is idle.

@@ -189,8 +189,6 @@ class DraftOptions:
     """Leave the distributions q out."""
     max_depth: int | None = None
     max_branches: int | None = None
-    min_path_probability: float = 0.0
-    """Paths less probable than this are not drafted, where the strategy has probabilities."""
     coupling: CouplingName | None = None
     """See :attr:`SequenceStep.coupling`."""
     siblings: SiblingsName = "none"

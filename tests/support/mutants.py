@@ -51,8 +51,6 @@ class Mutants:
             for name in ("max_depth", "max_branches", "max_candidates"):
                 if self._random.random() < 0.3:
                     setattr(options, name, self.number())
-            if self._random.random() < 0.2:
-                options.min_path_probability = choose([0.1, 1.0, -1.0, 1e30, float("nan"), float("inf")])
             options.coupling = choose([0, 0, 1, 2, 3])
             options.siblings = choose([0, 0, 1, 2, 3])
             options.omit_proposals = self._random.random() < 0.5

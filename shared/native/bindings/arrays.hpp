@@ -11,6 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "trie.hpp"
+
 namespace speculant {
 
 namespace nb = nanobind;
@@ -53,10 +55,17 @@ auto exclusively(Call&& call) {
   return call();
 }
 
+/// A trie, and the memory that it is a view of.
+struct GraphView {
+  GraphView(Vector<const std::uint32_t> words, const Table<const std::int64_t>& table)
+      : words(std::move(words)), trie(as_span(this->words), as_span(table)) {}
+  Vector<const std::uint32_t> words;
+  Trie trie;
+};
+
 void bind_graph(nb::module_& module);
 void bind_sequences(nb::module_& module);
 void bind_drafter(nb::module_& module);
-void bind_draws(nb::module_& module);
 void bind_build(nb::module_& module);
 void bind_verify(nb::module_& module);
 void bind_steps(nb::module_& module);

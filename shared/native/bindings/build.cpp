@@ -7,12 +7,9 @@
 #include <utility>
 
 #include "arrays.hpp"
-#include "builder/check.hpp"
 #include "builder/emit.hpp"
-#include "builder/finish.hpp"
 #include "builder/keys.hpp"
-#include "builder/streams.hpp"
-#include "graph_view.hpp"
+#include "builder/records.hpp"
 
 namespace speculant {
 namespace {

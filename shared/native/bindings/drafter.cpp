@@ -9,7 +9,6 @@
 
 #include "arrays.hpp"
 #include "draft_objects.hpp"
-#include "graph_view.hpp"
 
 namespace speculant {
 namespace {
@@ -27,7 +26,7 @@ nb::list as_drafts(const DraftBatch& batch, Strategy strategy) {
     const Draft& draft = batch.drafts[index];
     nb::object proposals = nothing;
     if (!batch.proposals[index].empty()) {
-      const Distributions& all = batch.distributions_of(index);
+      const Distributions& all = batch.distributions;
       std::vector<std::uint64_t> bounds{0};
       std::vector<std::uint32_t> ids;
       std::vector<float> probabilities;
@@ -65,8 +64,8 @@ void bind_settings(nb::module_& module) {
       .def(
           "__init__",
           [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, int max_depth,
-             int max_branches, double min_path_probability, std::int64_t max_candidates, double temperature,
-             bool is_coupled, int siblings, bool omits_proposals) {
+             int max_branches, std::int64_t max_candidates, double temperature, bool is_coupled, int siblings,
+             bool omits_proposals) {
             if (strategy < 1 || strategy > 6 || strategy == 5 || siblings < 0 || siblings > 2) {
               throw RequestError("no such strategy, or no such siblings");
             }
@@ -74,20 +73,39 @@ void bind_settings(nb::module_& module) {
                                      {sources, static_cast<Strategy>(strategy) > Strategy::kSampling},
                                      max_depth,
                                      max_branches,
-                                     min_path_probability,
                                      {max_candidates, temperature},
                                      is_coupled,
                                      static_cast<Siblings>(siblings),
                                      omits_proposals};
           },
-          nb::kw_only(), "strategy"_a, "sources"_a, "max_depth"_a, "max_branches"_a, "min_path_probability"_a,
-          "max_candidates"_a, "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
+          nb::kw_only(), "strategy"_a, "sources"_a, "max_depth"_a, "max_branches"_a, "max_candidates"_a,
+          "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
           "``sources``: session, corpus, skip-gram, learned, target rows.");
+}
+
+/// Draws from a distribution, as the drafts of a draft model are made by.
+void bind_draws(nb::module_& module) {
+  module.def(
+      "draw",
+      [](const Vector<const float>& probabilities, double quantile) {
+        if (probabilities.size() == 0) throw std::invalid_argument("nothing can be drawn from nothing");
+        return draw(as_span(probabilities), quantile);
+      },
+      "probabilities"_a, "quantile"_a, "Return the entry of a distribution at a quantile.");
+  module.def(
+      "draw_left",
+      [](const Vector<const float>& probabilities, const Vector<const bool>& is_left, double quantile) {
+        if (is_left.size() != probabilities.size()) throw std::invalid_argument("say of every entry if it is left");
+        return draw_left(as_span(probabilities), quantile, [&](std::size_t entry) { return is_left(entry); });
+      },
+      "probabilities"_a, "is_left"_a, "quantile"_a,
+      "Return the entry at a quantile of what is left of a distribution.");
 }
 
 }  // namespace
 
 void bind_drafter(nb::module_& module) {
+  bind_draws(module);
   bind_settings(module);
   nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
       .def(
@@ -100,7 +118,7 @@ void bind_drafter(nb::module_& module) {
           "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
           "settings_of"_a, nb::keep_alive<1, 2>(),
           "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
-          "``num_threads``: that draft for a batch; drafts are the same on any number.\n"
+          "``num_threads``: that draft trees for a batch; drafts are the same on any number.\n"
           "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.")
       .def(
           "open",

@@ -7,7 +7,6 @@
 #include <array>
 
 #include "arrays.hpp"
-#include "graph_view.hpp"
 
 namespace speculant {
 namespace {
@@ -33,8 +32,8 @@ const Level& checked_level(const GraphView& graph, std::int64_t length, std::int
   return graph.trie.level(length);
 }
 
-/// Count how much of a text is known: per order, positions with so many tokens before them; those whose context is known;
-/// those where its most frequent successor follows; and the last two of those where it is the longest known one.
+/// Count how much of a text is known: per order, positions with so many tokens before them; those whose context is
+/// known; those where its most frequent successor follows; and the last two of those where it is the longest known one.
 std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span<const std::uint32_t> ids) {
   constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;
   std::vector<std::array<std::int64_t, 5>> counts(static_cast<std::size_t>(trie.max_order()) + 1);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "answer_check.hpp"
 #include "arrays.hpp"
 #include "draft_objects.hpp"
 #include "errors.hpp"
@@ -195,7 +194,7 @@ nb::object read_answer(const nb::bytes& payload, bool is_enveloped, const std::v
   } catch (const wire::ParseError&) {
     throw RequestError("the answer can't be parsed; check what serves at this address");
   }
-  check_answer(answer, budgets, vocabulary_size);
+  wire::check_answer(answer, budgets, vocabulary_size);
   const nb::list drafts = drafts_of(answer, strategy);
   return nb::make_tuple(answer.graph_generation, answer.draft_id, answer.server_time.ns(),
                         as_numbers(answer.sequence_statuses), as_numbers(answer.next_positions), drafts,

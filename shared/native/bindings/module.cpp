@@ -36,7 +36,6 @@ NB_MODULE(_core, module) {
   bind_graph(module);
   bind_sequences(module);
   bind_drafter(module);
-  bind_draws(module);
   bind_build(module);
   bind_verify(module);
   bind_steps(module);

@@ -1,6 +1,4 @@
 // Every check relies only on what the ones before it have proven, so that damaged arrays are safe to check.
-#include "builder/check.hpp"
-
 #include <algorithm>
 
 #include "builder/records.hpp"

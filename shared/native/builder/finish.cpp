@@ -1,6 +1,6 @@
-#include "builder/finish.hpp"
-
 #include <algorithm>
+
+#include "builder/records.hpp"
 
 namespace speculant {
 namespace {

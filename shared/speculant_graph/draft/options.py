@@ -76,7 +76,6 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
         ),
         max_depth=config.max_depth,
         max_branches=config.max_branches,
-        min_path_probability=options.min_path_probability,
         max_candidates=config.max_candidates,
         temperature=config.temperature,
         is_coupled=options.coupling == "gumbel",

@@ -18,7 +18,7 @@ import numpy as np
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.draft.learning.tables import save_calibration
+from speculant_graph.draft.learning.store import save_calibration
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.build.builder import describe_tokens
 from speculant_graph.graph.build.count import count_tokens, map_tokens

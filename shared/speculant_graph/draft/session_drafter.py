@@ -19,8 +19,7 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.learning.store import LearnedStore, Memory
-from speculant_graph.draft.learning.tables import load_calibration
+from speculant_graph.draft.learning.store import LearnedStore, Memory, load_calibration
 from speculant_graph.draft.options import CALIBRATED, DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
@@ -253,14 +252,6 @@ class SessionDrafter:
                 settings,
                 max_support,
             )
-
-    def num_bytes(self, session_id: int) -> int:
-        """Return the memory that is a sequence's own.
-
-        Raises:
-            DraftRequestError: there is no such sequence.
-        """
-        return self._find(session_id).num_bytes
 
     def close(self, session_id: int) -> None:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""

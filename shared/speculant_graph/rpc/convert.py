@@ -100,8 +100,6 @@ def decode_options(payload: bytes) -> DraftOptions:
         wanted["sources"] = frozenset(name for name, bit in _SOURCE_BITS.items() if message.sources & bit)
         if message.sources >= 2 * max(_SOURCE_BITS.values()):
             raise UnservedRequestError(f"sources {message.sources} are not served; ask for those of SourceBit")
-    if not 0.0 <= message.min_path_probability <= 1.0:  # written so that NaN fails
-        raise DraftRequestError("min_path_probability is no probability; send one from 0 to 1")
     return DraftOptions(**wanted)
 
 

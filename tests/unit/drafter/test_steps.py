@@ -141,7 +141,6 @@ OPTIONS = st.builds(
     omit_proposals=st.sampled_from([False, False, True]),
     max_depth=st.sampled_from([None, 1, 3]),
     max_branches=st.sampled_from([None, 1, 2]),
-    min_path_probability=st.sampled_from([0.0, 0.0, 0.25]),
     temperature=st.sampled_from([None, 0.5]),
     coupling=st.sampled_from([None, "none", "gumbel"]),
     siblings=st.sampled_from(["none", "without-replacement", "independent"]),

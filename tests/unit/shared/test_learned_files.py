@@ -75,7 +75,6 @@ class FilesAgainstLists(RuleBasedStateMachine):
             with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as database:
                 ((num_bytes,),) = database.execute("SELECT coalesce(sum(length(token_ids)), 0) FROM texts")
                 assert num_bytes <= 2 * 4 * self.budget
-        assert self.files.num_bytes() == sum(path.stat().st_size for path in self.folder.iterdir())
 
     @invariant()
     def holds_what_lists_hold(self) -> None:

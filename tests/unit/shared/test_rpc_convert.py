@@ -67,7 +67,6 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         omit_proposals=st.booleans(),
         max_depth=st.none() | st.integers(1, 255),
         max_branches=st.none() | st.integers(1, 64),
-        min_path_probability=st.floats(0, 1, width=32),
         temperature=st.none() | st.floats(0.01, 100),
         sources=st.none() | st.frozensets(st.sampled_from(["corpus", "session", "learned", "recycled"]), min_size=1),
         coupling=st.sampled_from([None, "none", "gumbel"]),

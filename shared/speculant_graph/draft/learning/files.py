@@ -225,10 +225,6 @@ class LearnedFiles:
         """Return a state if there is one."""
         return self._submit(self._read, _name_of(tenant), lambda database: database.get(state)).result()
 
-    def num_bytes(self, tenant: str | None = None) -> int:
-        """Return the size of a tenant's files, or of all; 0 if there are none."""
-        return self._submit(self._size, "*" if tenant is None else _name_of(tenant)).result()
-
     def forget(self, tenant: str) -> None:
         """Remove everything of a tenant from the disk.
 
@@ -327,9 +323,6 @@ class LearnedFiles:
 
     def _path(self, name: str) -> Path:
         return self.folder / (name + _SUFFIX)
-
-    def _size(self, name: str) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob(f"{name}{_SUFFIX}*"))
 
     def _remove(self, name: str) -> None:
         self._close(name)

@@ -1,11 +1,12 @@
 """What accepted text taught: for every tenant a memory that its later sequences draft from.
 
 A tenant's memory holds its own text and nothing of others. Only how reliable kinds of contexts are, a few
-thousand rates, is shared by all.
+thousand rates, is shared by all. ``native/calibration.hpp`` and ``native/target_rows.hpp`` define what is saved.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import threading
 import time
@@ -19,10 +20,10 @@ import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
-from speculant_graph._core import Calibration, LearnedMemory, TargetRows
+from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, Calibration, LearnedMemory, TargetRows
 from speculant_graph.draft.learning.files import LearnedFiles
-from speculant_graph.draft.learning.tables import load_calibration, load_rows, save_calibration, save_rows
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.types import Fingerprint
 
 MAX_TENANTS = 64
@@ -30,6 +31,9 @@ MAX_TENANTS = 64
 from the folder, if there is one."""
 _ROWS_INTERVAL_S = 30.0
 """Rows are a few megabytes for each tenant and change with every token, so they are brought to disk less often."""
+_FORMAT = 1
+_MOST_VISITS = 1.01 / (1.0 - 0.9995)
+"""More than any row can have: a visit counts for that much less after one more."""
 
 _Tables = TypeVar("_Tables")
 
@@ -92,10 +96,6 @@ class LearnedStore:
     def is_failing(self) -> bool:
         """Whether what was learned can't be brought to disk at present."""
         return self._files is not None and self._files.is_failing
-
-    def num_bytes(self, tenant: str | None = None) -> int:
-        """Return the bytes on disk, of one tenant or of all."""
-        return 0 if self._files is None else self._files.num_bytes(tenant)
 
     def has_in_memory(self, tenant: str) -> bool:
         """Return whether :meth:`memory` needs no disk."""
@@ -189,3 +189,63 @@ def _loaded(load: Callable[[bytes], _Tables], saved: bytes | None) -> _Tables | 
     except ConfigError as error:
         logger.warning("{}", error)
         return None
+
+
+def save_calibration(calibration: Calibration) -> bytes:
+    """Return the tables as bytes."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, format=_FORMAT, escapes=calibration.weights, agreements=calibration.bins)
+    return buffer.getvalue()
+
+
+def load_calibration(saved: bytes) -> Calibration:
+    """Make the tables of :func:`save_calibration` again.
+
+    Raises:
+        ConfigError: the bytes are not such tables, or those of another release.
+    """
+    calibration = Calibration()
+    try:
+        with np.load(io.BytesIO(saved), allow_pickle=False) as content:
+            if int(content["format"]) != _FORMAT:
+                raise ValueError("format")
+            for name, table in (("escapes", calibration.weights), ("agreements", calibration.bins)):
+                values = content[name]
+                if values.shape != table.shape or values.dtype != table.dtype:
+                    raise ValueError(name)
+                visits = values[:, :1]
+                # Rounding may lift a sum of probabilities a little above the visits.
+                if not ((visits <= _MOST_VISITS) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
+                    raise ValueError(name)
+                table[:] = values
+    except Exception as error:
+        raise ConfigError("the saved calibration is damaged or of another release; delete it to start anew") from error
+    return calibration
+
+
+def save_rows(table: TargetRows) -> bytes:
+    """Return the rows as bytes."""
+    slots, keys, rows = table.slots()
+    buffer = io.BytesIO()
+    np.savez(buffer, format=_FORMAT, slots=slots, keys=keys, rows=rows.reshape(-1, ROW_DEPTH * ROW_WIDTH))
+    return buffer.getvalue()
+
+
+def load_rows(saved: bytes) -> TargetRows:
+    """Make the rows of :func:`save_rows` again.
+
+    Raises:
+        ConfigError: the bytes are not such rows, or those of another release.
+    """
+    table = TargetRows()
+    try:
+        with np.load(io.BytesIO(saved), allow_pickle=False) as content:
+            version, slots, keys, rows = (content[name] for name in ("format", "slots", "keys", "rows"))
+        if int(version) != _FORMAT or rows.shape != (keys.size, ROW_DEPTH * ROW_WIDTH):
+            raise ValueError("format")
+        if keys.min(initial=0) < 0 or rows.min(initial=-1) < -1 or rows.max(initial=-1) >= MAX_VOCABULARY:
+            raise ValueError("rows")
+        table.restore(slots, keys, rows.astype(np.int32).reshape(-1))
+    except Exception as error:
+        raise ConfigError("the saved rows are damaged or of another release; they will be learned again") from error
+    return table

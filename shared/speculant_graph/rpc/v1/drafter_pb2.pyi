@@ -70,11 +70,10 @@ SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
 SEQUENCE_STATUS_INVALID_TOKEN: SequenceStatus
 
 class StrategyOptions(_message.Message):
-    __slots__ = ("strategy", "max_depth", "max_branches", "min_path_probability", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature")
+    __slots__ = ("strategy", "max_depth", "max_branches", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
-    MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     MAX_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     OMIT_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
@@ -84,14 +83,13 @@ class StrategyOptions(_message.Message):
     strategy: Strategy
     max_depth: int
     max_branches: int
-    min_path_probability: float
     max_candidates: int
     sources: int
     omit_proposals: bool
     coupling: Coupling
     siblings: Siblings
     temperature: float
-    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., min_path_probability: _Optional[float] = ..., max_candidates: _Optional[int] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., max_candidates: _Optional[int] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens")
