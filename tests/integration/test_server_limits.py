@@ -111,7 +111,6 @@ def test_sampling_goes_by_the_position_that_is_told(serve: Serve) -> None:
         ({"strategy": 99}, "UNIMPLEMENTED", "greedy, sampling, adaptive, tree, specexec"),
         ({"sources": 16}, "UNIMPLEMENTED", "sources"),
         ({"max_branches": 65}, "INVALID_ARGUMENT", "max_branches must be less than or equal to 64"),
-        ({"min_path_probability": float("nan")}, "INVALID_ARGUMENT", "min_path_probability"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(serve: Serve, fields: dict[str, object], code: str, said: str) -> None:
