@@ -253,6 +253,14 @@ class SessionDrafter:
                 max_support,
             )
 
+    def num_bytes(self, session_id: int) -> int:
+        """Return the memory that is a sequence's own.
+
+        Raises:
+            DraftRequestError: there is no such sequence.
+        """
+        return self._find(session_id).num_bytes
+
     def close(self, session_id: int) -> None:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
         with self._lock:
