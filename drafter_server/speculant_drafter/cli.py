@@ -40,6 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(server.listen, "--server.listen")
     require_addresses(server.admin_listen, "--server.admin-listen")
     require_port(server.metrics_listen, "--server.metrics-listen")
-    from speculant_drafter.server import run_server
+    from speculant_drafter.server import DrafterServer
+    from speculant_graph.serving.process import serve_until_stopped
 
-    return run_server(server, settings.draft, settings.access)
+    serve_until_stopped(lambda: DrafterServer(server, settings.draft, settings.access), "drafter")
+    return 0

@@ -27,7 +27,6 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.credentials import server_credentials
 from speculant_graph.serving.grpc_endpoint import CallInterceptor, GrpcEndpoint
 from speculant_graph.serving.http import HttpServer, HttpThread
-from speculant_graph.serving.process import serve_until_stopped
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
@@ -219,20 +218,3 @@ class DrafterServer:
         if self._is_stopping:
             return "the drafter is shutting down"
         return "" if self._graphs.is_ready else "graphs are being loaded"
-
-
-def run_server(config: ServerConfig, draft: DraftConfig, access: AccessConfig, limits: Limits = LIMITS) -> int:
-    """Serve until SIGTERM or SIGINT, and read everything again on SIGHUP; return the exit status, 0.
-
-    Args:
-        config: addresses and graphs.
-        draft: what requests leave to the server.
-        access: which clients may call.
-        limits: of calls, messages and sessions.
-
-    Raises:
-        ConfigError: a setting is wrong, or an address is taken.
-        GraphError: a graph can't be loaded.
-    """
-    serve_until_stopped(lambda: DrafterServer(config, draft, access, limits=limits), "drafter")
-    return 0

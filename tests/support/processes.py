@@ -33,17 +33,18 @@ READY_TIMEOUT_S = 240.0
 _SIDECAR = """
 import json
 import sys
-from speculant_drafter.server import run_server
+from speculant_drafter.server import DrafterServer
 from speculant_drafter.sessions import Limits
 from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.log import log_to_stderr
+from speculant_graph.serving.process import serve_until_stopped
 kinds = (ServerConfig, DraftConfig, AccessConfig)
 configs = [kind.model_validate_json(text) for kind, text in zip(kinds, sys.argv[1:])]
 limits = Limits(**json.loads(sys.argv[4]))
 log_to_stderr(*sys.argv[5:])
 try:
-    sys.exit(run_server(*configs, limits))
+    serve_until_stopped(lambda: DrafterServer(*configs, limits=limits), "drafter")
 except SpeculantError as error:
     sys.exit(str(error))
 """

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
+import uvloop
 from loguru import logger
 
 from speculant_graph.errors import SpeculantError
@@ -48,7 +49,7 @@ def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     Raises:
         SpeculantError: it can't be made or started.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(make_server, name))
     if any(thread.name == _UNINTERRUPTIBLE for thread in threading.enumerate()):
         sys.stdout.flush()
@@ -73,14 +74,6 @@ async def in_uninterruptible_thread(function: Callable[[], _T]) -> _T:
 
     threading.Thread(target=call, name=_UNINTERRUPTIBLE, daemon=True).start()
     return await asyncio.wrap_future(outcome)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _serve(make_server: Callable[[], Server], name: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = ["networkx", "pydantic", "pydantic_settings", "speculant_graph.config", "speculant_graph.corpus"]
 HEAVY += ["speculant_graph.draft.session_drafter", "speculant_graph.graph", "tokenizers", "torch"]
 
@@ -18,12 +16,3 @@ def test_a_client_loads_no_graph_and_no_settings() -> None:
     assert {"grpc", "speculant_graph._core"} <= loaded
     assert not loaded & set(HEAVY)
     assert not {name for name in loaded if name.startswith("speculant_graph.draft")}
-
-
-def test_a_drafter_in_this_process_is_there_when_it_is_wanted() -> None:
-    import speculant_graph.client as clients
-    from speculant_graph.client.local import LocalDrafter
-
-    assert clients.LocalDrafter is LocalDrafter
-    with pytest.raises(AttributeError, match="no attribute 'Other'"):
-        clients.Other  # noqa: B018
