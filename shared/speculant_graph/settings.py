@@ -154,9 +154,10 @@ def load_with_sources(
     except ValidationError as error:
         raise _setting_error(error, sources) from error
     except SettingsError as error:
-        reason = str(error).strip().splitlines()[-1]
-        fix = f"lists and tables in variables are JSON; see speculant {command} --help"
-        raise ConfigError(reason, fix=fix) from error
+        reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
+        is_variable = "EnvSettingsSource" in reason
+        advice = "lists and tables in variables are JSON" if is_variable else "correct it"
+        raise ConfigError(reason, fix=f"{advice}; see speculant {command} --help") from error
     return loaded, sources
 
 
@@ -263,11 +264,23 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
 
 
 def _require_known_variables() -> None:
-    """Refuse variables of sections that there are not: what they were to set would be missed by none."""
+    """Refuse variables of sections that there are not, or without the two underscores: they would set nothing."""
+    single = {f"{section}_{name}": (section, name) for section in SECTIONS for name in _fields_of(section)}
     for variable in os.environ:
-        section, separator, _ = variable.lower().removeprefix("speculant_").partition("__")
-        if variable.lower().startswith("speculant_") and separator and section not in SECTIONS:
+        if not variable.lower().startswith("speculant_"):
+            continue
+        setting = variable.lower().removeprefix("speculant_")
+        section, separator, _ = setting.partition("__")
+        if separator and section not in SECTIONS:
             raise _unknown_section(f"the variable {variable}", section)
+        if setting in single:
+            right = "__".join(single[setting]).upper()
+            raise ConfigError(f"the variable {variable} sets nothing", fix=f"write SPECULANT_{right}")
+
+
+def _fields_of(section: str) -> Mapping[str, object]:
+    kind = AllSettings.model_fields[section].annotation
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
 
 
 def _unknown_section(where: str, section: str) -> ConfigError:

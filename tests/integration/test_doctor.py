@@ -39,7 +39,7 @@ def examined(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 
 
 def test_what_is_not_named_is_skipped_and_named(capsys) -> None:
     found = examined(capsys)
-    for check, flag in {"model": "--model", "graph": "--graph-path", "drafter": "--address"}.items():
+    for check, flag in {"model": "--model", "graph": "--graph", "drafter": "--drafter"}.items():
         assert found[check]["status"] == "skip"
         assert flag in found[check]["detail"]
     assert VERSION in found["versions"]["detail"]

@@ -129,7 +129,7 @@ def _look_at_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint])
 def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
     path = settings.graph_path
     if path is None:
-        yield CheckResult("graph", "skip", "not named; --graph-path FILE")
+        yield CheckResult("graph", "skip", "not named; --graph FILE")
         return
     from speculant_graph.cli.graphs import sentence_of
     from speculant_graph.graph.ngrams import NgramGraph
@@ -188,7 +188,7 @@ def _check_drafters(
 ) -> Iterator[CheckResult]:
     """Check every sidecar of a client's settings: a session, and drafts as a verifier would ask for them."""
     if not config.address:
-        yield CheckResult("drafter", "skip", "not named; --address unix:///path/to.sock or host:port")
+        yield CheckResult("drafter", "skip", "not named; --drafter unix:///path/to.sock or host:port")
         return
     from speculant_graph.rpc.addresses import split_addresses
     from speculant_graph.rpc.channel import Endpoint

@@ -41,6 +41,7 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
         ("completions", {"suffix": "x"}, "suffix", "not supported"),
         ("chat/completions", {"max_token": 3, "temprature": 1}, "max_token", "'max_token', 'temprature'"),
         ("chat/completions", {"speculant": {"rule": "follow", "speed": 1}}, "speculant.speed", "not supported here"),
+        ("completions", {"speculation": "on"}, "speculation", "put it into the object speculant"),
         ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
         ("chat/completions", {"max_completion_tokens": 3}, "max_tokens", "differ"),
         ("chat/completions", {"min_tokens": 3}, "min_tokens", "more than max_tokens"),

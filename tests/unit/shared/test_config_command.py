@@ -102,6 +102,7 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
             {"SPECULANT_MOON__K": "3"},
             "SPECULANT_MOON__K is for an unknown section [moon]; it may be: graph",
         ),
+        ("", {"SPECULANT_DRAFT_K": "3"}, "SPECULANT_DRAFT_K sets nothing; write SPECULANT_DRAFT__K"),
         ("", {"SPECULANT_SERVER__WROKERS": "2"}, "config: there is no setting server.wrokers; --help"),
     ],
 )

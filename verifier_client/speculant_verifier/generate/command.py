@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
     """Load what the settings name, with a warning if it drafts nothing."""
     from speculant_verifier.console import quiet_transformers, waiting_for
-    from speculant_verifier.sources import require_sources
+    from speculant_verifier.sources import no_drafts, require_sources
 
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", color):
         require_sources(settings.verifier, settings.graph_path, settings.client)
@@ -97,10 +97,7 @@ def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeD
             record=settings.record,
         )
     if decoder.drafter.state == "off" and settings.draft.k:
-        sys.stderr.write(
-            f"plain decoding: strategy {settings.draft.strategy} needs --graph-path or --address; "
-            "--strategy tree drafts from the sequence itself, too\n"
-        )
+        sys.stderr.write(f"{no_drafts(settings.draft.strategy)}\n")
     return decoder
 
 

@@ -22,7 +22,7 @@ from speculant_graph.errors import (
     UnauthenticatedError,
 )
 from speculant_graph.validation_messages import humanise
-from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
 
 _RETRY_AFTER_S = "1"
 _TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}; no other parts are served'
@@ -129,7 +129,8 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     ]
     if unknown:
         names = ", ".join(f"'{name}'" for name in unknown[:8])
-        message = f"not supported here: {names}; leave it out"
+        is_ours = unknown[0] in SpeculantOptions.model_fields
+        message = f"not supported here: {names}; {'put it into the object speculant' if is_ours else 'leave it out'}"
         return ApiError(400, message, param=unknown[0], code="unsupported_parameter")
     path, problem = paths[0], problems[0]
     if problem["type"] == "json_invalid":

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
+from loguru import logger
+
 from speculant_graph.config import AccessConfig, ServiceConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import LogFormat, log_to_stderr
@@ -41,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
-    from speculant_verifier.sources import require_sources
+    from speculant_verifier.sources import no_drafts, require_sources
 
     require_addresses(settings.service.listen, "--service.listen")
     require_addresses(settings.service.admin_listen, "--service.admin-listen")
@@ -60,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     quiet_transformers()
 
     def make_decoder() -> SpeculativeDecoder:
-        return SpeculativeDecoder(
+        decoder = SpeculativeDecoder(
             settings.graph_path,
             settings.verifier,
             settings.draft,
@@ -69,6 +71,9 @@ def run(arguments: Sequence[str]) -> int:
             draft_model=settings.draft_model,
             record=settings.record,
         )
+        if decoder.drafter.state == "off" and settings.draft.k:
+            logger.warning("{}", no_drafts(settings.draft.strategy))
+        return decoder
 
     def make_learning(decoder: SpeculativeDecoder) -> Learning:
         return Learning(decoder, settings.draft_model, settings.record, settings.train)
