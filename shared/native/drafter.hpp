@@ -19,6 +19,14 @@ namespace speculant {
 /// Numbers of the wire. `kSpecexec` is a tree that costs nothing.
 enum class Strategy : int { kGreedy = 1, kSampling, kAdaptive, kTree, kSpecexec = 6 };
 
+struct StrategyKind {
+  const char* name = nullptr;
+  bool is_from_graph = false;  // alone; others draft from all sources, calibrated
+};
+/// By number; one without a name is no strategy.
+inline constexpr StrategyKind kStrategies[] = {{}, {"greedy", true}, {"sampling", true}, {"adaptive"}, {"tree"},
+                                               {}, {"specexec"}};
+
 /// Numbers of the wire.
 enum class Siblings : int { kNone = 0, kWithoutReplacement, kIndependent };
 
@@ -32,7 +40,7 @@ struct DraftSettings {
   Siblings siblings = Siblings::kNone;
   bool omits_proposals = false;
 
-  bool is_from_graph() const { return strategy <= Strategy::kSampling; }
+  bool is_from_graph() const { return kStrategies[static_cast<std::size_t>(strategy)].is_from_graph; }
 };
 
 /// What is wanted for one sequence.

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from speculant_graph.config import GenerationConfig, VerifierConfig
+from speculant_graph.draft.options import STRATEGIES
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.nasd_drafter import NasdDrafter
@@ -17,7 +18,6 @@ from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
-STRATEGIES = ("greedy", "sampling", "adaptive", "tree", "specexec")
 KINDS = (*STRATEGIES, "nasd", "scripted chain", "scripted tree", "model", "model beside n-grams")
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
 NUM_TOKENS = 24

@@ -164,12 +164,3 @@ def test_what_a_query_asks_for_is_there(samples, location, expression):
 )
 def test_what_is_not_there_is_found(samples, expression, complaint):
     assert complaint in problems(expression, samples)[0]
-
-
-def test_every_metric_of_ours_is_documented(samples):
-    pages = DEPLOY.parent / "docs" / "sidecar.md", DEPLOY.parent / "docs" / "operating.md"
-    text = "".join(page.read_text(encoding="utf-8") for page in pages)
-    told = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name in samples}
-    ours = {name for name in told if name.startswith("speculant_")}
-    named = set(re.findall(r"`(speculant_(?:drafter|verifier)_\w+)`", text))
-    assert ours == named

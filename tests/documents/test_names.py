@@ -119,6 +119,13 @@ def test_metrics_that_are_named_exist(name):
         assert is_module or metric in known_metrics(), f"{name}: {metric}"
 
 
+def test_every_metric_is_documented():
+    pages = read_page("docs/sidecar.md") + read_page("docs/operating.md")
+    named = set(re.findall(r"`(speculant_(?:drafter|verifier)_\w+)`", pages))
+    families = {re.sub(r"_(?:bucket|count|sum)$", "", metric) for metric in known_metrics()}
+    assert named == {metric for metric in families if metric.startswith("speculant_")}
+
+
 @cache
 def tracked() -> tuple[str, ...]:
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)

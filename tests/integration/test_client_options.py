@@ -13,7 +13,7 @@ import pytest
 from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.options import REQUEST_OPTIONS
+from speculant_graph.draft.options import REQUEST_OPTIONS, STRATEGIES
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, SequenceStep
@@ -124,7 +124,7 @@ def test_a_requested_option_is_served(server: LiveServer, small_graph: NgramGrap
     assert served != in_process(small_graph, as_the_sidecar(without))
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "sampling", "adaptive", "tree", "specexec"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_all_options_together(server: LiveServer, small_graph: NgramGraph, strategy: str) -> None:
     config = DraftConfig.model_validate(EVERYTHING | {"strategy": strategy})
     assert over_the_wire(server, config) == in_process(small_graph, config)

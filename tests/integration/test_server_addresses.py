@@ -66,6 +66,15 @@ def test_the_socket_of_a_killed_server_is_replaced(serve: Serve, tmp_path: Path)
     serve().drafter.Draft(step_of(0, [1]))
 
 
+def test_the_socket_of_another_program_is_left_alone(serve: Serve, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(str(tmp_path / "drafter.sock"))
+        another.listen()
+        with pytest.raises(ConfigError, match="another server answers"):
+            serve()
+        assert (tmp_path / "drafter.sock").is_socket()
+
+
 def test_sockets_and_their_folder_are_private(serve: Serve, tmp_path: Path) -> None:
     serve(listen=f"unix://{tmp_path}/new folder/drafter.sock").drafter.Draft(step_of(0, [1]))
     assert (tmp_path / "new folder").stat().st_mode & 0o777 == 0o700

@@ -15,11 +15,9 @@ namespace {
 
 using namespace nb::literals;
 
-constexpr const char* kStrategies[] = {"", "greedy", "sampling", "adaptive", "tree", "", "specexec"};
-
 nb::list as_drafts(const DraftBatch& batch, Strategy strategy) {
   const DraftMaker& maker = DraftMaker::instance();
-  const nb::object name = nb::steal(PyUnicode_InternFromString(kStrategies[static_cast<std::size_t>(strategy)]));
+  const nb::object name = nb::steal(PyUnicode_InternFromString(kStrategies[static_cast<std::size_t>(strategy)].name));
   const nb::object nothing = nb::make_tuple(), no_id = nb::cast(0);
   nb::list drafts;
   for (std::size_t index = 0; index < batch.drafts.size(); ++index) {
@@ -66,11 +64,12 @@ void bind_settings(nb::module_& module) {
           [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, int max_depth,
              int max_branches, std::int64_t max_candidates, double temperature, bool is_coupled, int siblings,
              bool omits_proposals) {
-            if (strategy < 1 || strategy > 6 || strategy == 5 || siblings < 0 || siblings > 2) {
+            const auto number = static_cast<std::size_t>(strategy);  // of a negative one, something large
+            if (number >= std::size(kStrategies) || !kStrategies[number].name || siblings < 0 || siblings > 2) {
               throw RequestError("no such strategy, or no such siblings");
             }
             new (self) DraftSettings{static_cast<Strategy>(strategy),
-                                     {sources, static_cast<Strategy>(strategy) > Strategy::kSampling},
+                                     {sources, !kStrategies[number].is_from_graph},
                                      max_depth,
                                      max_branches,
                                      {max_candidates, temperature},

@@ -17,6 +17,7 @@ _REASONS = {
     errno.EACCES: "this user may not; choose another port, above 1023",
 }
 _BACKLOG = 1_024
+_PROBE_S = 1.0
 
 
 def bind_tcp(address: str, option: str) -> socket.socket:
@@ -58,17 +59,21 @@ def lock_socket(path: Path, option: str) -> int:
         ConfigError: another server has it, or there is something that is no socket.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    taken = ConfigError(f"another server answers on unix://{path}; stop it, or choose another path with {option}")
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.lexists(path):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise ConfigError(f"{path} exists and is not a socket; choose another path with {option}")
+            with socket.socket(socket.AF_UNIX) as probe:  # one of a program that takes no such lock
+                probe.settimeout(_PROBE_S)
+                if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+                    raise taken
             path.unlink()
     except BlockingIOError:
         os.close(lock)
-        taken = f"another server answers on unix://{path}; stop it, or choose another path with {option}"
-        raise ConfigError(taken) from None
+        raise taken from None
     except BaseException:
         os.close(lock)
         raise

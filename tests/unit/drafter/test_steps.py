@@ -17,6 +17,7 @@ from speculant_drafter.metrics import ServerCounts
 from speculant_drafter.service import StepAnswerer
 from speculant_drafter.sessions import Limits, SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError
 from speculant_graph.rpc import convert
@@ -29,7 +30,6 @@ from support.step_reference import ReferenceAnswerer
 
 VOCABULARY_SIZE = 12
 CORPUS = [(index * index + index // 3) % VOCABULARY_SIZE for index in range(700)]
-STRATEGIES = ["greedy", "sampling", "adaptive", "tree", "specexec"]
 
 
 class Server:

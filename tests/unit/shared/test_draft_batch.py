@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.options import DraftOptions
+from speculant_graph.draft.options import STRATEGIES, DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft
@@ -35,7 +35,7 @@ def drafter(graph: NgramGraph) -> SessionDrafter:
 
 @given(
     sequences=SEQUENCES,
-    strategy=st.sampled_from(["greedy", "sampling", "tree", "specexec"]),
+    strategy=st.sampled_from([*STRATEGIES]),
 )
 def test_contexts_are_drafted_as_sequences_that_just_began(
     drafter: SessionDrafter, sequences: list[list[int]], strategy: Any
