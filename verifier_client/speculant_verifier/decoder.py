@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, overload
 
 from speculant_graph.client import LocalDrafter, NullDrafter, client_of
@@ -267,12 +266,7 @@ class SpeculativeDecoder:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 

@@ -109,10 +109,10 @@ class OwnDrafter:
         Raises:
             SpeculantError: it does not start.
         """
-        self._arguments = ["--listen", address, "--graph", str(graph), "--log-level", "WARNING"]
+        self._arguments = ["drafter", "--listen", address, "--graph", str(graph), "--log-level", "WARNING"]
         self.address = address
         self.num_kills = 0
-        self.process = _start("speculant_drafter", self._arguments)
+        self.process = _start("speculant_graph.cli.main", self._arguments)
         self._await_ready()
 
     def kill_and_start(self) -> None:
@@ -121,7 +121,7 @@ class OwnDrafter:
         self.num_kills += 1
         time.sleep(_RESTART_PAUSE_S)
         self.close()
-        self.process = _start("speculant_drafter", self._arguments)
+        self.process = _start("speculant_graph.cli.main", self._arguments)
         self._await_ready()
 
     def close(self) -> None:

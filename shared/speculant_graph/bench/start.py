@@ -85,9 +85,9 @@ def _drafter(graph: Path, folder: Path, environment: Mapping[str, str]) -> tuple
     from speculant_graph.bench.processes import await_health, running_module
 
     address = f"unix://{folder}/drafter.sock"
-    arguments = ["--listen", address, "--server.graph", str(graph), "--log-level", "WARNING"]
+    arguments = ["drafter", "--listen", address, "--server.graph", str(graph), "--log-level", "WARNING"]
     start = time.perf_counter()
-    with running_module("speculant_drafter", arguments, environment) as process:
+    with running_module("speculant_graph.cli.main", arguments, environment) as process:
         seconds = await_health(process, address, interval_s=0.005) - start
         maps = psutil.Process(process.pid).memory_maps(grouped=False)
         resolved = str(graph.resolve())

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
@@ -232,12 +231,7 @@ class DrafterClient:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 

@@ -1,17 +1,19 @@
-"""Several sidecars as one drafter, by a client of each; and what decides between one and several."""
+"""Several sidecars as one drafter, by a client of each; what decides between one and several; and both for asyncio."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, TypeVar, Unpack
 
 from speculant_graph.client.drafter_client import DrafterClient, blocking
+from speculant_graph.errors import SpeculantError
 from speculant_graph.rpc.addresses import split_addresses
 from speculant_graph.types import (
     EMPTY_DRAFT,
@@ -26,6 +28,8 @@ from speculant_graph.types import (
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
     from speculant_graph.draft.cost import CostCurve
+
+_T = TypeVar("_T")
 
 
 class ClientOptions(TypedDict):
@@ -152,12 +156,7 @@ class SidecarFleet:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 
@@ -178,6 +177,58 @@ class SidecarFleet:
             placed.client.finish(session_id)
             client.submit_open(session_id, options, _nothing)  # with its options; its step goes on when that is done
         return client
+
+
+class AsyncDrafterClient:
+    """:class:`~speculant_graph.client.DrafterClient` for tasks, of any event loop.
+
+    Example:
+        >>> async with AsyncDrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
+        ...     await client.open(1)
+        ...     [draft] = await client.draft([SequenceStep(1, [17, 4, 9], node_budget=8)])
+    """
+
+    def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
+        """Make a client, with the options of the threaded one; it connects when the first session is opened.
+
+        Raises:
+            ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
+        """
+        self._client = client_of(config, **options)
+
+    @property
+    def state(self) -> DrafterState:
+        """Whether the last step was answered."""
+        return self._client.state
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the client was made."""
+        return self._client.statistics
+
+    async def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
+        """Begin a session; see the threaded client."""
+        return await _awaited(partial(self._client.submit_open, session_id, options), self._client.open_deadline_s)
+
+    async def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft for a batch within the deadline; never raises, except if it is cancelled itself."""
+        return await _awaited(partial(self._client.submit, steps), self._client.deadline_s)
+
+    async def finish(self, session_id: int) -> None:
+        """End a session without waiting for the drafter."""
+        self._client.finish(session_id)
+
+    async def close(self) -> None:
+        """End all sessions and the connection; waits for the drafter no longer than for an opening."""
+        await asyncio.to_thread(self._client.close)
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
 
 
 def _rank(address: str, session_id: int) -> bytes:
@@ -202,3 +253,29 @@ def _last_of(count: int, finished: Callable[[], None]) -> Callable[[], None]:
 
 def _nothing() -> None:
     """Do nothing: nobody waits."""
+
+
+async def _awaited(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
+    """Wait between the two halves of what a client does, also if the task is cancelled meanwhile."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def resolve() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def finished() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(resolve)
+
+    timer = loop.call_later(timeout_s, resolve)
+    collect = submit(finished)
+    try:
+        await over
+    except asyncio.CancelledError:
+        with suppress(SpeculantError):
+            collect()
+        raise
+    finally:
+        timer.cancel()
+    return collect()
