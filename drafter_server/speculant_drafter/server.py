@@ -18,7 +18,6 @@ from speculant_drafter.service import (
     SERVICE_NAME,
     DrafterAdminService,
     DrafterService,
-    StepAnswerer,
 )
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, ServerConfig
@@ -67,8 +66,7 @@ class DrafterServer:
         self._admin_interceptor = CallInterceptor(policy, limits.max_calls)
         self._graphs = GraphRegistry(config, draft)
         self._sessions = SessionStore(config, self._counts, clock, limits)
-        self._steps = StepAnswerer(draft, self._graphs, self._sessions, self._counts, limits)
-        self._service = DrafterService(self._graphs, self._sessions, self._steps, self._counts)
+        self._service = DrafterService(draft, self._graphs, self._sessions, self._counts, limits)
         self._admin = DrafterAdminService(self._graphs)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._health_names = ["", SERVICE_NAME, ADMIN_SERVICE_NAME]

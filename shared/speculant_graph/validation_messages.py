@@ -13,6 +13,7 @@ _EXPECTED = {
     "string": "text",
     "list": "a list",
     "tuple": "a list",
+    "frozen_set": "a list",
     "dict": "an object",
     "model": "an object",
     "byte_size": "a number of bytes, as 2GB or 512MB",

@@ -15,7 +15,6 @@ import stat
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -55,21 +54,29 @@ def _list_of_all(names: object) -> object:
 
 
 _Text = Annotated[str, Field(min_length=1)]
-_Names = Annotated[list[_Text], BeforeValidator(_list_of_all), Field(min_length=1)]
+_Names = Annotated[frozenset[_Text], BeforeValidator(_list_of_all), Field(min_length=1, strict=False)]
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """A client that is known, and what it may do."""
+class Principal(BaseModel):
+    """A client of the file, and what it may do."""
 
-    name: str
-    """Its name in the access file."""
-    tenants: frozenset[str]
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: _Text
+    token_sha256: Annotated[str, AfterValidator(_digest)] | None = None
+    certificate_name: _Text | None = None
+    tenants: _Names = Field(default_factory=lambda known: frozenset({known["name"]}))
     """Tenants that are its own; "*" among them means all."""
-    graphs: frozenset[str]
+    graphs: _Names = frozenset({ALL})
     """Graphs it may draft from; "*" among them means all."""
-    is_admin: bool
+    admin: bool = False
     """It may use the admin service."""
+
+    @model_validator(mode="after")
+    def _can_be_recognised(self) -> Self:
+        if self.token_sha256 is None and self.certificate_name is None:
+            raise ValueError(f"'{self.name}' has neither token_sha256 nor certificate_name; add one")
+        return self
 
     def require_tenant(self, tenant: str) -> str:
         """Return the tenant that a request means: the one it names, or the only one the client has.
@@ -117,46 +124,22 @@ class Principal:
         Raises:
             AccessError: it is none.
         """
-        if not self.is_admin:
+        if not self.admin:
             raise AccessError("the client is no administrator; set admin = true for it in the access file")
 
 
-ANONYMOUS = Principal(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), is_admin=True)
+ANONYMOUS = Principal.model_construct(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), admin=True)
 """The client of a server without an access file."""
-
-
-class _Entry(BaseModel):
-    """One client of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    name: _Text
-    token_sha256: Annotated[str, AfterValidator(_digest)] | None = None
-    certificate_name: _Text | None = None
-    tenants: _Names | None = None
-    graphs: _Names = [ALL]
-    admin: bool = False
-
-    @model_validator(mode="after")
-    def _can_be_recognised(self) -> Self:
-        if self.token_sha256 is None and self.certificate_name is None:
-            raise ValueError(f"'{self.name}' has neither token_sha256 nor certificate_name; add one")
-        return self
-
-    @property
-    def principal(self) -> Principal:
-        tenants = (self.name,) if self.tenants is None else self.tenants
-        return Principal(self.name, frozenset(tenants), frozenset(self.graphs), self.admin)
 
 
 class _AccessFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    clients: Annotated[list[_Entry], Field(min_length=1)]
+    clients: Annotated[list[Principal], Field(min_length=1)]
 
     @field_validator("clients")
     @classmethod
-    def _are_distinct(cls, clients: list[_Entry]) -> list[_Entry]:
+    def _are_distinct(cls, clients: list[Principal]) -> list[Principal]:
         for key in ("name", "token_sha256", "certificate_name"):
             counts = Counter(getattr(each, key) for each in clients)
             names = [each.name for each in clients if getattr(each, key) is not None and counts[getattr(each, key)] > 1]
@@ -168,7 +151,7 @@ class _AccessFile(BaseModel):
 class AccessPolicy:
     """Identifies clients."""
 
-    def __init__(self, clients: Sequence[_Entry] | None = None) -> None:
+    def __init__(self, clients: Sequence[Principal] | None = None) -> None:
         """Make a policy; :meth:`load` is the usual way.
 
         Args:
@@ -211,14 +194,14 @@ class AccessPolicy:
         if authorization_header is None:
             for client in self._clients:
                 if client.token_sha256 is None and client.certificate_name in certificate_names:
-                    return client.principal
+                    return client
             raise UnauthenticatedError(_UNKNOWN_CLIENT)
         found = self._find_by_token(_bearer_token(authorization_header))
         if found is None or found.certificate_name not in (None, *certificate_names):
             raise UnauthenticatedError(_UNKNOWN_CLIENT)
-        return found.principal
+        return found
 
-    def _find_by_token(self, token: str) -> _Entry | None:
+    def _find_by_token(self, token: str) -> Principal | None:
         digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
         found = None
         for client in self._clients or ():  # all of them, so that the time does not depend on its position
@@ -266,7 +249,7 @@ def _read(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _clients(path: Path, content: dict[str, Any]) -> list[_Entry]:
+def _clients(path: Path, content: dict[str, Any]) -> list[Principal]:
     try:
         return _AccessFile.model_validate(content).clients
     except ValidationError as error:

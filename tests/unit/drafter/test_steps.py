@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from speculant_drafter.graphs import GraphRegistry
 from speculant_drafter.metrics import ServerCounts
-from speculant_drafter.service import StepAnswerer
+from speculant_drafter.service import DrafterService
 from speculant_drafter.sessions import Limits, SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.options import STRATEGIES
@@ -46,13 +46,13 @@ class Server:
         asyncio.run(self.graphs.load_configured())
         self.now_s = 0.0
         self.sessions = SessionStore(self.config, self.counts, lambda: self.now_s, self.limits)
-        self.steps = StepAnswerer(self.draft, self.graphs, self.sessions, self.counts, self.limits)
+        self.service = DrafterService(self.draft, self.graphs, self.sessions, self.counts, self.limits)
 
     def open(self, session_id: int, **wanted: Any) -> None:
         self.sessions.open(session_id, self.graphs.get(""), **wanted)
 
     def step(self, request: StepRequest, principal: Principal = ANONYMOUS) -> pb.StreamDraftResponse:
-        answer = self.steps.answer_enveloped(convert.encode_step(9, request), principal)
+        answer = self.service.answer_enveloped(convert.encode_step(9, request), principal)
         response = pb.StreamDraftResponse.FromString(answer)
         assert response.step_id == 9
         return response
@@ -74,7 +74,7 @@ class Pair:
         for session_id in list(self.slow_drafter._sequences):
             self.slow_drafter.close(session_id)
         self.slow = ReferenceAnswerer(self.server.limits, self.server.draft, self.slow_drafter)
-        self.server.steps._draft_ids = iter(range(1, 1 << 30))
+        self.server.service._draft_ids = iter(range(1, 1 << 30))
 
     def open(self, session_id: int) -> None:
         self.server.open(session_id)
@@ -105,7 +105,7 @@ class Pair:
         return fast
 
     def fast_answer(self, payload: bytes) -> pb.DraftResponse:
-        return pb.DraftResponse.FromString(self.server.steps.answer(payload, ANONYMOUS))
+        return pb.DraftResponse.FromString(self.server.service.answer(payload, ANONYMOUS))
 
     def same_state(self) -> None:
         open_ones = {number: len(session.text) for number, session in self.slow.sessions.items()}
@@ -283,7 +283,7 @@ def test_a_prompt_in_parts_is_not_learned(tmp_path: Path) -> None:
 
 def test_a_stranger_does_not_keep_a_session_from_being_idle(graph_path: Path) -> None:
     server = Server(graph_path, limits={"idle_timeout_s": 10.0})
-    other = Principal("other", frozenset({"other"}), frozenset({"*"}), False)
+    other = Principal(name="other", certificate_name="other")
     server.open(1, tenant="mine")
     server.now_s = 8.0
     server.step(chain_step(1, 0, [3]), other)
@@ -302,9 +302,9 @@ def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
         assert answer.error.code == code
     assert "at most 20" in answer.error.message
     broken = pb.StreamDraftRequest(step_id=9).SerializeToString() + b"\x12\x01\xff"
-    answer = pb.StreamDraftResponse.FromString(server.steps.answer_enveloped(broken, ANONYMOUS))
+    answer = pb.StreamDraftResponse.FromString(server.service.answer_enveloped(broken, ANONYMOUS))
     assert (answer.step_id, answer.error.code) == (9, 3)
     assert server.counts.failed_steps == {"RESOURCE_EXHAUSTED": 1, "INVALID_ARGUMENT": 1}
     with pytest.raises(DraftRequestError, match="can't be parsed"):
-        server.steps.answer_enveloped(b"\x12\x05\xff", ANONYMOUS)
+        server.service.answer_enveloped(b"\x12\x05\xff", ANONYMOUS)
     assert server.counts.steps == 1
