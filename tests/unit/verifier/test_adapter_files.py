@@ -18,7 +18,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import check_adapter, merge, quiet_peft, read_adapter
+from speculant_verifier.draft_model.adapter_files import quiet_peft, read_adapter, with_adapter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.training.command import publish
 from support import training
@@ -42,11 +42,11 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_does_what_peft_does(tmp_path: Path, family: str) -> None:
-    folder = check_adapter(write_adapter(tmp_path, family), base(family), "tiny").folder
+    folder = write_adapter(tmp_path, family)
     plain = logits(base(family))
     with quiet_peft():
         separate = PeftModel.from_pretrained(base(family), str(folder), autocast_adapter_dtype=False)
-    merged = merge(base(family), folder)
+    merged, _ = with_adapter(base(family), "tiny", folder)
     assert type(merged) is type(base(family))
     assert not any("lora" in name for name, _ in merged.named_parameters())
     expected = logits(separate)
@@ -85,20 +85,20 @@ def _truncate(folder: Path) -> None:
     [
         (_spoil_config("base_model_name_or_path", "models/another"), "is for the model 'models/another'"),
         (_spoil_config("use_dora", True), "sets use_dora"),
-        (_spoil_config("target_modules", ["no_such"]), "does not fit"),
+        (_spoil_config("target_modules", ["no_such"]), "can't be added"),
         (_spoil_weights(lambda tensors, name: tensors.pop(name)), "has other weights"),
-        (_spoil_weights(lambda tensors, name: tensors[name].view(-1)[3:4].fill_(float("inf"))), "not finite"),
-        (_truncate, "damaged"),
+        (_spoil_weights(lambda tensors, name: tensors[name].view(-1)[3:4].fill_(float("inf"))), "can't be added"),
+        (_truncate, "can't be added"),
         (shutil.rmtree, "holds no adapter"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, spoil: Any, message: str) -> None:
     folder, model = write_adapter(tmp_path), base()
-    check_adapter(folder, model, "elsewhere/tiny")
+    with_adapter(model, "elsewhere/tiny", folder)
     spoil(folder)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(ConfigError, match=message) as caught:
-        check_adapter(folder, model, "elsewhere/tiny")
+        with_adapter(model, "elsewhere/tiny", folder)
     assert "\n" not in str(caught.value)
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -159,6 +159,6 @@ def test_a_killed_publisher_leaves_the_old_or_the_new(tmp_path: Path) -> None:
             while time.monotonic() < end:  # read while it is replaced
                 seen.add(known[read_adapter(target).digest])
             process.kill()
-        assert known[check_adapter(target, model, "tiny").digest]
+        assert known[with_adapter(model, "tiny", target)[1].digest]
         assert len([path for path in (tmp_path / "legal.d").iterdir() if path.name.isdecimal()]) <= 4
     assert seen == {"a", "b"}

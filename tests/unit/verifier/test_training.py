@@ -14,7 +14,7 @@ from peft import PeftModel
 import speculant_verifier.training.trainer as trainer_module
 from speculant_graph.config import TrainConfig
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import check_adapter, merge, read_adapter
+from speculant_verifier.draft_model.adapter_files import read_adapter, with_adapter
 from speculant_verifier.training.examples import Example, make_example
 from speculant_verifier.training.trainer import Trainer, TrainingResult, train_adapter
 from support.tiny_models import tiny_gpt_oss, tiny_model
@@ -103,7 +103,9 @@ def test_a_training_learns_what_is_repeated_and_what_is_saved_is_what_was_measur
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         PeftModel.from_pretrained(plain, str(result.candidate))
     judges = [make_example(each, 512) for each in result.held_out]
-    again = Trainer(merge(base(), result.candidate), "tiny-llama", CONFIG, tmp_path).evaluate(judges)
+    again = Trainer(with_adapter(base(), "tiny-llama", result.candidate)[0], "tiny-llama", CONFIG, tmp_path).evaluate(
+        judges
+    )
     assert again.loss == pytest.approx(figures.after.loss, rel=1e-5)
     assert again.acceptance == figures.after.acceptance
 
@@ -123,7 +125,7 @@ def test_an_interrupted_training_keeps_the_best_so_far(tmp_path: Path, records, 
     assert isinstance(result.end, (KeyboardInterrupt, SystemExit))
     assert result.figures.num_steps < 10
     assert result.candidate is not None
-    check_adapter(result.candidate, base(), "tiny-llama")
+    with_adapter(base(), "tiny-llama", result.candidate)
 
 
 @pytest.mark.parametrize("learning_rate", [1e4, 1e25])

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from speculant_graph.cli.main import main
 from speculant_graph.config import RecordConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_verifier.draft_model.adapter_files import WEIGHTS_FILE, check_adapter, read_adapter
+from speculant_verifier.draft_model.adapter_files import WEIGHTS_FILE, read_adapter, with_adapter
 from speculant_verifier.records.database import RecordWriter
 from support.tiny_models import tiny_model
 from support.training import recorded
@@ -72,7 +72,7 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     assert "best so far" in run.stderr
     assert info.base == str(checkpoint)
     assert info.tenants == {"a"}
-    check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
+    with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]
 
     weights = output.resolve() / WEIGHTS_FILE
@@ -84,7 +84,7 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     assert "what is published can't be used" in repaired.stderr
     assert "held out: loss" in repaired.stdout
     assert "\ngate: tokens a pass " in repaired.stdout
-    check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
+    with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkp
             time.sleep(wait_s)
             assert process.poll() is None
             process.kill()
-        check_adapter(output, AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint))
+        with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
         assert read_adapter(output).digest == digest
     assert main(["train", *map(str, given), "--epochs", "60"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]  # what they left is gone

@@ -1,4 +1,4 @@
-"""LoRA adapters of a draft model: checked as a whole before anything changes, then added to a model.
+"""LoRA adapters of a draft model: read, and added to a copy of a model, so that one that does not fit changes nothing.
 
 An adapter is a folder in peft's own format, so that other programs load it, too. Beside peft's two files
 ``speculant.json`` records whose text it learned, and how well it did.
@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -55,6 +54,8 @@ class AdapterInfo:
     """Whose text it was trained on, and whose sequences alone it may so draft for; None: all."""
     note: Mapping[str, Any]
     """Figures of its training, as ``speculant.json`` has them."""
+    config: LoraConfig
+    """Its shape."""
 
 
 def read_adapter(folder: Path | str) -> AdapterInfo:
@@ -64,31 +65,30 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
         ConfigError: there is no LoRA adapter, or one that does more than plain LoRA.
     """
     path = Path(folder).resolve()
-    if not path.is_dir():
-        raise ConfigError(f"{folder} holds no adapter, it is no folder; give one that 'speculant train' wrote")
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
         raise ConfigError(f"{folder} holds no adapter, it has no {missing[0]}; give one that 'speculant train' wrote")
-    config = _read_json(path / CONFIG_FILE)
+    content = _read_json(path / CONFIG_FILE)
     note = _read_json(path / NOTE_FILE) if (path / NOTE_FILE).is_file() else {}
     with (path / WEIGHTS_FILE).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    _lora_config(path, config)
-    base = str(config.get("base_model_name_or_path") or "")
     tenants = note.get("tenants")
-    if tenants is not None and not (isinstance(tenants, list) and all(isinstance(each, str) for each in tenants)):
-        raise ConfigError(
-            f"{path / NOTE_FILE} does not name whose adapter it is, tenants is no list of names. {_AGAIN}"
-        )
-    return AdapterInfo(path, digest, base, None if tenants is None else frozenset(tenants), note)
+    return AdapterInfo(
+        folder=path,
+        digest=digest,
+        base=str(content.get("base_model_name_or_path") or ""),
+        tenants=None if tenants is None else frozenset(tenants),
+        note=note,
+        config=_lora_config(path, content),
+    )
 
 
-def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) -> AdapterInfo:
-    """Prove that an adapter belongs to a model; neither is changed.
+def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
+    """Return a copy of a model with an adapter added to its weights, which costs nothing per pass.
 
     Args:
-        folder: the adapter.
-        model: the loaded base, with or without another adapter.
+        model: the base, as it was loaded; it stays so.
         base_name: the name or folder it was loaded from.
+        folder: the adapter.
 
     Raises:
         ConfigError: it was trained for another model, its tensors are not those of this model, or not all numbers are
@@ -100,32 +100,20 @@ def check_adapter(folder: Path | str, model: PreTrainedModel, base_name: str) ->
     # A model may be moved to another folder, or downloaded from the hub into one.
     if info.base and Path(info.base).name != Path(base_name).name:
         raise ConfigError(f"the adapter {folder} is for the model '{info.base}', not for '{base_name}'; {another}")
-    expected = _expected_shapes(info.folder, model)
     try:
         tensors = load_file(info.folder / WEIGHTS_FILE)
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"the weights of adapter {folder} are damaged: {sentence(error)} {_AGAIN}") from error
-    for name in sorted(tensors.keys() | expected.keys()):
-        if name not in tensors or tensors[name].shape != expected.get(name):
-            raise ConfigError(
-                f"the adapter {folder} has other weights than '{base_name}' needs, first {name}; {another}"
-            )
-        if not tensors[name].isfinite().all():
-            raise ConfigError(f"the adapter {folder} has numbers in {name} that are not finite; copy or train it again")
-    return info
-
-
-def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Add a checked adapter to the weights of a model that has none: no cost per pass, and no way back but loading.
-
-    Args:
-        model: as it was loaded: of weights with an adapter in them the next one would be a sum. It is changed.
-        folder: :attr:`AdapterInfo.folder`.
-    """
-    with quiet_peft():
-        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True)
+        # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
+        with quiet_peft():
+            adapted = get_peft_model(copy.deepcopy(model), info.config)
+            is_whole = tensors.keys() == get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+            set_peft_model_state_dict(adapted, tensors)
+            merged = adapted.merge_and_unload(safe_merge=True)
+    except (SafetensorError, OSError, RuntimeError, MemoryError, TypeError, ValueError) as error:
+        raise ConfigError(f"adapter {folder} can't be added to '{base_name}': {sentence(error)} {_AGAIN}") from error
+    if not is_whole:
+        raise ConfigError(f"the adapter {folder} has other weights than '{base_name}' needs; {another}")
     assert isinstance(merged, PreTrainedModel)
-    return merged
+    return merged, info
 
 
 def require_plain(model: PreTrainedModel) -> None:
@@ -158,12 +146,9 @@ def add_to_note(folder: Path, figures: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be read: {sentence(error)} Copy it again.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object; copy it again")
-    return content
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read: {sentence(error)} {_AGAIN}") from error
 
 
 def _lora_config(folder: Path, content: dict[str, Any]) -> LoraConfig:
@@ -177,15 +162,3 @@ def _lora_config(folder: Path, content: dict[str, Any]) -> LoraConfig:
         return LoraConfig(**{name: content[name] for name in _SHAPING & content.keys()})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{folder / CONFIG_FILE} is damaged: {sentence(error)} {_AGAIN}") from error
-
-
-def _expected_shapes(folder: Path, model: PreTrainedModel) -> dict[str, torch.Size]:
-    """Return names and shapes of an adapter's tensors, as peft makes them for a copy of the model without numbers."""
-    config = _lora_config(folder, _read_json(folder / CONFIG_FILE))
-    try:
-        with torch.device("meta"), quiet_peft():
-            adapted = get_peft_model(type(model)(copy.deepcopy(model.config)), config, low_cpu_mem_usage=True)
-        state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"adapter {folder} does not fit the model: {sentence(error)} Train one for it.") from error
-    return {name: tensor.shape for name, tensor in state.items()}

@@ -7,7 +7,6 @@ fewer of its first tokens than the one before was about its latest. The output c
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from pathlib import Path
 from loguru import logger
 
 from speculant_graph.config import DraftModelConfig
-from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.drafter import HIT_WINDOW, ModelDrafter
 from speculant_verifier.model import TargetModel
@@ -167,12 +165,13 @@ class Adapters:
             logger.warning("{}", error)
 
     def _load(self, name: str, folder: Path) -> Adapter:
-        try:
-            adapter, model = self._loaded(name, folder)
-        except (RuntimeError, MemoryError, ValueError) as error:  # of torch, such as memory that has ended
-            raise ConfigError(
-                f"adapter '{name}' can't be loaded: {sentence(error)} What serves is unchanged."
-            ) from error
+        adapter, model = BASE, self._base
+        if name:
+            from speculant_verifier.draft_model.adapter_files import with_adapter
+
+            adapted, info = with_adapter(self._base.model, self._config.name, folder)
+            adapter = Adapter(name, str(info.folder), info.digest, info.tenants)
+            model = self._base.with_weights(adapted)
         present = self._present
         if (adapter.digest, adapter.tenants) == (present.digest, present.tenants):
             return present  # a swap would lose what there is to go back to
@@ -184,16 +183,6 @@ class Adapters:
         self._drafter.swap(model, tenants)
         logger.info("the draft model now has {}", described(adapter))
         return adapter
-
-    def _loaded(self, name: str, folder: Path) -> tuple[Adapter, TargetModel]:
-        if not name:
-            return BASE, self._base
-        from speculant_verifier.draft_model.adapter_files import check_adapter, merge
-
-        info = check_adapter(folder, self._base.model, self._config.name)
-        # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
-        adapted = merge(copy.deepcopy(self._base.model), info.folder)
-        return Adapter(name, str(info.folder), info.digest, info.tenants), self._base.with_weights(adapted)
 
 
 def _share(hits: tuple[int, int]) -> float | None:

@@ -108,15 +108,15 @@ def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel
     Raises:
         ConfigError: the one that the settings name is not of this model.
     """
-    from speculant_verifier.draft_model.adapter_files import check_adapter
+    from speculant_verifier.draft_model.adapter_files import with_adapter
 
     if draft_model.adapter:
         named = draft_model.adapters.get(draft_model.adapter, Path(draft_model.adapter))
-        return check_adapter(named, model, draft_model.name).folder
+        return with_adapter(model, draft_model.name, named)[1].folder
     if not output.exists():
         return None
     try:
-        return check_adapter(output, model, draft_model.name).folder
+        return with_adapter(model, draft_model.name, output)[1].folder
     except ConfigError as error:
         logger.warning("what is published can't be used, a new adapter must be better than none: {}", error)
         return None

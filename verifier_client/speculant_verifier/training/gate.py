@@ -22,7 +22,7 @@ from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConf
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import TokenId
 from speculant_verifier.draft_model import ModelDrafter
-from speculant_verifier.draft_model.adapter_files import check_adapter, merge
+from speculant_verifier.draft_model.adapter_files import with_adapter
 from speculant_verifier.draft_model.opening import load_base
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
@@ -269,5 +269,5 @@ def _load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel
     """Load a draft model, with an adapter added to its weights or without."""
     model, fingerprint = load_base(config)
     if adapter is not None:
-        model = merge(model, check_adapter(adapter, model, config.name).folder)
+        model, _ = with_adapter(model, config.name, adapter)
     return TargetModel(model, None, config.name, fingerprint)
