@@ -84,6 +84,13 @@ class CommandSettings(BaseSettings):
     """TOML file with settings; without it speculant.toml in this folder, if there is one."""
 
 
+class ReportingSettings(CommandSettings):
+    """Base of the settings of commands that report figures, for people and for programs."""
+
+    json_output: bool = False
+    """Print one JSON object as the last line."""
+
+
 class AllSettings(CommandSettings):
     """Every section there is."""
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import BenchSettings, alternate, print_report, show_build
+from speculant_graph.bench.report import alternate, print_report, show_build
 from speculant_graph.config import GraphConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import TypedPath, load_settings
+from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
 
 if TYPE_CHECKING:
     from speculant_graph.types import Fingerprint
@@ -29,7 +29,7 @@ Counts = Mapping[tuple[int, ...], Mapping[int, int]]
 _ROUNDS = 2
 
 
-class BenchBuildSettings(BenchSettings):
+class BenchBuildSettings(ReportingSettings):
     """Build a graph, and count the words of Python's own sources against a dict of dicts."""
 
     corpus: CliVariadicArg[list[TypedPath]]
@@ -53,8 +53,6 @@ def run(arguments: Sequence[str]) -> int:
     token_ids, fingerprint = words_of_standard_library(settings.dict_tokens)
     figures = built | {
         "tokens_per_cpu_s": round(built["tokens"] / built["count_cpu_s"]),
-        "bytes_per_node": round(built["file_bytes"] / built["nodes"], 2),
-        "bytes_per_token": round(built["file_bytes"] / built["tokens"], 2),
         **compare_counting(token_ids[: settings.dict_tokens], fingerprint, settings.graph.max_order),
     }
     print_report("build", figures, arguments, as_json=settings.json_output)
@@ -70,18 +68,9 @@ def _built(files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         path = Path(folder, "graph.pkl")
         metadata = builder.build(files, path, progress=show_build(), calibrate=pretrain).metadata
-        file_bytes = path.stat().st_size
+        summary = metadata.summary(path.stat().st_size)
     assert builder.report is not None
-    return {
-        "tokens": metadata.num_tokens,
-        "documents": metadata.num_documents,
-        "files": len(metadata.corpus_files),
-        "text_bytes": sum(file.size_bytes for file in metadata.corpus_files),
-        "max_order": metadata.max_order,
-        "file_bytes": file_bytes,
-        "nodes": sum(metadata.nodes_per_level),
-        **asdict(builder.report),
-    }
+    return summary | asdict(builder.report)
 
 
 def compare_counting(token_ids: list[int], fingerprint: Fingerprint, max_order: int) -> dict[str, float]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import COMMAS, EACH_ONCE, BenchSettings, begin, print_report, show_build
+from speculant_graph.bench.report import COMMAS, EACH_ONCE, begin, print_report, show_build
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import TypedPath, load_settings
+from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
 from speculant_graph.view.formatting import counted
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class BenchReplaySettings(BenchSettings):
+class BenchReplaySettings(ReportingSettings):
     """Replay recorded outputs as a greedy model would write them, and count the steps that drafts save.
 
     A step drafts at most so many nodes, keeps the longest path that agrees with the record and goes on one token behind

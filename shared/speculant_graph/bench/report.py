@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from speculant_graph.machine import describe_machine
-from speculant_graph.settings import CommandSettings
 from speculant_graph.view.formatting import PHASE_LABELS
 
 if TYPE_CHECKING:
@@ -30,13 +29,6 @@ T = TypeVar("T")
 
 _PLAIN_WIDTH = 160
 """Columns of what is no terminal."""
-
-
-class BenchSettings(CommandSettings):
-    """Base of the settings of every bench."""
-
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def begin(label: str) -> Tell:

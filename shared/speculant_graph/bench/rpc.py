@@ -20,7 +20,7 @@ from pydantic_settings import SettingsConfigDict
 
 from speculant_graph.bench import echo
 from speculant_graph.bench.processes import OwnDrafter, running_module
-from speculant_graph.bench.report import COMMAS, EACH_ONCE, BenchSettings, alternate, begin, print_report
+from speculant_graph.bench.report import COMMAS, EACH_ONCE, alternate, begin, print_report
 from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
 from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
@@ -31,7 +31,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
 from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepRequest
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.types import DraftOptions, SequenceStep
 
 _TOKENS_PER_STEP = 4
@@ -49,7 +49,7 @@ Servers = Mapping[str, tuple[str, psutil.Process]]
 """``drafter`` and ``echo``: address and process."""
 
 
-class BenchRpcSettings(BenchSettings):
+class BenchRpcSettings(ReportingSettings):
     """Draft over the wire for sequences that grow, and time each step.
 
     The drafter runs in its own process, on a core of its own where there are two. In the same run, in interleaved

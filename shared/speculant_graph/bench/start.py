@@ -15,15 +15,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.report import BenchSettings, print_report
-from speculant_graph.settings import load_settings
+from speculant_graph.bench.report import print_report
+from speculant_graph.settings import ReportingSettings, load_settings
 
 _IMPORT_CLIENT = (
     "import time; start = time.perf_counter(); import speculant_graph.client; print(time.perf_counter() - start)"
 )
 
 
-class BenchStartSettings(BenchSettings):
+class BenchStartSettings(ReportingSettings):
     """Start a sidecar again and again, at first as on a machine where it never ran, until it serves.
 
     The first start finds the bytecode of the packages that pip has installed, none of ours, and no caches. Beside it

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.view.formatting import printable
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

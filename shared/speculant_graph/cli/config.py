@@ -11,7 +11,6 @@ from typing import Any, Literal
 from pydantic import SecretStr
 from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.config import Config
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import (
@@ -23,6 +22,7 @@ from speculant_graph.settings import (
     load_with_sources,
     origin_of,
 )
+from speculant_graph.view.formatting import printable
 
 _MASK = "********"
 

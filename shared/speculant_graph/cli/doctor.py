@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.settings import DEFAULT_FILE, AllSettings, CommandSettings, config_file, load_settings
 from speculant_graph.types import Fingerprint, SequenceStep
 from speculant_graph.version import VERSION
+from speculant_graph.view.formatting import printable
 
 if TYPE_CHECKING:
     from speculant_graph.rpc.channel import Endpoint

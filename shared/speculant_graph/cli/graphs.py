@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.config import GraphConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import num_cores
-from speculant_graph.settings import CommandSettings, TypedPath, load_settings
-from speculant_graph.view.formatting import PHASE_LABELS, counted
+from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.view.formatting import PHASE_LABELS, counted, printable
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 
-class BuildSettings(CommandSettings):
+class BuildSettings(ReportingSettings):
     """Count a corpus into a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
@@ -37,8 +36,6 @@ class BuildSettings(CommandSettings):
     JSON; patterns such as 'docs/**/*.md'; '-' for standard input."""
     output: Path = Path("graph.pkl")
     """Where the graph goes. An older file there stays intact until the new one is complete."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()
     """How to build."""
 
@@ -57,7 +54,7 @@ def build(arguments: Sequence[str]) -> int:
     return 0
 
 
-class UpdateSettings(CommandSettings):
+class UpdateSettings(ReportingSettings):
     """Add text to a graph: the result is what a build of all the text would have made."""
 
     path: CliPositionalArg[Path]
@@ -66,8 +63,6 @@ class UpdateSettings(CommandSettings):
     """New files, folders, patterns; '-' for standard input. They follow what was counted before."""
     output: Path | None = None
     """Where the new graph goes; without it, it replaces the old one when it is complete."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()
     """How to read and count; tokenizer, orders, boundaries and special tokens are the graph's."""
 
@@ -87,7 +82,7 @@ def update(arguments: Sequence[str]) -> int:
     return 0
 
 
-class MergeSettings(CommandSettings):
+class MergeSettings(ReportingSettings):
     """Put two graphs together: the result is what a build of the first corpus and then the second would have made."""
 
     first: CliPositionalArg[Path]
@@ -96,8 +91,6 @@ class MergeSettings(CommandSettings):
     """Graph file of the same tokenizer, orders and boundaries; its text follows the first one's."""
     output: Path
     """Where the graph of both goes; it may be one of them."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def merge(arguments: Sequence[str]) -> int:
@@ -114,7 +107,7 @@ def merge(arguments: Sequence[str]) -> int:
     return 0
 
 
-class PruneSettings(CommandSettings):
+class PruneSettings(ReportingSettings):
     """Drop n-grams that occur rarely. What remains is exact, but the graph can't be updated or merged any more."""
 
     path: CliPositionalArg[Path]
@@ -123,8 +116,6 @@ class PruneSettings(CommandSettings):
     """Where the smaller graph goes; it may be the same file."""
     min_count: int = Field(2, ge=2)
     """N-grams that occur less often are dropped; the file remembers it."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def prune(arguments: Sequence[str]) -> int:
@@ -142,7 +133,7 @@ def prune(arguments: Sequence[str]) -> int:
     return 0
 
 
-class ExportSettings(CommandSettings):
+class ExportSettings(ReportingSettings):
     """Write a graph as llama.cpp's lookup cache.
 
     It is for 'llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE'.
@@ -156,8 +147,6 @@ class ExportSettings(CommandSettings):
     """Contexts that occur less often are left out, for a smaller file."""
     min_share: float = Field(0.6, ge=0.0, le=1.0)
     """Contexts are left out whose most frequent successor makes up less of what followed them."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -222,16 +211,7 @@ def _print_graph(
     if json_output:
         summary = {
             "output": str(output),
-            "file_bytes": output.stat().st_size,
-            "files": len(metadata.corpus_files),
-            "text_bytes": sum(file.size_bytes for file in metadata.corpus_files),
-            "documents": metadata.num_documents,
-            "tokens": metadata.num_tokens,
-            "max_order": metadata.max_order,
-            "nodes": sum(metadata.nodes_per_level),
-            "nodes_per_level": list(metadata.nodes_per_level),
-            "contexts_per_order": list(metadata.contexts_per_order),
-            "calibration_bytes": len(metadata.calibration),
+            **metadata.summary(output.stat().st_size),
             **(dataclasses.asdict(report) if report else {}),
             **facts,
         }

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.cli.terminal import checked_prompt, printable
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
-from speculant_graph.settings import CommandSettings, load_settings
-from speculant_graph.view.formatting import counted
+from speculant_graph.settings import ReportingSettings, load_settings
+from speculant_graph.view.formatting import checked_prompt, counted, printable
 
 if TYPE_CHECKING:
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.ngrams import NgramGraph
 
 
-class InspectSettings(CommandSettings):
+class InspectSettings(ReportingSettings):
     """Show what a graph file holds, what it would draft, and how much of a text it knows."""
 
     path: CliPositionalArg[Path]
@@ -36,8 +35,6 @@ class InspectSettings(CommandSettings):
     """How many n-grams of each length and successors of each context are shown."""
     verify: bool = False
     """Check every array against its checksum, and that all of it fits together."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
     graph: GraphConfig = GraphConfig()
     """How the text of --coverage is read, special tokens as for the graph; tokenizer: the graph's, if it is no longer
     where the graph was built."""
@@ -58,7 +55,12 @@ def run(arguments: Sequence[str]) -> int:
     graph = NgramGraph.load(settings.path, verify=is_read, complete=settings.verify)
     files = None if settings.coverage is None else list_corpus_files(settings.coverage)
     tokenizer, problem = _tokenizer(graph, settings.graph, is_needed=is_read)
-    report = _describe(graph, settings.path, settings.top, tokenizer) | {"verified": settings.verify}
+    report = {
+        "path": str(settings.path),
+        **graph.metadata.summary(settings.path.stat().st_size),
+        "top_ngrams": _frequent(graph, settings.top, tokenizer),
+        "verified": settings.verify,
+    }
     _show_graph(report, problem)
     if prompt is not None:
         assert tokenizer is not None
@@ -90,47 +92,15 @@ def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tu
         return None, str(error)
 
 
-def _describe(graph: NgramGraph, path: Path, num_top: int, tokenizer: CorpusTokenizer | None) -> dict[str, Any]:
-    """Return sizes, origin and frequent n-grams of a graph; texts are None without a tokenizer."""
-    metadata = graph.metadata
-    file_bytes, nodes = path.stat().st_size, sum(graph.trie.nodes_per_level)
-    return {
-        "path": str(path),
-        "file_bytes": file_bytes,
-        "tokens": metadata.num_tokens,
-        "documents": metadata.num_documents,
-        "max_order": metadata.max_order,
-        "nodes": nodes,
-        "nodes_per_level": list(metadata.nodes_per_level),
-        "bytes_per_node": round(file_bytes / max(1, nodes), 2),
-        "bytes_per_token": round(file_bytes / metadata.num_tokens, 2),
-        "contexts_per_order": list(metadata.contexts_per_order),
-        "transitions_per_order": list(metadata.transitions_per_order),
-        "tokenizer": metadata.tokenizer.name,
-        "tokenizer_revision": metadata.tokenizer_revision,
-        "tokenizer_sha256": metadata.tokenizer.sha256,
-        "vocabulary_size": metadata.tokenizer.vocabulary_size,
-        "document_boundaries": metadata.document_boundaries,
-        "special_tokens": metadata.special_tokens,
-        "min_count": metadata.min_count,
-        "built_at": metadata.built_at,
-        "build_seconds": metadata.build_seconds,
-        "library_version": metadata.library_version,
-        "calibration_bytes": len(metadata.calibration),
-        "corpus_files": len(metadata.corpus_files),
-        "corpus_bytes": sum(file.size_bytes for file in metadata.corpus_files),
-        "top_ngrams": [
-            [
-                {
-                    "token_ids": list(ngram),
-                    "text": None if tokenizer is None else tokenizer.decode(ngram),
-                    "count": count,
-                }
-                for ngram, count in graph.most_common(num_top, length)
-            ]
-            for length in range(1, graph.max_order + 2)
-        ],
-    }
+def _frequent(graph: NgramGraph, num_top: int, tokenizer: CorpusTokenizer | None) -> list[list[dict[str, Any]]]:
+    """Return the most frequent n-grams of every length; texts are None without a tokenizer."""
+    return [
+        [
+            {"token_ids": list(ngram), "text": None if tokenizer is None else tokenizer.decode(ngram), "count": count}
+            for ngram, count in graph.most_common(num_top, length)
+        ]
+        for length in range(1, graph.max_order + 2)
+    ]
 
 
 def _explain(
@@ -216,14 +186,14 @@ def _show_graph(report: dict[str, Any], tokenizer_problem: str) -> None:
     kept = "all" if report["min_count"] == 1 else f"those seen at least {report['min_count']} times"
     borders = "none across document borders" if report["document_boundaries"] else "also across document borders"
     revision = f", revision {report['tokenizer_revision'][:12]}" if report["tokenizer_revision"] else ""
-    corpus = counted(report["corpus_files"], "file") if report["corpus_files"] else "token ids"
+    corpus = counted(report["files"], "file") if report["files"] else "token ids"
     for name, text in {
         "size": f"{report['file_bytes'] / 1e6:.1f} MB, {counted(report['tokens'], 'token')}, "
         f"{counted(report['nodes'], 'n-gram')}, {report['bytes_per_node']} bytes per n-gram, "
         f"{report['bytes_per_token']} per token",
         "built": f"{report['built_at']} by speculant-graph {report['library_version']} "
         f"in {report['build_seconds']:.1f} s",
-        "corpus": f"{corpus} ({report['corpus_bytes'] / 1e6:.1f} MB), {counted(report['documents'], 'document')}, "
+        "corpus": f"{corpus} ({report['text_bytes'] / 1e6:.1f} MB), {counted(report['documents'], 'document')}, "
         f"special tokens: {report['special_tokens']}",
         "n-grams": f"{kept}, {borders}",
         "calibration": f"{report['calibration_bytes']:,} bytes",

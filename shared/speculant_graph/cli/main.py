@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.extras import missing_extra
+from speculant_graph.view.formatting import printable
 
 COMMANDS = {
     "build": ("speculant_graph.cli.graphs:build", "build", "count a corpus into a graph file"),

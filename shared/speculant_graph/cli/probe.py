@@ -11,9 +11,9 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import NoReturn
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
+from speculant_graph.view.formatting import printable
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 0.2

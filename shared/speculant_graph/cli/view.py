@@ -11,15 +11,14 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.cli.terminal import checked_prompt, printable
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.types import StrategyName
-from speculant_graph.view.formatting import counted
+from speculant_graph.view.formatting import checked_prompt, counted, printable
 from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, Question
 
 
-class ViewSettings(CommandSettings):
+class ViewSettings(ReportingSettings):
     """Save the explorer's page with what a graph knows after a text: one file, which a browser opens anywhere."""
 
     path: CliPositionalArg[Path]
@@ -36,8 +35,6 @@ class ViewSettings(CommandSettings):
     """Most successors shown of one context."""
     tokenizer: str | None = None
     """Tokenizer, if it is not where it was when the graph was built: a name on the hub or a folder."""
-    json_output: bool = False
-    """Print one JSON object as the last line."""
 
 
 def run(arguments: Sequence[str]) -> int:

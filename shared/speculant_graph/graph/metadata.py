@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Base64Bytes, Field, TypeAdapter
 
@@ -68,6 +68,38 @@ class GraphMetadata:
     def transitions_per_order(self) -> tuple[int, ...]:
         """Distinct (context, next token) pairs, for orders 1 to N."""
         return self.nodes_per_level[1:]
+
+    def summary(self, file_bytes: int) -> dict[str, Any]:
+        """Return sizes and origin of a graph as commands print them in JSON.
+
+        Args:
+            file_bytes: size of its file.
+        """
+        nodes = sum(self.nodes_per_level)
+        return {
+            "file_bytes": file_bytes,
+            "files": len(self.corpus_files),
+            "text_bytes": sum(file.size_bytes for file in self.corpus_files),
+            "documents": self.num_documents,
+            "tokens": self.num_tokens,
+            "max_order": self.max_order,
+            "nodes": nodes,
+            "nodes_per_level": list(self.nodes_per_level),
+            "contexts_per_order": list(self.contexts_per_order),
+            "bytes_per_node": round(file_bytes / max(1, nodes), 2),
+            "bytes_per_token": round(file_bytes / self.num_tokens, 2),
+            "calibration_bytes": len(self.calibration),
+            "tokenizer": self.tokenizer.name,
+            "tokenizer_revision": self.tokenizer_revision,
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "vocabulary_size": self.tokenizer.vocabulary_size,
+            "document_boundaries": self.document_boundaries,
+            "special_tokens": self.special_tokens,
+            "min_count": self.min_count,
+            "built_at": self.built_at,
+            "build_seconds": self.build_seconds,
+            "library_version": self.library_version,
+        }
 
 
 _METADATA = TypeAdapter(GraphMetadata)

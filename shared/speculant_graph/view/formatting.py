@@ -1,6 +1,8 @@
-"""Words that several commands print for people."""
+"""What several commands print for people, and text from elsewhere on its way to a terminal and from one."""
 
 from __future__ import annotations
+
+from speculant_graph.errors import ConfigError
 
 PHASE_LABELS = {
     "tokenize": "tokenising",
@@ -15,3 +17,26 @@ PHASE_LABELS = {
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, which takes an s unless there is exactly one: ``1 file``, ``2,000 files``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Return a text in which characters that are no print, such as those that steer a terminal, are escapes.
+
+    Names of files and the metadata of a graph may hold any character, half surrogate pairs included.
+    """
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def checked_prompt(prompt: str) -> str:
+    """Return a prompt as it is.
+
+    Raises:
+        ConfigError: the bytes that were typed are no UTF-8.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("--prompt is not valid UTF-8; check the encoding of the terminal") from error
+    return prompt

@@ -47,8 +47,8 @@ def test_what_a_graph_holds(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert report["nodes"] == sum(graph.metadata.nodes_per_level)
     assert report["file_bytes"] == (folder / "g.pkl").stat().st_size
     assert report["bytes_per_node"] == pytest.approx(report["file_bytes"] / report["nodes"], abs=0.01)  # type: ignore[operator]
-    assert report["corpus_files"] == 1
-    assert report["corpus_bytes"] == len(TEXT)
+    assert report["files"] == 1
+    assert report["text_bytes"] == len(TEXT)
     assert report["document_boundaries"] is GraphConfig().document_boundaries
     assert report["min_count"] == 1
     assert report["tokenizer_sha256"] == graph.metadata.tokenizer.sha256

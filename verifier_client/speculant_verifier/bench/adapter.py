@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.report import BenchSettings, begin, print_report, show_build
+from speculant_graph.bench.report import begin, print_report, show_build
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_verifier.bench.decoding import EngineDecoding, Trials, interleaved
 from speculant_verifier.bench.workload import BenchRequest, load_target, requests_of
 from speculant_verifier.demo import DRAFT_MODEL_FOLDER, MODEL_FOLDER
@@ -30,7 +30,7 @@ _REQUESTS_AT_A_TIME = 2
 """Of each row, before the other ways take their turn; at the end rows wait for the slowest request."""
 
 
-class BenchAdapterSettings(BenchSettings):
+class BenchAdapterSettings(ReportingSettings):
     """Decode the demo model's prompts plainly, by n-grams, by the demo's draft model, and by both, interleaved.
 
     The prompts are of three kinds: text that the draft model knows, text that the graph holds, and text that neither

@@ -16,12 +16,12 @@ import numpy as np
 from pydantic import Field
 
 from speculant_graph.bench.processes import OwnDrafter, stop
-from speculant_graph.bench.report import BenchSettings, begin, print_report
+from speculant_graph.bench.report import begin, print_report
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.llama_lookup import export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_verifier.bench.decoding import Decoded, DecodedRow, interleaved
 from speculant_verifier.bench.workload import BenchRequest, read_prompts
 from speculant_verifier.demo.corpus import beginnings
@@ -45,7 +45,7 @@ _LAST_LINES = 2
 _STOP_S = 10.0
 
 
-class BenchEnginesSettings(BenchSettings):
+class BenchEnginesSettings(ReportingSettings):
     """Let engines continue the same prompts greedily, without drafts, with their own, and with ours, interleaved.
 
     Engines come from 'make engines'; those that are not there are left out. Every prompt comes twice: new, and again

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import BenchSettings, begin, print_report
+from speculant_graph.bench.report import begin, print_report
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import TypedPath, load_settings
+from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
 from speculant_verifier.bench.decoding import Decode, EngineDecoding, Trials, interleaved
 from speculant_verifier.bench.workload import (
     BenchRequest,
@@ -42,7 +42,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class BenchGenerateSettings(BenchSettings):
+class BenchGenerateSettings(ReportingSettings):
     """Decode the same requests with this engine and with transformers, plainly and with drafts, interleaved.
 
     Transformers' generate runs plainly and with prompt lookup, on the same model object. With recorded outputs the

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import COMMAS, BenchSettings, begin, print_report
+from speculant_graph.bench.report import COMMAS, begin, print_report
 from speculant_graph.errors import SpeculantError
-from speculant_graph.settings import TypedPath, load_settings
+from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
 
 if TYPE_CHECKING:
     from speculant_verifier.bench.offload_runs import OffloadPlan
 
 
-class BenchOffloadSettings(BenchSettings):
+class BenchOffloadSettings(ReportingSettings):
     """Decode recorded outputs with a model that a budget of memory does not hold, and with the same one in memory.
 
     Plainly and with trees of so many nodes, and plainly with accelerate's disk offloading under the same budget. The

@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import Field, SecretStr
 
 from speculant_graph.bench.processes import OwnDrafter, await_health, free_port, running_module
-from speculant_graph.bench.report import BenchSettings, Tell, begin, print_report, show_build
+from speculant_graph.bench.report import Tell, begin, print_report, show_build
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_verifier.bench.workload import read_prompts
 from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import beginnings, standard_library_files
@@ -32,7 +32,7 @@ _DEADLINE_MS = 100
 _TIMEOUT_S = 600.0
 
 
-class BenchServeSettings(BenchSettings):
+class BenchServeSettings(ReportingSettings):
     """Ask a service for many streams at a time, without and with drafts interleaved.
 
     Without --url the demo's model is served for it, with a drafter of its own. The exit status is 1 if a request

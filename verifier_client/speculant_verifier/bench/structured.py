@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from speculant_graph.bench.report import BenchSettings, begin, print_report
+from speculant_graph.bench.report import begin, print_report
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.types import TokenId
 from speculant_verifier.bench.decoding import Decoded, DecodingStatistics, EngineDecoding
 from speculant_verifier.bench.workload import BenchRequest, load_target
@@ -29,7 +29,7 @@ _Word = Annotated[str, Field(pattern="^[a-z]{1,8}$")]
 _Number = Annotated[int, Field(ge=1, le=9999)]
 
 
-class BenchStructuredSettings(BenchSettings):
+class BenchStructuredSettings(ReportingSettings):
     """Decode records of a strict schema with and without what the form forces, and a long conversation's second call.
 
     The exit status is 1 if an answer differs from the one without drafts, or is not of its form.

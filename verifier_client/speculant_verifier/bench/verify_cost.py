@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.report import COMMAS, EACH_ONCE, BenchSettings, begin, print_report
+from speculant_graph.bench.report import COMMAS, EACH_ONCE, begin, print_report
 from speculant_graph.config import VerifierConfig
 from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.workspace import replacing
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 
 
-class BenchVerifyCostSettings(BenchSettings):
+class BenchVerifyCostSettings(ReportingSettings):
     """Measure what verifying drafts costs: forward passes over the last token and drafted nodes.
 
     Every figure is the smallest of repeated passes, which take turns. What does not fit into --time is left out, from

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, SpeculantError
+from speculant_graph.view.formatting import printable
 from speculant_verifier.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, write
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens

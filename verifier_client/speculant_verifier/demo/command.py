@@ -9,12 +9,11 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from speculant_graph.bench.report import BenchSettings
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
 
 
-class DemoSettings(BenchSettings):
+class DemoSettings(ReportingSettings):
     """Build a graph from the standard library, serve it, and compare speculative with plain decoding.
 
     The exit status is 1 if any two texts differ.

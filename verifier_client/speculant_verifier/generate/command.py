@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
 from speculant_graph.types import TokenId
+from speculant_graph.view.formatting import printable
 from speculant_verifier.command_settings import DecodingSettings
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from speculant_graph.cli.terminal import printable
 from speculant_graph.config import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import ReportingSettings, load_settings
+from speculant_graph.view.formatting import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from speculant_verifier.training.trainer import TrainingResult
 
 
-class TrainSettings(CommandSettings):
+class TrainSettings(ReportingSettings):
     """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
 
     A fifth of the requests is held out. The adapter is written if with it a pass of the target emits more tokens on
@@ -48,8 +48,6 @@ class TrainSettings(CommandSettings):
     """Name of the adapter. It becomes a link to the newest version in NAME.d, beside the one before."""
     tenant: str | None = None
     """Train on the text of this tenant alone; it must be named if there are several."""
-    json_output: bool = False
-    """Print one JSON object with all figures as the last line."""
     draft_model: DraftModelConfig = DraftModelConfig()
     """The draft model, and the adapter that must be beaten; without one it is what is published at the output."""
     train: TrainConfig = TrainConfig()
