@@ -62,44 +62,40 @@ class RequestContext:
 
 
 @dataclass(slots=True)
-class _Call:
-    """A call, as far as it has come."""
-
-    name: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
-    arguments: str = ""
-
-
-@dataclass(slots=True)
 class _Choice:
     """What is known of one choice so far."""
 
     splitter: Splitter | None
     has_begun: bool = False
     texts: dict[str, str] = field(default_factory=lambda: {"content": "", "reasoning": ""})
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[Fields] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     result: GenerationResult | None = None
 
-    def take(self, kind: str, text: str) -> None:
-        """Note a piece of the answer."""
-        if kind == "name":
-            self.calls.append(_Call(text))
-        elif kind == "arguments":
-            self.calls[-1].arguments += text
-        else:
+    def take(self, kind: str, text: str) -> Fields:
+        """Note a piece of the answer; return what it adds to a streamed message."""
+        if kind in self.texts:
             self.texts[kind] += text
+            return {"content" if kind == "content" else "reasoning_content": text}
+        if kind == "name":
+            call_id = f"call_{secrets.token_hex(12)}"
+            self.calls.append({"id": call_id, "type": "function", "function": {"name": text, "arguments": ""}})
+            begun = self.calls[-1] | {"function": dict(self.calls[-1]["function"])}
+            return {"tool_calls": [{"index": len(self.calls) - 1, **begun}]}
+        self.calls[-1]["function"]["arguments"] += text
+        return {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": text}}]}
 
     @property
     def reason(self) -> str:
         """Why it ended; errors became answers of their own."""
         assert self.result is not None
-        is_called = self.calls and self.result.finish_reason == "stop" and _is_json(self.calls[-1].arguments)
-        return "tool_calls" if is_called else self.result.finish_reason
+        reason = self.result.finish_reason
+        is_called = self.calls and reason == "stop" and _is_json(self.calls[-1]["function"]["arguments"])
+        return "tool_calls" if is_called else reason
 
 
 class AnswerBuilder(ABC):
-    """One answer in the making."""
+    """One answer in the making, whole or as chunks of a stream."""
 
     ending = "data: [DONE]\n\n"
     """What a stream ends with."""
@@ -114,16 +110,12 @@ class AnswerBuilder(ABC):
         self._choices = [_Choice(_splitter(context, model)) for _ in range(context.num_choices)]
 
     @abstractmethod
-    def add(self, event: StepEvent) -> None:
-        """Take an event for the whole answer."""
+    def chunks(self, event: StepEvent) -> Iterator[Fields]:
+        """Take an event; yield what a stream sends for it, and after the last one of all choices."""
 
     @abstractmethod
     def whole(self) -> Fields:
-        """Return the answer; all choices must have ended."""
-
-    @abstractmethod
-    def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield what a stream sends for an event, and after the last one of all choices."""
+        """Return the answer; all choices must have ended, and all their chunks must have been read."""
 
     def frame(self, fields: Fields) -> str:
         """Return a chunk as it is sent."""
@@ -147,20 +139,22 @@ class AnswerBuilder(ABC):
         return [choice.result for choice in self._choices if choice.result is not None]
 
 
-class _ChoicesBuilder(AnswerBuilder):
-    """Answers that are a list of choices."""
+class ChatBuilder(AnswerBuilder):
+    """Answers of /v1/chat/completions: a list of choices."""
 
-    kind: str
-    """The field 'object'."""
-    chunk_kind: str
-    """The same of chunks."""
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def add(self, event: StepEvent) -> None:
-        """Take an event for the whole answer."""
-        _, choice, pieces = self._read(event)
-        for piece in pieces:
-            choice.take(*piece)
-        choice.logprobs += event.logprobs
+    def chunks(self, event: StepEvent) -> Iterator[Fields]:
+        """Take an event; yield what a stream sends for it, and after the last one of all choices."""
+        index, choice, pieces = self._read(event)
+        for fields, reason in self._additions(event, choice, pieces):
+            chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
+            if self._context.with_usage:
+                yield chunk | {"usage": None}
+            else:  # statistics are in the very last chunk
+                yield chunk | (self._speculation() if reason is not None and self._is_over else {})
+        if self._context.with_usage and self._is_over:
+            yield self._object(self.chunk_kind, []) | self._usage() | self._speculation()
 
     def whole(self) -> Fields:
         """Return the answer."""
@@ -170,25 +164,31 @@ class _ChoicesBuilder(AnswerBuilder):
         ]
         return self._object(self.kind, choices) | self._usage() | self._speculation()
 
-    def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield what a stream sends for an event, and after the last one of all choices."""
-        index, choice, pieces = self._read(event)
-        for fields, reason in self._pieces(event, choice, pieces):
-            chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
-            if self._context.with_usage:
-                yield chunk | {"usage": None}
-            else:  # statistics are in the very last chunk
-                yield chunk | (self._speculation() if reason is not None and self._is_over else {})
-        if self._context.with_usage and self._is_over:
-            yield self._object(self.chunk_kind, []) | self._usage() | self._speculation()
+    def _additions(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
+        """Yield what chunks add to a choice, and why it ended in the last one."""
+        if not choice.has_begun:
+            choice.has_begun = True
+            yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}, None
+        choice.logprobs += event.logprobs
+        logprobs = self._logprobs(event.logprobs) if event.logprobs else None
+        for kind, text in pieces or ([("content", "")] if logprobs else []):
+            yield {"delta": choice.take(kind, text), "logprobs": logprobs}, None
+            logprobs = None
+        if event.result is not None:
+            yield {"delta": {}, "logprobs": None}, choice.reason
 
-    @abstractmethod
     def _choice(self, choice: _Choice) -> Fields:
         """Return what a choice that has ended consists of."""
+        content = choice.texts["content"] or (None if choice.calls else "")
+        message: Fields = {"role": "assistant", "content": content, "refusal": None}
+        if isinstance(choice.splitter, ChannelSplitter):
+            message["reasoning_content"] = choice.texts["reasoning"]
+        if choice.calls:
+            message["tool_calls"] = choice.calls
+        return {"message": message, "logprobs": self._logprobs(choice.logprobs)}
 
-    @abstractmethod
-    def _pieces(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
-        """Yield what chunks add to a choice, and why it ended in the last one."""
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Fields | None:
+        return None if self._context.config.logprobs is None else self._model.texts.chat(tokens)
 
     def _object(self, kind: str, choices: list[Fields]) -> Fields:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._model.id}
@@ -204,54 +204,20 @@ class _ChoicesBuilder(AnswerBuilder):
     def _is_over(self) -> bool:
         return all(choice.result is not None for choice in self._choices)
 
-    @property
-    def _with_logprobs(self) -> bool:
-        return self._context.config.logprobs is not None
 
-
-class ChatBuilder(_ChoicesBuilder):
-    """Answers of /v1/chat/completions."""
-
-    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def _choice(self, choice: _Choice) -> Fields:
-        content = choice.texts["content"] or (None if choice.calls else "")
-        message: Fields = {"role": "assistant", "content": content, "refusal": None}
-        if isinstance(choice.splitter, ChannelSplitter):
-            message["reasoning_content"] = choice.texts["reasoning"]
-        if choice.calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in choice.calls
-            ]
-        logprobs = self._model.texts.chat(choice.logprobs) if self._with_logprobs else None
-        return {"message": message, "logprobs": logprobs}
-
-    def _pieces(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
-        if not choice.has_begun:
-            choice.has_begun = True
-            yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}, None
-        logprobs = self._model.texts.chat(event.logprobs) if self._with_logprobs and event.logprobs else None
-        for kind, text in pieces or ([("content", "")] if logprobs else []):
-            choice.take(kind, text)
-            yield {"delta": _delta(choice, kind, text), "logprobs": logprobs}, None
-            logprobs = None
-        if event.result is not None:
-            yield {"delta": {}, "logprobs": None}, choice.reason
-
-
-class CompletionBuilder(_ChoicesBuilder):
-    """Answers of /v1/completions."""
+class CompletionBuilder(ChatBuilder):
+    """Answers of /v1/completions: the same list, of texts alone."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
+    def _additions(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
+        for piece in pieces:
+            choice.take(*piece)
+        if event.text or event.result is not None:
+            yield {"text": event.text, "logprobs": None}, None if event.result is None else choice.reason
+
     def _choice(self, choice: _Choice) -> Fields:
         return {"text": choice.texts["content"], "logprobs": None}
-
-    def _pieces(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
-        text = "".join(text for _, text in pieces)
-        if text or event.result is not None:
-            yield {"text": text, "logprobs": None}, None if event.result is None else choice.reason
 
 
 def to_json(fields: Fields) -> str:
@@ -264,16 +230,6 @@ def _splitter(context: RequestContext, model: ServedModel) -> Splitter | None:
     if model.harmony is not None:
         return ChannelSplitter(model.harmony, model.target.decode, finds_calls=context.calls is not None)
     return None if context.calls is None else JsonCalls(context.calls.mark, context.calls.end)
-
-
-def _delta(choice: _Choice, kind: str, text: str) -> Fields:
-    """Return what a piece that was taken adds to a streamed message."""
-    if kind in ("content", "reasoning"):
-        return {"content" if kind == "content" else "reasoning_content": text}
-    call: Fields = {"index": len(choice.calls) - 1, "function": {"arguments": text}}
-    if kind == "name":
-        call |= {"id": choice.calls[-1].id, "type": "function", "function": {"name": text, "arguments": ""}}
-    return {"tool_calls": [call]}
 
 
 def _is_json(text: str) -> bool:

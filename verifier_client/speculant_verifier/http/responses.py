@@ -277,11 +277,6 @@ class ResponsesBuilder(AnswerBuilder):
         self._output = _Output()
         self._num_events = 0
 
-    def add(self, event: StepEvent) -> None:
-        """Take an event for the whole answer."""
-        for _ in self.chunks(event):
-            pass
-
     def whole(self) -> Fields:
         """Return the answer; it must have ended."""
         return self._response(*self._results)

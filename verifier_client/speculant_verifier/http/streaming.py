@@ -78,7 +78,8 @@ class GenerationResponse(Response):
     async def _send_whole(self, send: Send) -> None:
         async with aclosing(self._events()) as events:
             async for event in events:
-                self._builder.add(event)
+                for _ in self._builder.chunks(event):
+                    pass
         body = await asyncio.to_thread(lambda: to_json(self._builder.whole()).encode())
         length = (b"content-length", str(len(body)).encode())
         await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
