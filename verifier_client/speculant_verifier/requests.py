@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
+from loguru import logger
 from pydantic import ValidationError
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
@@ -20,8 +21,10 @@ from speculant_graph.errors import (
 from speculant_graph.serving.access import ALL, Principal
 from speculant_graph.types import SessionOptions
 from speculant_graph.validation_messages import humanise
+from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine.sequence import OUT_OF_MEMORY
-from speculant_verifier.results import StepEvent
+from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.text import Prompts
 
 _RETRY_S = 1.0
 _MAX_SAMPLES = 16
@@ -93,52 +96,63 @@ class Load:
             )
 
 
-def failure_of(error: str, *, is_client_error: bool) -> SpeculantError:
-    """Return why a request failed, as servers report it.
-
-    Args:
-        error: of its result.
-        is_client_error: whether the request itself was wrong.
-    """
-    if is_client_error:
-        return GenerationRequestError(error)
-    return DrafterUnavailableError(error) if error == OUT_OF_MEMORY else GenerationError(error)
-
-
-async def read_ahead(
-    events: AsyncGenerator[StepEvent, None], give_back: Callable[[], None]
+async def events_of(
+    decoder: SpeculativeDecoder,
+    load: Load,
+    prompts: Prompts,
+    config: GenerationConfig,
+    session: SessionOptions | None,
 ) -> AsyncGenerator[StepEvent, None]:
-    """Yield events to a client that may be slow, and give capacity back as soon as the engine is done with a sequence.
+    """Decode for a client that may be slow; capacity is given back as soon as the engine is done with a sequence.
 
     What is not read yet waits in memory, at most an answer. Leaving the iterator ends the generation.
 
     Args:
-        events: of one request.
-        give_back: what :meth:`Load.admitted` yielded.
+        decoder: decodes.
+        load: counts how much it has to do.
+        prompts: what is continued.
+        config: settings of all prompts.
+        session: options of their sessions with the drafter.
+
+    Raises:
+        SpeculantError: there is no capacity, or a sequence failed.
     """
     waiting: asyncio.Queue[StepEvent | BaseException | None] = asyncio.Queue()
+    with load.admitted(len(prompts) * config.n) as give_back:
 
-    async def read() -> None:
-        try:
-            async with aclosing(events):
-                async for event in events:
+        async def read() -> None:
+            try:
+                async for event in decoder.astream(prompts, config, session=session):
                     if event.result is not None:
                         give_back()
                     waiting.put_nowait(event)
-            waiting.put_nowait(None)
-        except BaseException as error:
-            waiting.put_nowait(error)
-            raise
+                waiting.put_nowait(None)
+            except BaseException as error:
+                waiting.put_nowait(error)
+                raise
 
-    reading = asyncio.create_task(read())
-    try:
-        while (item := await waiting.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        reading = asyncio.create_task(read())
+        try:
+            while (item := await waiting.get()) is not None:
+                if isinstance(item, GenerationError) and not isinstance(item, GenerationRequestError):
+                    # At the end of the grace period the server has logged already how many it cuts off.
+                    logger.log("DEBUG" if load.is_draining else "WARNING", "requests ended: {}", item)
+                    raise DrafterUnavailableError("the server stopped decoding") from item
+                if isinstance(item, BaseException):
+                    raise item
+                if item.result is not None and item.result.error:
+                    raise _failure_of(item.result)
+                yield item
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+def _failure_of(result: GenerationResult) -> SpeculantError:
+    """Return why a sequence failed, as servers report it."""
+    if result.is_refused:
+        return GenerationRequestError(result.error)
+    return DrafterUnavailableError(result.error) if result.error == OUT_OF_MEMORY else GenerationError(result.error)
 
 
 def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:

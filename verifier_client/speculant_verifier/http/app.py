@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -27,7 +26,7 @@ from speculant_graph.serving.http_middleware import PRINCIPAL, AccessMiddleware,
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
-from speculant_verifier.http.builders import ChatBuilder, CompletionBuilder, ServedModel
+from speculant_verifier.http.builders import AnswerBuilder, ChatBuilder, CompletionBuilder, ServedModel
 from speculant_verifier.http.errors import error_of, no_such_model
 from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.mapping import RequestMapping
@@ -36,7 +35,7 @@ from speculant_verifier.http.responses_schemas import ResponsesRequest
 from speculant_verifier.http.responses_store import ResponseStore
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.streaming import GenerationResponse
-from speculant_verifier.requests import Load
+from speculant_verifier.requests import Load, events_of
 
 API = ("/v1/",)
 """Prefixes of paths that need access."""
@@ -77,7 +76,12 @@ def create_app(
     model = ServedModel(model_id, decoder.target, TokenTexts(decoder.target), HarmonyTokens.of(decoder))
     mapping = RequestMapping(decoder, load, defaults, model_id)
     store = ResponseStore()
-    respond = partial(GenerationResponse, decoder, load)
+
+    def respond(builder: AnswerBuilder, *, is_stream: bool) -> Response:
+        context = builder.context
+        events = events_of(decoder, load, context.prompts, context.config, context.session)
+        return GenerationResponse(events, builder, is_stream=is_stream)
+
     described = {
         "id": model_id,
         "object": "model",
@@ -91,20 +95,19 @@ def create_app(
     async def chat(request: ChatRequest, connection: Request) -> Response:
         """Answer a conversation."""
         context = await mapping.chat(request, connection.scope[PRINCIPAL])
-        return respond(context, ChatBuilder(context, model), is_stream=request.stream)
+        return respond(ChatBuilder(context, model), is_stream=request.stream)
 
     @app.post("/v1/completions")
     async def complete(request: CompletionRequest, connection: Request) -> Response:
         """Continue texts."""
         context = await mapping.completion(request, connection.scope[PRINCIPAL])
-        builder = CompletionBuilder(context, replace(model, harmony=None))
-        return respond(context, builder, is_stream=request.stream)
+        return respond(CompletionBuilder(context, replace(model, harmony=None)), is_stream=request.stream)
 
     @app.post("/v1/responses")
     async def respond_by_items(request: ResponsesRequest, connection: Request) -> Response:
         """Answer a conversation, item by item."""
         context, keep = await map_responses(mapping, request, connection.scope[PRINCIPAL], store)
-        return respond(context, ResponsesBuilder(context, model, request, keep), is_stream=request.stream)
+        return respond(ResponsesBuilder(context, model, request, keep), is_stream=request.stream)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

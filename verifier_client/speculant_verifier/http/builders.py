@@ -104,7 +104,7 @@ class AnswerBuilder(ABC):
 
     def __init__(self, context: RequestContext, model: ServedModel) -> None:
         """Begin to answer a request."""
-        self._context, self._model = context, model
+        self.context, self._model = context, model
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(16)}"
         self._choices = [_Choice(_splitter(context, model)) for _ in range(context.num_choices)]
@@ -127,7 +127,7 @@ class AnswerBuilder(ABC):
 
     def _read(self, event: StepEvent) -> tuple[int, _Choice, list[Piece]]:
         """Note an event; return its choice, and what it adds to that."""
-        index = event.prompt_index * self._context.config.n + event.sample
+        index = event.prompt_index * self.context.config.n + event.sample
         choice = self._choices[index]
         choice.result = event.result
         if choice.splitter is None:
@@ -149,11 +149,11 @@ class ChatBuilder(AnswerBuilder):
         index, choice, pieces = self._read(event)
         for fields, reason in self._additions(event, choice, pieces):
             chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
-            if self._context.with_usage:
+            if self.context.with_usage:
                 yield chunk | {"usage": None}
             else:  # statistics are in the very last chunk
                 yield chunk | (self._speculation() if reason is not None and self._is_over else {})
-        if self._context.with_usage and self._is_over:
+        if self.context.with_usage and self._is_over:
             yield self._object(self.chunk_kind, []) | self._usage() | self._speculation()
 
     def whole(self) -> Fields:
@@ -188,17 +188,17 @@ class ChatBuilder(AnswerBuilder):
         return {"message": message, "logprobs": self._logprobs(choice.logprobs)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Fields | None:
-        return None if self._context.config.logprobs is None else self._model.texts.chat(tokens)
+        return None if self.context.config.logprobs is None else self._model.texts.chat(tokens)
 
     def _object(self, kind: str, choices: list[Fields]) -> Fields:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._model.id}
         return head | {"choices": choices}
 
     def _usage(self) -> Fields:
-        return {"usage": usage_of(self._context, self._results)}
+        return {"usage": usage_of(self.context, self._results)}
 
     def _speculation(self) -> Fields:
-        return {"speculant": speculation_of(self._context.config.seed, self._results)}
+        return {"speculant": speculation_of(self.context.config.seed, self._results)}
 
     @property
     def _is_over(self) -> bool:

@@ -327,7 +327,7 @@ class ResponsesBuilder(AnswerBuilder):
             **self._repeated,
         }
         if result is not None:
-            fields |= {"usage": self._tokens(result), "speculant": speculation_of(self._context.config.seed, [result])}
+            fields |= {"usage": self._tokens(result), "speculant": speculation_of(self.context.config.seed, [result])}
         return fields
 
     def _tokens(self, result: GenerationResult) -> Fields:

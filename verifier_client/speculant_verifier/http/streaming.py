@@ -11,17 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import cast
 
 from fastapi.responses import Response
 from loguru import logger
 from starlette.types import Message, Receive, Scope, Send
 
-from speculant_graph.errors import DrafterUnavailableError, GenerationError, SpeculantError
-from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.http.builders import AnswerBuilder, RequestContext, to_json
+from speculant_verifier.http.builders import AnswerBuilder, to_json
 from speculant_verifier.http.errors import error_of
-from speculant_verifier.requests import Load, failure_of, read_ahead
 from speculant_verifier.results import StepEvent
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -35,27 +31,16 @@ _STREAM_HEADERS = [
 class GenerationResponse(Response):
     """Sends an answer, unless the client goes away before."""
 
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        load: Load,
-        context: RequestContext,
-        builder: AnswerBuilder,
-        *,
-        is_stream: bool,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[StepEvent, None], builder: AnswerBuilder, *, is_stream: bool) -> None:
         """Make a response; nothing is decoded before it is sent.
 
         Args:
-            decoder: decodes.
-            load: counts how much it has to do.
-            context: what is decoded.
-            builder: makes the answer.
+            events: what is decoded, once it is read.
+            builder: makes the answer of it.
             is_stream: whether events are sent as they come.
         """
         super().__init__()
-        self._decoder, self._load = decoder, load
-        self._context, self._builder, self._is_stream = context, builder, is_stream
+        self._events, self._builder, self._is_stream = events, builder, is_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer.
@@ -76,7 +61,7 @@ class GenerationResponse(Response):
             await asyncio.gather(answering, leaving, return_exceptions=True)
 
     async def _send_whole(self, send: Send) -> None:
-        async with aclosing(self._events()) as events:
+        async with aclosing(self._events) as events:
             async for event in events:
                 for _ in self._builder.chunks(event):
                     pass
@@ -88,7 +73,7 @@ class GenerationResponse(Response):
     async def _stream(self, send: Send) -> None:
         has_begun = False
         try:
-            async with aclosing(self._events()) as events:
+            async with aclosing(self._events) as events:
                 async for event in events:
                     if not has_begun:
                         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
@@ -103,30 +88,6 @@ class GenerationResponse(Response):
                 logger.opt(exception=error).error("a stream failed")
             await send(_event(self._builder.failure(found)))
         await send(_event(self._builder.ending, more_body=False))
-
-    async def _events(self) -> AsyncGenerator[StepEvent, None]:
-        """Yield what happens; leaving it ends the generation.
-
-        Raises:
-            SpeculantError: there is no capacity, or a choice failed.
-        """
-        context = self._context
-        with self._load.admitted(context.num_choices) as give_back:
-            stream = self._decoder.astream(context.prompts, context.config, session=context.session)
-            failure: SpeculantError | None = None
-            try:
-                async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
-                    async for event in events:
-                        if event.result is not None and event.result.error:
-                            failure = failure_of(event.result.error, is_client_error=event.result.is_refused)
-                            break
-                        yield event
-            except GenerationError as error:
-                # At the end of the grace period the server has logged already how many it cuts off.
-                logger.log("DEBUG" if self._load.is_draining else "WARNING", "requests ended: {}", error)
-                raise DrafterUnavailableError("the server stopped decoding") from error
-            if failure is not None:
-                raise failure
 
 
 def _event(text: str, *, more_body: bool = True) -> Message:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import DraftRequestError, GenerationRequestError
+from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.serving.grpc_endpoint import Call, CallInterceptor
 from speculant_graph.types import RuleName, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.requests import Load, changed, failure_of, read_ahead, session_options
+from speculant_verifier.requests import Load, changed, events_of, session_options
 from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
@@ -46,6 +46,11 @@ _GIVEN_IF_PRESENT = ("max_tokens", "temperature", "top_p", "min_p", "repetition_
 _GIVEN_IF_NOT_ZERO = (
     "min_tokens", "top_k", "presence_penalty", "frequency_penalty", "json_schema", "grammar", "prediction",
 )  # fmt: skip
+_REPORTED = (
+    "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth",
+    "num_drafts", "num_from_target_cache", "num_from_prefix_cache", "warning",
+)  # fmt: skip
+"""Of a result, what statistics have by the same name."""
 
 
 class VerifierService:
@@ -81,15 +86,12 @@ class VerifierService:
         config = generation_config(request.sampling, speculation, self._defaults, decoder.target.end_token_ids)
         learn = speculation.learn if speculation.HasField("learn") else None
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
-        with self._load.admitted(config.n) as give_back:
-            prompt = await asyncio.to_thread(_token_ids, request, decoder)
-            await asyncio.to_thread(decoder.target.grammar, config, prompt)  # so that it is known when it is decoded
-            stream = decoder.astream([prompt], config, session=options)
-            async with aclosing(read_ahead(cast(AsyncGenerator[StepEvent, None], stream), give_back)) as events:
-                async for event in events:
-                    if event.result is not None and event.result.finish_reason == "error":
-                        raise failure_of(event.result.error, is_client_error=event.result.is_refused)
-                    await call.context.write(_response(event, config.seed).SerializeToString())
+        self._load.require_capacity(config.n)
+        prompt = await asyncio.to_thread(_token_ids, request, decoder)
+        await asyncio.to_thread(decoder.target.grammar, config, prompt)  # so that it is known when it is decoded
+        async with aclosing(events_of(decoder, self._load, [prompt], config, options)) as events:
+            async for event in events:
+                await call.context.write(_response(event, config.seed).SerializeToString())
 
 
 def parsed(kind: Any, payload: bytes) -> Any:
@@ -141,22 +143,14 @@ def _response(event: StepEvent, seed: int) -> pb.GenerateResponse:
 
 
 def _statistics(result: GenerationResult, seed: int) -> pb.GenerationStatistics:
+    same: dict[str, Any] = {name: getattr(result, name) for name in _REPORTED}
     return pb.GenerationStatistics(
+        **same,
         num_prompt_tokens=len(result.prompt_token_ids),
         num_tokens=len(result.token_ids),
-        num_steps=result.num_steps,
-        num_steps_without_drafter=result.num_steps_without_drafter,
-        num_drafted=result.num_drafted,
-        num_accepted=result.num_accepted,
-        drafted_by_depth=result.drafted_by_depth,
-        accepted_by_depth=result.accepted_by_depth,
-        time_to_first_token=_duration(result.times.first_token_s),
-        total_time=_duration(result.times.total_s),
+        time_to_first_token=duration_of(result.times.first_token_s),
+        total_time=duration_of(result.times.total_s),
         seed=seed % (1 << 63),
-        warning=result.warning,
-        num_drafts=result.num_drafts,
-        num_from_target_cache=result.num_from_target_cache,
-        num_from_prefix_cache=result.num_from_prefix_cache,
     )
 
 
@@ -164,12 +158,6 @@ def _logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
         logprob=logprobs.logprob, top_token_ids=logprobs.top_token_ids, top_logprobs=logprobs.top_logprobs
     )
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration
 
 
 def generation_config(
