@@ -174,9 +174,7 @@ class SessionStore:
 
     def resolve_ended(self) -> None:
         """Count the sessions that ended in the core, and keep what they taught."""
-        if not self.table.has_ended:
-            return
-        for session_id, reason, _steps, _tokens, _drafted, learned in self.table.take_ended():
+        for session_id, reason, learned in self.table.take_ended():
             self._counts.ended_sessions[reason] += 1
             session = self._sessions.pop(session_id, None)
             if session is None:  # its memory was full when it was opened

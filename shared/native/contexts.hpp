@@ -12,8 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "session_history.hpp"
-#include "target_rows.hpp"
+#include "history.hpp"
 #include "trie.hpp"
 
 namespace speculant {

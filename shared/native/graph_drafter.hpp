@@ -41,7 +41,7 @@ std::size_t draft_greedy(const Trie& trie, Context context, std::span<Token> tok
 void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out);
 
-/// Draw a tree for every sequence; drawn_trees.cpp says why it is exact. `max_entries`: most entries of the
+/// Draw a tree for every sequence; graph_drafter.cpp says why it is exact. `max_entries`: most entries of the
 /// distributions of all nodes together, siblings counted apart.
 void draw_trees(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
                 const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out);

@@ -8,8 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "session_history.hpp"
-#include "target_rows.hpp"
+#include "history.hpp"
 #include "tree_drafter.hpp"
 
 namespace speculant {

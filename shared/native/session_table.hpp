@@ -42,7 +42,6 @@ struct Session {
   std::uint64_t draft_id = 0;  // of its latest draft, which feedback names
   bool is_in_prompt = true;    // no draft was asked for yet: a prompt may come in several steps
   bool is_open = true;
-  std::int64_t num_steps = 0, num_drafted = 0;
 
   std::uint64_t position() const { return static_cast<std::uint64_t>(sequence->size()); }
 };
@@ -81,7 +80,6 @@ class SessionTable {
   void end_all(SessionEnd reason);
   /// How many sessions were dropped for the memory of others.
   std::size_t num_dropped() const { return num_dropped_; }
-  bool has_ended() const { return !ended_.empty(); }
   /// The sessions that ended since the last call.
   std::vector<EndedSession> take_ended() { return std::exchange(ended_, {}); }
 

@@ -273,8 +273,6 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
     Session& session = *part.session;
     session.draft_id = step.draft_id;
     session.is_in_prompt &= request.node_budgets[indices[rank]] == 0;
-    ++session.num_steps;
-    session.num_drafted += std::ssize(part.draft.tokens);
   }
 }
 

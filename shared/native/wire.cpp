@@ -215,6 +215,13 @@ void read_fields(std::string_view payload, Struct& message) {
   }
 }
 
+template <class Struct>
+Struct message_of(std::string_view payload) {
+  Struct message;
+  read_fields(payload, message);
+  return message;
+}
+
 /// Writes fields in the order in which they are given.
 class Writer {
  public:
@@ -278,23 +285,11 @@ class Writer {
 
 }  // namespace
 
-DraftRequest read_request(std::string_view payload) {
-  DraftRequest request;
-  read_fields(payload, request);
-  return request;
-}
+DraftRequest read_request(std::string_view payload) { return message_of<DraftRequest>(payload); }
 
-DraftResponse read_response(std::string_view payload) {
-  DraftResponse response;
-  read_fields(payload, response);
-  return response;
-}
+DraftResponse read_response(std::string_view payload) { return message_of<DraftResponse>(payload); }
 
-StreamDraftRequest read_stream_request(std::string_view payload) {
-  StreamDraftRequest request;
-  read_fields(payload, request);
-  return request;
-}
+StreamDraftRequest read_stream_request(std::string_view payload) { return message_of<StreamDraftRequest>(payload); }
 
 StreamDraftResponse read_stream_response(std::string_view payload) {
   StreamDraftResponse response;

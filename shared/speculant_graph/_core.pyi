@@ -34,12 +34,12 @@ class Trie:
         Return a context's successors as a range of records of level ``order + 1``.
         """
 
-    def read(self, length: int, low: int, high: int) -> tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]:
+    def read(self, length: int, low: int, high: int) -> tuple[Annotated[NDArray[numpy.uint32], dict(shape=(None,))], Annotated[NDArray[numpy.uint32], dict(shape=(None,))]]:
         """
         Return the last tokens and the counts of a range of n-grams of one length.
         """
 
-    def spell(self, length: int, low: int, high: int) -> numpy.typing.NDArray[numpy.uint32]:
+    def spell(self, length: int, low: int, high: int) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
         """
         Return a range of n-grams of one length, one after another: ``length`` tokens each.
         """
@@ -52,7 +52,7 @@ class TargetRows:
 
     def __init__(self) -> None: ...
 
-    def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]:
+    def slots(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))]]:
         """
         Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.
         """
@@ -77,13 +77,13 @@ class Calibration:
         """Make tables that know nothing yet."""
 
     @property
-    def weights(self) -> numpy.typing.NDArray[numpy.float64]:
+    def weights(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
         """
         (visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.
         """
 
     @property
-    def bins(self) -> numpy.typing.NDArray[numpy.float64]:
+    def bins(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
         """
         (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.
         """
@@ -118,27 +118,15 @@ class LearnedMemory:
 class Sequence:
     """One sequence that is drafted for; :meth:`Drafter.open` begins one."""
 
-    def __len__(self) -> int: ...
-
-    def finish(self) -> numpy.typing.NDArray[numpy.int32]:
+    def finish(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
         """
         End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may
         learn from it, and return it.
         """
 
     @property
-    def reliability(self) -> float:
-        """Of the probabilities that its drafts were given, at most 1."""
-
-    @property
     def num_bytes(self) -> int:
         """Memory that is its own."""
-
-def draw(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
-    """Return the entry of a distribution at a quantile."""
-
-def draw_left(probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], is_left: Annotated[NDArray[numpy.bool_], dict(shape=(None,), order='C', device='cpu', writable=False)], quantile: float) -> int:
-    """Return the entry at a quantile of what is left of a distribution."""
 
 class DraftSettings:
     """How to draft: strategy and siblings by their numbers on the wire."""
@@ -219,7 +207,7 @@ class Emitter:
         """
 
     @property
-    def records(self) -> list[NDArray[numpy.uint32]]:
+    def records(self) -> list[Annotated[NDArray[numpy.uint32], dict(shape=(None, None))]]:
         """
         The records of every level that the last call wrote, shape ``[n, 4]``; not copies.
         """
@@ -279,7 +267,7 @@ def largest_sum(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), or
     Return the token with the largest sum of score and noise, and the sum: NaN where a score is NaN or +inf.
     """
 
-def keep_above_border(scores: NDArray[numpy.float32], probabilities: NDArray[numpy.float32], most_removed: float, kept: NDArray[numpy.float32]) -> tuple[NDArray[numpy.int64], float]:
+def keep_above_border(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], most_removed: float, kept: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], float]:
     """
     Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.
     Return the tokens at the border, which are about equally probable, and the mass of those below it.
@@ -330,14 +318,9 @@ class SessionTable:
     def sweep(self, now_ns: int) -> None:
         """End the sessions that are idle for too long."""
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether :meth:`take_ended` would return any."""
-
-    def take_ended(self) -> list[tuple[int, Literal['closed', 'idle', 'limit', 'memory', 'diverged'], int, int, int, numpy.typing.NDArray[numpy.int32]]]:
+    def take_ended(self) -> list[tuple[int, Literal['closed', 'idle', 'limit', 'memory', 'diverged'], numpy.typing.NDArray[numpy.int32]]]:
         """
-        Return the sessions that ended since the last call: number, why, steps, tokens, nodes drafted, and what
-        their memories have learned.
+        Return the sessions that ended since the last call: number, why, and what their memories have learned.
         """
 
 class StepAnswerer:

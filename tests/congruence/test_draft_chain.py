@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from speculant_graph import _core, random_stream
+from speculant_graph import random_stream
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
@@ -107,12 +107,6 @@ def test_long_rows() -> None:
         config = DraftConfig(strategy=strategy, temperature=temperature, k=5, max_candidates=cap)
         for context in ([0], text[101:104]):
             assert_as_reference(fast, slow, config, context, 5, coupling)
-
-
-def test_quantiles_beyond_a_rounded_sum_take_the_last_possible_token() -> None:
-    probabilities = np.array([0.25, 0.5, 0.25 - 2**-20], np.float32)
-    for number, drawn in [(0.0, 0), (0.25 - 2**-40, 0), (0.25, 1), (0.7499, 1), (0.75, 2), (1 - 2**-53, 2)]:
-        assert _core.draw(probabilities, number) == drawn
 
 
 def skewed_graph() -> NgramGraph:

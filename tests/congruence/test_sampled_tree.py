@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
@@ -148,15 +147,6 @@ def test_siblings_have_the_exact_distribution() -> None:
             assert p_value(counts[name], right[other]) < 1e-6
         turned = Counter({(two, one): count for (one, two), count in counts["without-replacement"].items()})
         assert p_value(turned, right["without-replacement"]) < 1e-6
-
-
-def test_quantiles_beyond_a_rounded_sum_take_the_last_token_that_is_left() -> None:
-    q = np.array([0.25, 0.5, 0.25 - 2**-20], np.float32)
-    for taken, number, drawn in [
-        ((), 0.0, 0), ((), 0.24, 0), ((), 0.26, 1), ((), 1 - 2**-53, 2), ((0,), 0.0, 1), ((0,), 0.9, 2),
-        ((2,), 0.99, 1), ((0, 2), 0.99, 1), ((1,), 0.49, 0), ((1,), 0.51, 2),
-    ]:  # fmt: skip
-        assert _core.draw_left(q, ~np.isin(np.arange(3), taken), number) == drawn
 
 
 @pytest.mark.parametrize("siblings", ["none", *DRAWN])

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "arrays.hpp"
-#include "builder/emit.hpp"
 #include "builder/keys.hpp"
 #include "builder/records.hpp"
 
@@ -102,15 +101,13 @@ void bind_emitter(nb::module_& module) {
           "records",
           [](nb::handle self) {
             auto& emitter = nb::cast<Emitter&>(self);
-            nb::list levels;
+            std::vector<nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<2>>> levels;
             for (std::int64_t depth = 0; depth < emitter.layout().length; ++depth) {
               const auto records = emitter.records(static_cast<std::size_t>(depth));
-              levels.append(
-                  nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<2>>(records.data(), {records.size(), 4}, self));
+              levels.emplace_back(records.data(), std::initializer_list<std::size_t>{records.size(), 4}, self);
             }
             return levels;
           },
-          nb::sig("def records(self) -> list[NDArray[numpy.uint32]]"),
           "The records of every level that the last call wrote, shape ``[n, 4]``; not copies.")
       .def_prop_ro("num_nodes", &Emitter::num_nodes, "Records so far of every level.")
       .def_prop_ro("totals", &Emitter::totals, "Sums of counts so far of every level.");

@@ -97,12 +97,9 @@ void bind_graph(nb::module_& module) {
               tokens.push_back(static_cast<std::uint32_t>(level.token(node)));
               counts.push_back(static_cast<std::uint32_t>(level.count(node)));
             }
-            return nb::make_tuple(as_array(std::move(tokens)), as_array(std::move(counts)));
+            return std::pair(as_array(std::move(tokens)), as_array(std::move(counts)));
           },
-          "length"_a, "low"_a, "high"_a,
-          nb::sig("def read(self, length: int, low: int, high: int) -> "
-                  "tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.uint32]]"),
-          "Return the last tokens and the counts of a range of n-grams of one length.")
+          "length"_a, "low"_a, "high"_a, "Return the last tokens and the counts of a range of n-grams of one length.")
       .def(
           "spell",
           [](const GraphView& self, std::int64_t length, std::int64_t low, std::int64_t high) {
@@ -112,7 +109,6 @@ void bind_graph(nb::module_& module) {
             return as_array(std::move(ngrams));
           },
           "length"_a, "low"_a, "high"_a,
-          nb::sig("def spell(self, length: int, low: int, high: int) -> numpy.typing.NDArray[numpy.uint32]"),
           "Return a range of n-grams of one length, one after another: ``length`` tokens each.")
       .def(
           "count_known",

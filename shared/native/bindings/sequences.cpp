@@ -1,7 +1,6 @@
 // Target rows, memories, calibrations and sequences: what drafts are made from beside the graph.
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -31,10 +30,8 @@ void bind_rows(nb::module_& module) {
                 for (const auto& row : slot.rows) rows.insert(rows.end(), row.begin(), row.end());
               }
             });
-            return nb::make_tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
+            return std::tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
           },
-          nb::sig("def slots(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], "
-                  "numpy.typing.NDArray[numpy.int32]]"),
           "Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.")
       .def(
           "restore",
@@ -66,11 +63,9 @@ void bind_calibration(nb::module_& module) {
       .def(nb::init<>(), "Make tables that know nothing yet.")
       .def_prop_ro(
           "weights", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).weights, self); },
-          nb::sig("def weights(self) -> numpy.typing.NDArray[numpy.float64]"),
           "(visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.")
       .def_prop_ro(
           "bins", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).bins, self); },
-          nb::sig("def bins(self) -> numpy.typing.NDArray[numpy.float64]"),
           "(visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.")
       .def(
           "copy",
@@ -101,15 +96,10 @@ void bind_sequences(nb::module_& module) {
           [](LearnedMemory& self, bool is_forgotten) { self.is_forgotten = is_forgotten; },
           "Whether nothing is added any more by sequences that end.");
   nb::class_<Sequence>(module, "Sequence", "One sequence that is drafted for; :meth:`Drafter.open` begins one.")
-      .def("__len__", [](const Sequence& self) { return exclusively([&] { return self.size(); }); })
       .def(
           "finish", [](Sequence& self) { return as_array(exclusively([&] { return self.finish(); })); },
-          nb::sig("def finish(self) -> numpy.typing.NDArray[numpy.int32]"),
           "End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may\n"
           "learn from it, and return it.")
-      .def_prop_ro(
-          "reliability", [](const Sequence& self) { return exclusively([&] { return self.reliability; }); },
-          "Of the probabilities that its drafts were given, at most 1.")
       .def_prop_ro(
           "num_bytes", [](const Sequence& self) { return exclusively([&] { return self.num_bytes(); }); },
           "Memory that is its own.");

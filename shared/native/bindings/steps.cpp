@@ -38,12 +38,6 @@ class PythonHost : public StepHost {
   nb::handle host_, principal_;
 };
 
-nb::tuple as_tuple(const EndedSession& ended) {
-  const Session& session = *ended.session;
-  return nb::make_tuple(session.id, kReasons[static_cast<std::size_t>(ended.reason)], session.num_steps,
-                        session.position(), session.num_drafted, as_array(ended.learned));
-}
-
 void bind_table(nb::module_& module) {
   nb::class_<SessionTable>(module, "SessionTable", "The open sessions of a server. Times are nanoseconds.")
       .def(
@@ -103,22 +97,21 @@ void bind_table(nb::module_& module) {
       .def(
           "sweep", [](SessionTable& self, std::int64_t now_ns) { exclusively([&] { self.sweep(now_ns); }); },
           "now_ns"_a, "End the sessions that are idle for too long.")
-      .def_prop_ro(
-          "has_ended", [](const SessionTable& self) { return self.has_ended(); },
-          "Whether :meth:`take_ended` would return any.")
       .def(
           "take_ended",
           [](SessionTable& self) {
             const std::vector<EndedSession> ended = exclusively([&] { return self.take_ended(); });
             nb::list sessions;
-            for (const EndedSession& each : ended) sessions.append(as_tuple(each));
+            for (const auto& [session, reason, learned] : ended) {
+              sessions.append(
+                  nb::make_tuple(session->id, kReasons[static_cast<std::size_t>(reason)], as_array(learned)));
+            }
             return sessions;
           },
-          nb::sig("def take_ended(self) -> list[tuple[int, "
-                  "typing.Literal['closed', 'idle', 'limit', 'memory', 'diverged'], int, int, int, "
-                  "numpy.typing.NDArray[numpy.int32]]]"),
-          "Return the sessions that ended since the last call: number, why, steps, tokens, nodes drafted, and what\n"
-          "their memories have learned.");
+          nb::sig(
+              "def take_ended(self) -> list[tuple[int, "
+              "typing.Literal['closed', 'idle', 'limit', 'memory', 'diverged'], numpy.typing.NDArray[numpy.int32]]]"),
+          "Return the sessions that ended since the last call: number, why, and what their memories have learned.");
 }
 
 }  // namespace

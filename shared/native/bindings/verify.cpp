@@ -132,11 +132,9 @@ void bind_verify(nb::module_& module) {
           nb::gil_scoped_release release;
           border = keep_above_border(as_span(scores), as_span(probabilities), most_removed, as_span(kept));
         }
-        return nb::make_tuple(as_array(std::move(border.tokens)), border.mass);
+        return std::pair(as_array(std::move(border.tokens)), border.mass);
       },
       "scores"_a, "probabilities"_a, "most_removed"_a, "kept"_a.noconvert(),
-      nb::sig("def keep_above_border(scores: NDArray[numpy.float32], probabilities: NDArray[numpy.float32], "
-              "most_removed: float, kept: NDArray[numpy.float32]) -> tuple[NDArray[numpy.int64], float]"),
       "Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.\n"
       "Return the tokens at the border, which are about equally probable, and the mass of those below it.");
   module.def(

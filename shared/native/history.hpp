@@ -1,10 +1,18 @@
-// A sequence of tokens that finds its own past: where did the last few tokens stand before?
+// What sequences have seen: their tokens, and what the target held likely after them.
+//
+// SessionHistory: a sequence of tokens that finds its own past: where did the last few tokens stand before?
 //
 // A ring of tokens in which every position links to the previous one that ended in the same tokens, as dictionary
 // compressors do (hash chains), one chain per length: a long one finds old positions of a rare phrase, a short one the
 // newest positions of a frequent token. Adding a token takes a few writes, forgetting takes none: positions that the
 // ring has overwritten are recognised by their number. Collisions put foreign positions into a chain; every match is
 // compared token by token, so they cost time and nothing else.
+//
+// TargetRows: the target's own top tokens, by the last token and by the last two that they follow.
+//
+// After Token Recycling (Luo et al. 2024), which keeps the latest row of every token. Every verified position tells
+// what the target held likely there, accepted or not; when the same token, or the same two, come up again, these are
+// candidates. What helps on text that no corpus resembles.
 #pragma once
 
 #include <array>
@@ -77,6 +85,36 @@ class SessionHistory {
   std::int64_t lookback_ = 0;  // most tokens that may be looked back on
   std::vector<Slot> ring_;
   std::array<Chain, kNumChains> chains_;
+};
+
+/// Tokens kept of a row, and rows kept of a context.
+inline constexpr int kRowWidth = 4, kRowDepth = 4;
+
+class TargetRows {
+ public:
+  /// The newest row first; in a row the most probable next token first, -1 for none.
+  using Rows = std::array<std::array<Token, kRowWidth>, kRowDepth>;
+  struct Slot {
+    std::int64_t key = -1;
+    Rows rows;
+  };
+  static constexpr std::size_t kNumSlots = 32'768;  // 2.4 MB; of two contexts that share one the later one stays
+
+  /// Take the latest row after two tokens: best first, negative for none, as is `before` where there is none.
+  void put(Token before, Token last, std::span<const Token> row);
+  /// The rows after the last `length` tokens, 1 or 2, before `end`; null if there are none.
+  const Rows* find(const Token* end, int length) const;
+
+  /// All slots; none before the first row comes.
+  const std::vector<Slot>& slots() const { return slots_; }
+  /// Fill a slot, of a table that was saved.
+  void restore(std::size_t index, const Slot& slot);
+  std::int64_t num_bytes() const { return static_cast<std::int64_t>(slots_.size() * sizeof(Slot)); }
+
+  bool is_changed = false;  // since it was last saved
+
+ private:
+  std::vector<Slot> slots_;
 };
 
 }  // namespace speculant
