@@ -80,7 +80,11 @@ class GraphRegistry:
         if self.default in config.graphs:
             raise ConfigError(f"two graphs are named {self.default}; rename the one in server.graphs")
         for name in config.graphs:
-            _require_name(name)
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{name!r} is no name for a graph: 1 to 64 letters, digits, dots, dashes and underscores, no dot "
+                    "first; choose another in server.graphs"
+                )
 
     def __iter__(self) -> Iterator[ServedGraph]:
         """Iterate over what is served."""
@@ -153,11 +157,6 @@ class GraphRegistry:
         for served in self:
             await asyncio.to_thread(served.drafter.save, is_routine=is_routine)
 
-    async def save_changes(self) -> None:
-        """Bring what was learned to disk, if there is a folder for it."""
-        if self._config.learned is not None:
-            await self.save(is_routine=True)
-
     @property
     def learned_tokens(self) -> int:
         """Tokens of all tenants in memory."""
@@ -190,11 +189,19 @@ class GraphRegistry:
                 f"{path.name} is of tokenizer {tokenizer.name}, graph {name} of {old.tokenizer.name}; build it "
                 "with the same tokenizer, or restart the sidecar"
             )
-        store = await asyncio.to_thread(self._store_of, name, tokenizer)
-        # At once: whatever fails after this, its folder is given back at the end.
-        self._learned[name] = store
+        if name not in self._learned:
+            folder = None if self._config.learned is None else self._config.learned / name
+            limit = self._draft.max_learned_tokens
+            # Kept at once: whatever fails after this, its folder is given back at the end.
+            self._learned[name] = await asyncio.to_thread(LearnedStore, limit, folder, tokenizer)
         drafter = await in_uninterruptible_thread(
-            lambda: _make_drafter(graph, self._draft, store, None if old is None else old.drafter)
+            lambda: SessionDrafter(
+                graph,
+                self._draft,
+                learned=self._learned[name],
+                calibration=None if old is None else old.drafter.calibration,
+                read_options=convert.decode_options,
+            )
         )
         served = ServedGraph(
             name=name,
@@ -209,12 +216,6 @@ class GraphRegistry:
         logger.info("graph {} is served from {}, generation {}", name, path, served.generation)
         return served
 
-    def _store_of(self, name: str, tokenizer: Fingerprint) -> LearnedStore:
-        if name in self._learned:
-            return self._learned[name]
-        folder = self._config.learned
-        return LearnedStore(self._draft.max_learned_tokens, None if folder is None else folder / name, tokenizer)
-
 
 def _read_graph(path: Path) -> tuple[NgramGraph, int]:
     # Verifying reads the whole file, so that no draft waits for a disk later.
@@ -225,26 +226,6 @@ def _read_graph(path: Path) -> tuple[NgramGraph, int]:
         raise GraphFileError(f"{path} went away while it was read; put it back") from error
 
 
-def _make_drafter(
-    graph: NgramGraph, draft: DraftConfig, store: LearnedStore, old: SessionDrafter | None
-) -> SessionDrafter:
-    return SessionDrafter(
-        graph,
-        draft,
-        learned=store,
-        calibration=None if old is None else old.calibration,
-        read_options=convert.decode_options,
-    )
-
-
 def _name_of(path: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".")[:64]
     return name or "default"
-
-
-def _require_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is no name for a graph: 1 to 64 letters, digits, dots, dashes and underscores, no dot first; "
-            "choose another in server.graphs"
-        )

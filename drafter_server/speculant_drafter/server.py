@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 from grpc_health.v1 import health, health_pb2
@@ -125,7 +126,7 @@ class DrafterServer:
         await self._tell_health()
         self._chores = [
             asyncio.create_task(self._every(_SWEEP_S, self._sweep)),
-            asyncio.create_task(self._every(_SAVE_S, self._graphs.save_changes)),
+            asyncio.create_task(self._every(_SAVE_S, partial(self._graphs.save, is_routine=True))),
         ]
         others = [("admin", address) for address in self.admin_addresses]
         others += [("metrics", self.metrics_address)] if self.metrics_address else []

@@ -169,7 +169,12 @@ class AccessPolicy:
         Raises:
             ConfigError: the file can't be read, is wrong, or can be changed by other users.
         """
-        return cls() if path is None else cls(_clients(path, _read(path)))
+        if path is None:
+            return cls()
+        try:
+            return cls(_AccessFile.model_validate(_read(path)).clients)
+        except ValidationError as error:
+            raise ConfigError(f"access file '{path}': {_explain(error)}") from None  # it may show a token
 
     @property
     def is_open(self) -> bool:
@@ -196,17 +201,13 @@ class AccessPolicy:
                 if client.token_sha256 is None and client.certificate_name in certificate_names:
                     return client
             raise UnauthenticatedError(_UNKNOWN_CLIENT)
-        found = self._find_by_token(_bearer_token(authorization_header))
-        if found is None or found.certificate_name not in (None, *certificate_names):
-            raise UnauthenticatedError(_UNKNOWN_CLIENT)
-        return found
-
-    def _find_by_token(self, token: str) -> Principal | None:
-        digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()
+        digest = hashlib.sha256(_bearer_token(authorization_header).encode(errors="replace")).hexdigest()
         found = None
-        for client in self._clients or ():  # all of them, so that the time does not depend on its position
+        for client in self._clients:  # all of them, so that the time does not depend on its position
             if hmac.compare_digest(client.token_sha256 or "", digest):
                 found = client
+        if found is None or found.certificate_name not in (None, *certificate_names):
+            raise UnauthenticatedError(_UNKNOWN_CLIENT)
         return found
 
 
@@ -247,13 +248,6 @@ def _read(path: Path) -> dict[str, Any]:
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"access file '{path}' belongs to another user; make it yours or root's with chown")
     return parsed
-
-
-def _clients(path: Path, content: dict[str, Any]) -> list[Principal]:
-    try:
-        return _AccessFile.model_validate(content).clients
-    except ValidationError as error:
-        raise ConfigError(f"access file '{path}': {_explain(error)}") from None  # it may show a token
 
 
 def _explain(error: ValidationError) -> str:
