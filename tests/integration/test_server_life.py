@@ -138,7 +138,7 @@ def test_failures_of_our_own_are_told_without_their_text(serve: Serve) -> None:
     def fail(*_: object) -> bytes:
         raise RuntimeError("/secret/path of the server")
 
-    server.server._service._steps._answer = fail  # type: ignore[method-assign]
+    server.server._service._answer = fail  # type: ignore[method-assign]
     error = refusal(server.drafter.Draft, step_of(0, [1]))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert error.details() == "the server failed on this request; its log says why"
