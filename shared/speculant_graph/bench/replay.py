@@ -1,34 +1,44 @@
-"""``speculant bench replay``: what drafts would have saved on recorded outputs."""
+"""``speculant bench replay``: what drafts would have saved on recorded outputs.
+
+An output is replayed as if a model wrote it again: draft, keep what agrees, go on behind it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from speculant_graph.bench.report import COMMAS, EACH_ONCE, begin, print_report, show_build
+from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.config import DraftConfig, GraphConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.draft.cost import COST_CURVES, CostCurve
+from speculant_graph.draft.options import NEED_GRAPH
+from speculant_graph.draft.pretraining import pretrain
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 from speculant_graph.view.formatting import counted
 
-if TYPE_CHECKING:
-    from speculant_graph.bench.texts import Workload
-    from speculant_graph.draft.cost import CostCurve
-    from speculant_graph.graph.ngrams import NgramGraph
-
-ReplayStrategyName = Literal[
-    "greedy", "sampling", "adaptive", "tree", "specexec", "prompt-lookup"
-]  # fmt: skip
+ReplayStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "prompt-lookup"]
 """What can be replayed: the strategies of n-grams, and the baseline."""
 
 _SET_BY_THE_BENCH = {"-k": "--budget", "--draft.k": "--budget", "--draft.strategy": "--strategy"}
+_PROMPT_LOOKUP = "prompt-lookup"
+_LONGEST_NGRAM = 3
+_RESAMPLES = 1_000
 _WARM_UP_TOKENS = 16
 _COLUMNS = (
     "workload", "strategy", "budget", "mean_accepted_tokens", "mean_accepted_tokens_interval", "over_prompt_lookup",
@@ -101,9 +111,6 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     Raises:
         ConfigError: they don't, or there is no such curve.
     """
-    from speculant_graph.draft.cost import COST_CURVES, CostCurve
-    from speculant_graph.draft.options import NEED_GRAPH
-
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
     if settings.corpus and settings.graph_path is not None:
@@ -125,18 +132,14 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
 
 def _read(settings: BenchReplaySettings) -> tuple[NgramGraph | None, list[Workload]]:
     """Read the graph and the traces, and what may be refused at once before what takes long."""
-    from speculant_graph.bench.texts import read_workloads
-    from speculant_graph.corpus.tokenize import CorpusTokenizer
-    from speculant_graph.draft.pretraining import pretrain
-    from speculant_graph.graph.build.builder import GraphBuilder
-    from speculant_graph.graph.ngrams import NgramGraph
-
     config = settings.graph
     graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path)
     begin("reading the tokenizer")
-    is_named = graph is None or "tokenizer_name" in config.model_fields_set
+    name = config.tokenizer_name
+    if graph is not None and "tokenizer_name" not in config.model_fields_set:
+        name = graph.metadata.tokenizer.name
     tokenizer = CorpusTokenizer.load(
-        config.tokenizer_name if is_named or graph is None else graph.metadata.tokenizer.name,
+        name,
         config.hf_token.get_secret_value() if config.hf_token else None,
         special_tokens="parse",  # a model wrote them
     )
@@ -157,11 +160,9 @@ def _replay_all(
     workloads: Sequence[Workload],
 ) -> list[dict[str, Any]]:
     """Replay every workload by every strategy at every budget; return the figures of each run, in this order."""
-    from speculant_graph.bench.replay_loop import PROMPT_LOOKUP, PromptLookupDrafter, replay, replay_figures
-    from speculant_graph.draft.session_drafter import SessionDrafter
 
     def fresh_drafter(strategy: str, budget: int) -> SessionDrafter | PromptLookupDrafter:
-        if strategy == PROMPT_LOOKUP:
+        if strategy == _PROMPT_LOOKUP:
             return PromptLookupDrafter()
         config = DraftConfig.model_validate(settings.draft.model_dump() | {"strategy": strategy, "k": budget})
         return SessionDrafter(graph, config)
@@ -180,9 +181,185 @@ def _replay_all(
     baselines = {
         (each["workload"], each["budget"]): each["mean_accepted_tokens"]
         for each in results
-        if each["strategy"] == PROMPT_LOOKUP
+        if each["strategy"] == _PROMPT_LOOKUP
     }
     for each in results:
         baseline = baselines.get((each["workload"], each["budget"]))
         each["over_prompt_lookup"] = None if baseline is None else round(each["mean_accepted_tokens"] / baseline, 4)
     return results
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    """One draft and what became of it."""
+
+    num_drafted: int
+    """Nodes of the draft."""
+    num_accepted: int
+    """Nodes that agreed with the record, from the root on."""
+    num_tokens: int
+    """Tokens that the step brought: the accepted ones, and the target's own behind them where the record goes on."""
+    expected: float | None
+    """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
+    draft_ns: int
+    """Time of the call that drafted."""
+
+
+class PromptLookupDrafter:
+    """Copies what followed the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
+
+    The longest of the last 3, 2, 1 tokens that occurred before decides. It is the baseline that inference libraries
+    bring, without a graph; it has one sequence at a time, learns nothing across sequences and knows no cost.
+    """
+
+    def open(self, session_id: int, *, learn: bool = False, cost: CostCurve | None = None) -> None:
+        """Begin a sequence."""
+        self._tokens: list[TokenId] = []
+        self._ends: dict[tuple[TokenId, ...], int] = {}  # where an n-gram first ended
+
+    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
+        """Add tokens to the sequence."""
+        for token_id in token_ids:
+            self._tokens.append(token_id)
+            for length in range(1, min(_LONGEST_NGRAM, len(self._tokens)) + 1):
+                self._ends.setdefault(tuple(self._tokens[-length:]), len(self._tokens))
+
+    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
+        """Take the target's top tokens, which this strategy has no use for."""
+
+    def draft(self, orders: Sequence[DraftRequest]) -> list[Draft]:
+        """Draft a chain for each order."""
+        return [self._draft(order.node_budget) for order in orders]
+
+    def close(self, session_id: int) -> None:
+        """Let the sequence be."""
+
+    def _draft(self, node_budget: int) -> Draft:
+        for length in range(min(_LONGEST_NGRAM, len(self._tokens)), 0, -1):
+            start = self._ends[tuple(self._tokens[-length:])]
+            if start < len(self._tokens):
+                copied = tuple(self._tokens[start : start + node_budget])
+                return Draft(copied, tuple(range(len(copied))), terminated_early=len(copied) < node_budget)
+        return EMPTY_DRAFT
+
+
+def replay(
+    drafter: SessionDrafter | PromptLookupDrafter,
+    traces: Sequence[Trace],
+    node_budget: int,
+    *,
+    learn: bool = False,
+    cost: CostCurve | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[list[ReplayStep]]:
+    """Replay traces one after another and return the steps of each.
+
+    Args:
+        drafter: what drafts; it has no session yet.
+        traces: what was recorded.
+        node_budget: most nodes of a draft.
+        learn: let later traces gain by what earlier ones accepted, and feed the target's own tokens back.
+        cost: what the drafter knows of the cost of verifying.
+        tell: called with the number of traces that are through, and that of all.
+    """
+    replayed = []
+    for session_id, trace in enumerate(traces, start=1):
+        drafter.open(session_id, learn=learn, cost=cost)
+        drafter.accept(session_id, trace.prompt)
+        steps: list[ReplayStep] = []
+        position = 0
+        while position < len(trace.output):
+            start_ns = time.perf_counter_ns()
+            (draft,) = drafter.draft([DraftRequest(session_id, node_budget)])
+            draft_ns = time.perf_counter_ns() - start_ns
+            assert len(draft) <= node_budget, "a draft over its budget would be compared unfairly"
+            path = agreeing_path(draft, trace.output[position : position + node_budget])
+            accepted = trace.output[position : position + len(path) + 1]
+            if learn:
+                # All that a record knows of the target: the one token that it wrote.
+                nodes = (0, *(node + 1 for node in path))[: len(accepted)]
+                drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
+            drafter.accept(session_id, accepted)
+            expected = sum(draft.path_probabilities) if draft.path_probabilities else None
+            steps.append(ReplayStep(len(draft), len(path), len(accepted), expected, draft_ns))
+            position += len(accepted)
+        replayed.append(steps)
+        drafter.close(session_id)
+        tell(session_id, len(traces))
+    return replayed
+
+
+def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
+    """Return the nodes of the longest path from the root whose tokens are those the output begins with."""
+    depths: list[int] = []  # of nodes that agree; 0 of others
+    deepest = -1
+    for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
+        depth = 1 if parent == 0 else depths[parent - 1] + 1
+        is_reached = parent == 0 or depths[parent - 1] > 0
+        agrees = is_reached and depth <= len(output) and token_id == output[depth - 1]
+        depths.append(depth if agrees else 0)
+        if agrees and (deepest < 0 or depth > depths[deepest]):
+            deepest = len(depths) - 1
+    path: list[int] = []
+    while deepest >= 0:
+        path.append(deepest)
+        deepest = draft.parents[deepest] - 1
+    return tuple(reversed(path))
+
+
+def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | None) -> dict[str, Any]:
+    """Return the figures of one run, ready for JSON.
+
+    Args:
+        replayed: the steps of every trace, at least one each.
+        cost: prices the drafts; without it ``relative_speed`` and its interval are None.
+    """
+    steps = [step for of_trace in replayed for step in of_trace]
+    num_tokens = sum(step.num_tokens for step in steps)
+    num_drafted = sum(step.num_drafted for step in steps)
+    num_accepted = sum(step.num_accepted for step in steps)
+    expected = [step.expected for step in steps if step.expected is not None]
+    draft_us = np.array([step.draft_ns for step in steps]) / 1e3
+    figures = {
+        "traces": len(replayed),
+        "output_tokens": num_tokens,
+        "steps": len(steps),
+        "mean_accepted_tokens": round(num_tokens / len(steps), 4),
+        "mean_accepted_tokens_interval": _interval(replayed, len),
+        "drafted": num_drafted,
+        "accepted": num_accepted,
+        "acceptance_rate": _ratio(num_accepted, num_drafted),
+        "drafted_per_step": round(num_drafted / len(steps), 4),
+        "empty_rate": round(sum(not step.num_drafted for step in steps) / len(steps), 4),
+        "expected_over_actual": _ratio(sum(expected), num_accepted) if expected else None,
+        "draft_us_p50": round(float(np.percentile(draft_us, 50)), 2),
+        "draft_us_p99": round(float(np.percentile(draft_us, 99)), 2),
+        "relative_speed": None,
+        "relative_speed_interval": None,
+    }
+    if cost is not None:
+
+        def spent(some: Sequence[ReplayStep]) -> float:
+            return sum(cost.at(1 + step.num_drafted) for step in some)
+
+        figures["relative_speed"] = round(num_tokens / spent(steps), 4)
+        figures["relative_speed_interval"] = _interval(replayed, spent)
+    return figures
+
+
+def _interval(
+    replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
+) -> list[float]:
+    """Return the interval that holds 95 % of tokens over what was spent when traces are drawn anew.
+
+    It is a percentile bootstrap.
+    """
+    tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
+    spent = np.array([spent_on(of_trace) for of_trace in replayed])
+    drawn = np.random.default_rng(0).integers(0, len(replayed), (_RESAMPLES, len(replayed)))
+    means = tokens[drawn].sum(axis=1) / spent[drawn].sum(axis=1)
+    return [round(float(bound), 4) for bound in np.percentile(means, (2.5, 97.5))]
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return round(above / below, 4) if below else None
