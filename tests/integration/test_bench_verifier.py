@@ -124,7 +124,7 @@ def test_a_draft_model_beside_ngrams(bench: Bench) -> None:
     [
         (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is no size of a random model"),
         (["generate", *RANDOM], "name what to decode: one of --prompts FILE and --replay TRACES"),
-        (["generate", *RANDOM, "--prompts", "there-is-none"], "there-is-none: can't be read"),
+        (["generate", *RANDOM, "--prompts", "there-is-none"], "can't read the prompts in 'there-is-none'"),
     ],
 )
 def test_refusals_are_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

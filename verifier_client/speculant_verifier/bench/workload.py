@@ -6,7 +6,6 @@ would take. What it writes means nothing: replay recorded outputs with it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.types import TokenId
+from speculant_verifier.generate.input import read_prompts as prompt_lines
 
 if TYPE_CHECKING:
     from transformers import GptOssConfig
@@ -79,23 +79,17 @@ def replayed_requests(
 
 
 def read_prompts(path: Path, limit: int | None) -> list[str]:
-    """Read prompts: the field ``prompt`` of JSON Lines if the name ends in .jsonl, else one prompt a line.
+    """Read prompts as ``speculant generate`` does, the first ones of a file.
 
     Raises:
-        CorpusError: the file can't be read, or there is none in it.
+        ConfigError: the file can't be read, or a line of it is no text to continue.
     """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:limit]
-        prompts = [json.loads(line)["prompt"] for line in lines] if path.suffix == ".jsonl" else lines
-    except OSError as error:
-        raise CorpusError(f"{path}: can't be read ({error.strerror}); check the file and its permissions") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorpusError(
-            f"{path}: is no text in UTF-8, or a line is no JSON object with the field 'prompt'; correct it"
-        ) from error
-    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
-        raise CorpusError(f"{path}: holds no prompt, or an empty one; write one a line")
-    return prompts
+    texts: list[str] = []
+    for line in prompt_lines([], path)[:limit]:
+        if not isinstance(line.prompt, str) or not line.prompt:
+            raise ConfigError(f"{line.location} is no text to continue; write one")
+        texts.append(line.prompt)
+    return texts
 
 
 def load_target(config: VerifierConfig) -> TargetModel:
