@@ -15,16 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int]]
-"""Of prompts and a number of new tokens: the new tokens, and in how many passes each sequence took part, together."""
-DraftTimes = Callable[[], list[float]]
-"""How long each batch of drafts took, seconds."""
+Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
+"""Of prompts and a number of new tokens: the new tokens, in how many passes each sequence took part, together, and how
+long each batch of drafts since the start took, seconds, where that is known."""
 
 _LONGEST_LOOKUP = 3
 _START_TIMEOUT_S = 300.0
 
 
-def start_vllm(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
+def start_vllm(order: dict[str, Any]) -> Decode:
     """Make the engine as an order wants it."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none")
@@ -49,21 +48,19 @@ def start_vllm(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
 
     runner.execute_model = counted
 
-    def decode(prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int]:
+    def decode(prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int, list[float]]:
         nonlocal passes
         passes = 0
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs], passes
-
-    def draft_times() -> list[float]:
         sessions = getattr(getattr(runner, "drafter", None), "sessions", None)
-        return [] if sessions is None else list(sessions.counts.seconds)
+        draft_s = [] if sessions is None else list(sessions.counts.seconds)
+        return [list(output.outputs[0].token_ids) for output in outputs], passes, draft_s
 
-    return decode, draft_times
+    return decode
 
 
-def start_llama(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
+def start_llama(order: dict[str, Any]) -> Decode:
     """Make the engine as an order wants it; it decodes one sequence at a time."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -93,7 +90,7 @@ def start_llama(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
 
     llama.eval = counted
 
-    def decode(prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int]:
+    def decode(prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int, list[float]]:
         nonlocal passes
         passes, texts = 0, []
         for prompt in prompts:
@@ -104,12 +101,12 @@ def start_llama(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
                 if token == llama.token_eos() or len(text) == max_tokens:
                     break
             texts.append(text)
-        return texts, passes
+        return texts, passes, list(draft.sessions.counts.seconds) if isinstance(draft, SpeculantDraft) else []
 
-    return decode, lambda: list(draft.sessions.counts.seconds) if isinstance(draft, SpeculantDraft) else []
+    return decode
 
 
-def start_llama_server(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
+def start_llama_server(order: dict[str, Any]) -> Decode:
     """Start it, unmodified, as an order wants it; it decodes one sequence at a time."""
     import httpx2
 
@@ -136,7 +133,7 @@ def start_llama_server(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
             pass
         time.sleep(0.1)
 
-    def decode(prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int]:
+    def decode(prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], int, list[float]]:
         passes, texts = 0, []
         for prompt in prompts:
             body = {
@@ -146,9 +143,9 @@ def start_llama_server(order: dict[str, Any]) -> tuple[Decode, DraftTimes]:
             answer = http.post("/completion", json=body).raise_for_status().json()
             texts.append(answer["tokens"])
             passes += len(answer["tokens"]) - answer["timings"].get("draft_n_accepted", 0)
-        return texts, passes
+        return texts, passes, []
 
-    return decode, list
+    return decode
 
 
 _START = {"vllm": start_vllm, "llama-cpp-python": start_llama, "llama-server": start_llama_server}
@@ -164,16 +161,13 @@ def main() -> None:
         answers.flush()
 
     order = json.loads(sys.stdin.readline())
-    decode, draft_times = _START[order["engine"]](order)
+    decode = _START[order["engine"]](order)
     answer({"ready": True})
     for line in sys.stdin:
         order = json.loads(line)
-        if order.get("times"):
-            answer({"times": draft_times()})
-            continue
         started_s = time.perf_counter()
-        ids, passes = decode(order["prompts"], order["max_tokens"])
-        answer({"ids": ids, "seconds": time.perf_counter() - started_s, "passes": passes})
+        ids, passes, draft_s = decode(order["prompts"], order["max_tokens"])
+        answer({"ids": ids, "seconds": time.perf_counter() - started_s, "passes": passes, "draft_s": draft_s})
 
 
 if __name__ == "__main__":

@@ -147,6 +147,7 @@ class Candidate:
         program = (settings.engines / _PROGRAMS[engine]).absolute()
         model = settings.model if engine == "vllm" else settings.gguf
         assert model is not None
+        self.draft_s: list[float] = []  # of each batch of drafts, where that is known
         self._log = folder / f"{engine}-{order['batch']}-{order['method'].replace(', ', '-')}.log"
         with self._log.open("w", encoding="utf-8") as messages:
             self._process = subprocess.Popen(
@@ -167,11 +168,8 @@ class Candidate:
         answer = self._ask({"prompts": prompts, "max_tokens": requests[0].max_tokens})
         rows = [DecodedRow(ids) for ids in answer["ids"]]
         rows[0].num_steps = answer["passes"]
+        self.draft_s = answer["draft_s"]
         return Decoded(rows, answer["seconds"])
-
-    def draft_times(self) -> list[float]:
-        """Return how long each batch of drafts took, seconds, where that is known."""
-        return [float(seconds) for seconds in self._ask({"times": True})["times"]]
 
     def close(self) -> None:
         """End it: without orders it ends in its own way, and its engine before it."""
@@ -233,7 +231,7 @@ def _measure(
                     "speedup": round(each.tokens_per_s / trials.statistics(_NONE).tokens_per_s, 3),
                 })  # fmt: skip
         for result in results:
-            times = running[result["method"]].draft_times() if result["method"] in running else []
+            times = running[result["method"]].draft_s if result["method"] in running else []
             for percent in (50, 99):
                 value = round(1e6 * float(np.percentile(times, percent)), 1) if times else None
                 result[f"propose_us_p{percent}"] = value
