@@ -109,11 +109,9 @@ class OwnDrafter:
         Raises:
             SpeculantError: it does not start.
         """
-        self._arguments = ["drafter", "--listen", address, "--graph", str(graph), "--log-level", "WARNING"]
-        self.address = address
+        self._graph, self.address = graph, address
         self.num_kills = 0
-        self.process = _start("speculant_graph.cli.main", self._arguments)
-        self._await_ready()
+        self._start()
 
     def kill_and_start(self) -> None:
         """Kill it, and start another in its place a second later."""
@@ -121,14 +119,15 @@ class OwnDrafter:
         self.num_kills += 1
         time.sleep(_RESTART_PAUSE_S)
         self.close()
-        self.process = _start("speculant_graph.cli.main", self._arguments)
-        self._await_ready()
+        self._start()
 
     def close(self) -> None:
         """End it."""
         stop(self.process)
 
-    def _await_ready(self) -> None:
+    def _start(self) -> None:
+        arguments = ["drafter", "--listen", self.address, "--graph", str(self._graph), "--log-level", "WARNING"]
+        self.process = _start("speculant_graph.cli.main", arguments)
         try:
             await_health(self.process, self.address)
         except BaseException:

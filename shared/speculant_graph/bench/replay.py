@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import COMMAS, EACH_ONCE, begin, print_report, show_build
+from speculant_graph.bench.report import COMMAS, begin, print_report, show_build
 from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
@@ -61,12 +61,12 @@ class BenchReplaySettings(ReportingSettings):
     --graph the drafts come from the sequences alone."""
     graph_path: Path | None = None
     """Draft from this graph file instead of counting a corpus."""
-    strategy: Annotated[list[ReplayStrategyName], COMMAS, EACH_ONCE] = [  # noqa: RUF012
+    strategy: Annotated[list[ReplayStrategyName], COMMAS] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
     ]  # fmt: skip
     """Strategies, separated by commas: those of --draft.strategy but 'model', and 'prompt-lookup', which copies what
     followed the last tokens where they first occurred."""
-    budget: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS, EACH_ONCE] = [8, 16, 32]  # noqa: RUF012
+    budget: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS] = [8, 16, 32]  # noqa: RUF012
     """Most nodes (drafted tokens) of a step, separated by commas."""
     cost: str | None = None
     """What it costs to verify n tokens: 'flat', 'dense', 'cpu-moe', 'moe', or a file such as

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import BeforeValidator
 from rich.console import Console
 from rich.table import Table
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
 """Annotation of a list that a command line writes with commas: ``8,16,32``."""
-EACH_ONCE = AfterValidator(lambda values: list(dict.fromkeys(values)))
-"""Annotation of a list whose repeated values are dropped."""
 
 Tell = Callable[[int, int], None]
 """Is told how much is done, and how much there is to do."""

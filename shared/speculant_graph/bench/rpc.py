@@ -20,7 +20,7 @@ from pydantic_settings import SettingsConfigDict
 
 from speculant_graph.bench import echo
 from speculant_graph.bench.processes import OwnDrafter, running_module
-from speculant_graph.bench.report import COMMAS, EACH_ONCE, alternate, begin, print_report
+from speculant_graph.bench.report import COMMAS, alternate, begin, print_report
 from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
 from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
@@ -59,7 +59,7 @@ class BenchRpcSettings(ReportingSettings):
     # One setting of a section leaves the bench's own defaults of the others.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
-    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS, EACH_ONCE] = [1, 8, 32]  # noqa: RUF012
+    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
     """Sequences of a step, one or several numbers."""
     graph: Path | None = None
     """Draft from this graph file; by default from one of the words of Python's own sources."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree_with_model"
 _REQUESTS_AT_A_TIME = 2
-"""Of each row, before the other ways take their turn; at the end rows wait for the slowest request."""
+"""Before the other ways take their turn."""
 
 
 class BenchAdapterSettings(ReportingSettings):
@@ -41,8 +41,6 @@ class BenchAdapterSettings(ReportingSettings):
     """Prompts of each kind."""
     max_tokens: Annotated[int, Field(ge=8)] = 96
     """Most new tokens of each, at least 8."""
-    batch: Annotated[int, Field(ge=1, le=64)] = 1
-    """Requests decoded together."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -59,7 +57,7 @@ def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
     from speculant_verifier.decoder import SpeculativeDecoder
 
     begin("loading models")
-    config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=settings.batch)
+    config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=1)
     target = load_target(config)
     graph = folder / "graph.pkl"
     kinds = _kinds(settings, target, graph)
@@ -73,16 +71,15 @@ def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
     }
     ways = {
         way: EngineDecoding(
-            target, decoder.drafter, decoder.draft_config, settings.batch,
+            target, decoder.drafter, decoder.draft_config, 1,
             cost=decoder.costs.relative_of_widths if decoder.costs is not None else None,
         ).decode
         for way, decoder in decoders.items()
     }  # fmt: skip
     for decode in ways.values():
         decode([request for requests in kinds.values() for request in requests[settings.limit :]])
-    at_a_time = _REQUESTS_AT_A_TIME * settings.batch
     trials = {
-        kind: interleaved(ways, requests[: settings.limit], at_a_time, begin(f"decoding: {kind}"))
+        kind: interleaved(ways, requests[: settings.limit], _REQUESTS_AT_A_TIME, begin(f"decoding: {kind}"))
         for kind, requests in kinds.items()
     }
     for decoder in decoders.values():
@@ -90,7 +87,6 @@ def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
     together = reduce(add, trials.values())
     return {
         "identical": all(together.is_identical(way, _PLAIN) for way in ways),
-        "batch": settings.batch,
         "prompts": settings.limit,
         "kinds": [{"kind": kind, **_figures(each)} for kind, each in trials.items()],
         **{f"{way}_tokens_per_s": round(together.statistics(way).tokens_per_s, 3) for way in ways},
@@ -112,8 +108,8 @@ def _figures(trials: Trials) -> dict[str, Any]:
 def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> dict[str, list[BenchRequest]]:
     """Build the graph of a part of what the draft model never saw; return prompts of every kind.
 
-    Only functions that the demo model goes on to write are prompts. Behind those that were asked for there are some to
-    warm up with: others, as drafters learn from what is written.
+    Only functions that the demo model goes on to write are prompts. Behind those that were asked for there is one to
+    warm up with: another, as drafters learn from what is written.
     """
     unknown = draft_files()[1]
     in_graph = [path for path in unknown if "http" in path.parts or "json" in path.parts]
@@ -131,7 +127,7 @@ def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> 
         random.Random(0).shuffle(found)
         kinds[kind] = []
         for request in requests_of(found, target, settings.max_tokens):
-            if len(kinds[kind]) == settings.limit + settings.batch:
+            if len(kinds[kind]) == settings.limit + 1:
                 break
             if len(plain.decode([request]).rows[0].token_ids) > settings.max_tokens // 2:
                 kinds[kind].append(request)

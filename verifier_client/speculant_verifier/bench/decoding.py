@@ -36,11 +36,6 @@ class DecodedRow:
     num_accepted: int = 0
     num_steps_without_drafter: int = 0
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens per step; one of a single token has no step to speak of."""
-        return len(self.token_ids) / max(1, self.num_steps)
-
 
 @dataclass(frozen=True, slots=True)
 class Decoded:

@@ -111,17 +111,13 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         trials = {
             name: interleaved(ways, requests, batch, begin(f"{name}: decoding")) for name, requests in groups.items()
         }
-        has_drafter = decoder.drafter.state != "off"
     # Where tokens are drawn, transformers draws other ones: its random numbers are not ours.
     compared = {"speculative"} if generation.temperature else {"speculative", "transformers"}
     return {
         **_figures(reduce(add, trials.values()), compared),
         "workloads": [{"workload": name, **_figures(each, compared)} for name, each in trials.items()],
-        "replayed": bool(settings.replay),
         "strategy": settings.draft.strategy,
         "k": settings.draft.k,
-        "drafter": _source(settings) if has_drafter else "nothing, for this strategy needs a graph",
-        "speculation": generation.speculation,
         "batch": batch,
         **describe(target),
     }
@@ -138,12 +134,6 @@ def _warm_up(target: TargetModel) -> BenchRequest:
     generator = random.Random(0)
     prompt = [generator.randrange(target.vocabulary_size) for _ in range(_WARM_UP_PROMPT)]
     return BenchRequest(tuple(prompt), _WARM_UP_TOKENS)
-
-
-def _source(settings: BenchGenerateSettings) -> str:
-    if settings.client.address:
-        return f"the sidecar at {settings.client.address}"
-    return f"{settings.graph_path.name} and the requests" if settings.graph_path is not None else "the requests alone"
 
 
 def _figures(trials: Trials, compared: set[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from speculant_graph.bench.report import COMMAS, EACH_ONCE, begin, print_report
+from speculant_graph.bench.report import COMMAS, begin, print_report
 from speculant_graph.config import VerifierConfig
 from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
@@ -24,9 +24,9 @@ class BenchVerifyCostSettings(ReportingSettings):
     the largest on.
     """
 
-    batch: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS, EACH_ONCE] = [1, 4, 8]  # noqa: RUF012
+    batch: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 4, 8]  # noqa: RUF012
     """Rows of a pass, separated by commas."""
-    tokens: Annotated[list[Annotated[int, Field(ge=1, le=MAX_POINT)]], COMMAS, EACH_ONCE] = [  # noqa: RUF012
+    tokens: Annotated[list[Annotated[int, Field(ge=1, le=MAX_POINT)]], COMMAS] = [  # noqa: RUF012
         1, 2, 4, 8, 16, 32, 64,
     ]  # fmt: skip
     """Tokens of each row, separated by commas; 1 is plain decoding."""

@@ -117,10 +117,8 @@ def load_target(config: VerifierConfig) -> TargetModel:
     if device.type == "cpu":
         prepare_cpu(config)
     tokenizer, fingerprint = load_tokenizer(config)
-    if config.dtype == "auto":
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    else:
-        dtype = getattr(torch, config.dtype)
+    automatic = "float32" if device.type == "cpu" else "bfloat16"
+    dtype = getattr(torch, automatic if config.dtype == "auto" else config.dtype)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         model = GptOssForCausalLM._from_config(_architecture(size, fingerprint.vocabulary_size), dtype=dtype)
