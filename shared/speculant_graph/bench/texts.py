@@ -97,21 +97,19 @@ def _read_workload(path: Path, tokenizer: CorpusTokenizer, limit: int | None) ->
 
 def _records(path: Path) -> Iterator[_Record]:
     try:
-        with path.open("rb") as file:
-            for line_number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _record(line, f"{path}:{line_number}")
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise CorpusError(f"{path}: can't be read ({error.strerror}); check the file and its permissions") from error
-
-
-def _record(line: bytes, where: str) -> _Record:
-    try:
-        return _Record.model_validate_json(line)
-    except ValidationError as error:
-        first: Any = error.errors()[0]
-        field = "".join(f"'{name}' " for name in first["loc"])
-        raise CorpusError(f"{where}: {field}{humanise(first).partition(';')[0]}; {_FIX}") from error
+    for line_number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield _Record.model_validate_json(line)
+            except ValidationError as error:
+                first: Any = error.errors()[0]
+                field = "".join(f"'{name}' " for name in first["loc"])
+                raise CorpusError(
+                    f"{path}:{line_number}: {field}{humanise(first).partition(';')[0]}; {_FIX}"
+                ) from error
 
 
 def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
