@@ -6,8 +6,10 @@ from elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -15,8 +17,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
+from loguru import logger
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import SpeculantError
@@ -26,16 +29,21 @@ from speculant_graph.serving.http_middleware import PRINCIPAL, AccessMiddleware,
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
-from speculant_verifier.http.builders import AnswerBuilder, ChatBuilder, CompletionBuilder, ServedModel
+from speculant_verifier.http.builders import (
+    AnswerBuilder,
+    ChatBuilder,
+    CompletionBuilder,
+    ServedModel,
+    TokenTexts,
+    to_json,
+)
 from speculant_verifier.http.errors import error_of, no_such_model
-from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.http.mapping import RequestMapping
-from speculant_verifier.http.responses import ResponsesBuilder, map_responses
+from speculant_verifier.http.responses import ResponsesBuilder, ResponseStore, map_responses
 from speculant_verifier.http.responses_schemas import ResponsesRequest
-from speculant_verifier.http.responses_store import ResponseStore
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
-from speculant_verifier.http.streaming import GenerationResponse
 from speculant_verifier.requests import Load, events_of
+from speculant_verifier.results import StepEvent
 
 API = ("/v1/",)
 """Prefixes of paths that need access."""
@@ -44,6 +52,13 @@ MAX_REQUESTS = 1_024
 MAX_BODY_BYTES = 4 << 20
 """Longest body or message; a context of 131,072 tokens is text of half a megabyte."""
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses")
+
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # proxies must not collect events
+]
 
 
 def create_app(
@@ -151,6 +166,83 @@ def refuse(error: Exception) -> Response:
 
 async def _refuse(_: Request, error: Exception) -> Response:
     return refuse(error)
+
+
+class GenerationResponse(Response):
+    """Sends an answer in one piece, or as it comes, unless the client goes away before.
+
+    It is an ASGI application of its own instead of a stock streaming response. So the status is decided by the first
+    event and not before it (a refusal is never a broken stream), and the connection is watched all the time, in streams
+    and in answers of one piece alike: a client that goes away frees its row within a step. A slow reader holds up no
+    other, as events wait for it in memory, at most an answer's worth.
+    """
+
+    def __init__(self, events: AsyncGenerator[StepEvent, None], builder: AnswerBuilder, *, is_stream: bool) -> None:
+        """Make a response; nothing is decoded before it is sent.
+
+        Args:
+            events: what is decoded, once it is read.
+            builder: makes the answer of it.
+            is_stream: whether events are sent as they come.
+        """
+        super().__init__()
+        self._events, self._builder, self._is_stream = events, builder, is_stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer.
+
+        Raises:
+            SpeculantError: there is no answer; nothing has been sent.
+        """
+        del scope
+        answering = asyncio.create_task(self._stream(send) if self._is_stream else self._send_whole(send))
+        leaving = asyncio.create_task(_departure(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await answering
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+
+    async def _send_whole(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            async for event in events:
+                for _ in self._builder.chunks(event):
+                    pass
+        body = await asyncio.to_thread(lambda: to_json(self._builder.whole()).encode())
+        length = (b"content-length", str(len(body)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        has_begun = False
+        try:
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    if not has_begun:
+                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        has_begun = True
+                    for chunk in self._builder.chunks(event):
+                        await send(_event(self._builder.frame(chunk)))
+        except Exception as error:
+            if not has_begun:
+                raise
+            found = error_of(error)
+            if found.status == 500:
+                logger.opt(exception=error).error("a stream failed")
+            await send(_event(self._builder.failure(found)))
+        await send(_event(self._builder.ending, more_body=False))
+
+
+def _event(text: str, *, more_body: bool = True) -> Message:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more_body}
+
+
+async def _departure(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 _HANDLERS: Any = dict.fromkeys((SpeculantError, RequestValidationError, HTTPException, Exception), _refuse)

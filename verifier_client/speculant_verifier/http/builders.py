@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -11,17 +12,71 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Any
 
+from tokenizers import decoders
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
 from speculant_verifier.http.errors import ApiError
-from speculant_verifier.http.logprobs import TokenTexts
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
 from speculant_verifier.tool_calls import CallStyle, JsonCalls, Piece, Splitter
 
 Fields = dict[str, Any]
 """An object of JSON."""
+_LEAST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_START = "\u2581"  # of SentencePiece
+
+
+class TokenTexts:
+    """Single tokens as bytes: one token may be a part of a character only."""
+
+    def __init__(self, target: TargetModel) -> None:
+        """Look at the model's tokenizer."""
+        backend = target.tokenizer.backend_tokenizer
+        self._piece_of = backend.id_to_token
+        self._whole = {token_id: added.content for token_id, added in backend.get_added_tokens_decoder().items()}
+        is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._alphabet = {sign: byte for byte, sign in bytes_to_unicode().items()} if is_byte_level else None
+        self._known: dict[TokenId, tuple[str, list[int]]] = {}
+
+    def bytes_of(self, token: TokenId) -> bytes:
+        """Return the bytes that a token stands for."""
+        whole = self._whole.get(token)
+        if whole is not None:
+            return whole.encode()
+        piece = self._piece_of(token) or ""
+        if self._alphabet is not None and self._alphabet.keys() >= set(piece):
+            return bytes(self._alphabet[character] for character in piece)
+        byte = _BYTE_PIECE.fullmatch(piece)
+        return bytes.fromhex(byte[1]) if byte else piece.replace(_WORD_START, " ").encode()
+
+    def text_of(self, token: TokenId) -> str:
+        """Return its text, or its bytes spelt out where they are no text."""
+        content = self.bytes_of(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def chat(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Return what a chat has of some tokens."""
+        return {
+            "content": [
+                self._entry(at.token_id, at.logprob)
+                | {"top_logprobs": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}
+                for at in tokens
+            ]
+        }
+
+    def _entry(self, token: TokenId, logprob: float) -> dict[str, Any]:
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self.text_of(token), list(self.bytes_of(token))
+        return {"token": known[0], "logprob": max(_LEAST, logprob), "bytes": known[1]}
 
 
 @dataclass(frozen=True, slots=True)

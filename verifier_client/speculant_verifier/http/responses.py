@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from speculant_graph.serving.access import Principal
@@ -19,7 +19,6 @@ from speculant_verifier.http.builders import (
 from speculant_verifier.http.errors import ApiError, error_of
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.responses_schemas import ChosenFunction, Content, Item, ResponsesRequest
-from speculant_verifier.http.responses_store import ResponseStore
 from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.tool_calls import Piece
@@ -50,8 +49,49 @@ _NAMES = {
 """What fields of a chat are called in a response."""
 _TOLD_FIRST = ("system", "developer")
 
+_MAX_CHARACTERS = 64_000_000
+"""Of all items that are kept, as JSON."""
+
 Keep = Callable[[str, Sequence[Fields]], None]
 """Takes the id of a response that has ended, and its output."""
+
+
+class ResponseStore:
+    """Conversations in memory, the latest ones, each for its tenant only. Belongs to the event loop."""
+
+    def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
+        """Begin empty.
+
+        Args:
+            max_characters: bound of what is kept; the oldest go.
+        """
+        self._capacity = max_characters
+        self._kept: OrderedDict[tuple[str, str], tuple[tuple[Item, ...], int]] = OrderedDict()
+
+    def put(self, tenant: str, response_id: str, items: Sequence[Item]) -> None:
+        """Keep a response that has ended: all items of its conversation, its own output included."""
+        size = sum(len(item.model_dump_json(exclude_unset=True)) for item in items)
+        self._kept[tenant, response_id] = tuple(items), size
+        self._capacity -= size
+        while self._capacity < 0:
+            _, (_, oldest) = self._kept.popitem(last=False)
+            self._capacity += oldest
+
+    def conversation(self, tenant: str, response_id: str) -> tuple[Item, ...]:
+        """Return the items of a response's conversation.
+
+        Raises:
+            ApiError: there is none, or no longer.
+        """
+        if (kept := self._kept.get((tenant, response_id))) is None:
+            raise ApiError(
+                400,
+                "previous_response_id is not known, or no longer: responses are kept in memory, unless store is "
+                "false; send the whole conversation as input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return kept[0]
 
 
 async def map_responses(
@@ -125,62 +165,43 @@ def _text_of(parts: Content | None) -> str:
     return parts if isinstance(parts, str) else "\n".join(part.text for part in parts or ())
 
 
-@dataclass(slots=True)
-class _Reply:
-    """What the assistant did in one message."""
+def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
+    """Return the messages of a conversation; what stands before everything else becomes one message.
 
-    reasoning: list[str] = field(default_factory=list)
-    content: str | None = None
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def message(self) -> list[dict[str, Any]]:
-        if not self.reasoning and self.content is None and not self.calls:
-            return []
-        message: dict[str, Any] = {"role": "assistant", "content": self.content or ""}
-        if self.reasoning:
-            message["reasoning_content"] = "\n".join(self.reasoning)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return [message]
-
-
-def _messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation; what stands before everything else becomes one message."""
-    messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
-    reply = _Reply()
+    What the assistant did in a row is one message: thoughts, then a text, then calls.
+    """
+    messages: list[Fields] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
-        if item.type == "reasoning":
-            if reply.calls or reply.content is not None:
-                messages += reply.message()
-                reply = _Reply()
-            reply.reasoning.append(_text_of(item.content or item.summary))
-        elif item.role == "assistant":
-            if reply.calls or reply.content is not None:
-                messages += reply.message()
-                reply = _Reply()
-            reply.content = _text_of(item.content)
-        elif item.type == "function_call":
-            function = {"name": item.name, "arguments": item.arguments}
-            reply.calls.append({"id": item.call_id, "type": "function", "function": function})
+        last = messages[-1] if messages else {}
+        if item.type == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)})
+        elif item.type == "message" and item.role != "assistant":
+            text = _text_of(item.content)
+            # Templates take one message before those of the user, if that.
+            if item.role in _TOLD_FIRST and len(messages) == 1 and last["role"] in _TOLD_FIRST:
+                last["content"] += f"\n\n{text}"
+            else:
+                messages.append({"role": item.role, "content": text})
         else:
-            messages += reply.message()
-            reply = _Reply()
-            _add(messages, item)
-    return messages + reply.message()
+            is_behind = item.type != "function_call" and ("content" in last or "tool_calls" in last)
+            if last.get("role") != "assistant" or is_behind:
+                last = {"role": "assistant"}
+                messages.append(last)
+            _add(last, item)
+    return [{"content": "", **message} for message in messages]
 
 
-def _add(messages: list[dict[str, Any]], item: Item) -> None:
-    if item.type == "function_call_output":
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)})
-        return
-    text = _text_of(item.content)
-    # Templates take one message before those of the user, if that.
-    if item.role in _TOLD_FIRST and len(messages) == 1 and messages[0]["role"] in _TOLD_FIRST:
-        messages[0]["content"] += f"\n\n{text}"
+def _add(message: Fields, item: Item) -> None:
+    """Add what the assistant did to its message."""
+    if item.type == "reasoning":
+        thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
+        message["reasoning_content"] = "\n".join([*thoughts, _text_of(item.content or item.summary)])
+    elif item.type == "function_call":
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(call)
     else:
-        messages.append({"role": item.role, "content": text})
+        message["content"] = _text_of(item.content)
 
 
 class _Output:

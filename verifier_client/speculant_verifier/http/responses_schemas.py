@@ -8,14 +8,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from speculant_verifier.http.schemas import (
     MAX_TOOLS,
+    AnyRequest,
     Function,
+    JsonSchema,
     Name,
     NamedFunction,
     NumTokens,
     ReasoningEffort,
     Schema,
-    SpeculantOptions,
-    Word,
 )
 
 
@@ -102,15 +102,11 @@ class ChosenFunction(NamedFunction):
     """'function'."""
 
 
-class TextFormat(Schema):
+class TextFormat(JsonSchema):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     """Any text, a JSON object, or JSON of a schema."""
-    name: Word | None = None
-    """For people."""
-    description: str | None = None
-    """For people."""
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     """The schema."""
     strict: bool | None = None
@@ -142,11 +138,9 @@ class StreamOptions(Schema):
     """Ignored: nothing is added."""
 
 
-class ResponsesRequest(Schema):
+class ResponsesRequest(AnyRequest):
     """A conversation to continue, item by item."""
 
-    model: str
-    """The model's name, as in /v1/models."""
     input: Annotated[_Items, BeforeValidator(_as_items, json_schema_input_type=str | _Items)]
     """A text of the user, or items from the first to the latest."""
     instructions: str | None = None
@@ -155,16 +149,10 @@ class ResponsesRequest(Schema):
     """A response that this one goes on from: what it was about comes before the input."""
     store: bool = True
     """Keep this response in memory, so that later ones can go on from it."""
-    stream: bool = False
-    """Send server-sent events as the answer comes."""
     stream_options: StreamOptions | None = None
     """What a stream holds besides events."""
     max_output_tokens: NumTokens | None = None
     """Most new tokens, thoughts included."""
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """0 takes the most probable token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Keep the most probable tokens that hold this mass."""
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
@@ -185,15 +173,7 @@ class ResponsesRequest(Schema):
     """Ignored."""
     background: Literal[False] = False
     """false only."""
-    prompt_cache_key: Name | None = None
-    """Ignored: the prefix cache finds what prompts share."""
     prompt_cache_retention: str | None = None
     """Ignored: the prefix cache keeps what fits into it."""
     safety_identifier: str | None = None
     """Ignored."""
-    user: str | None = None
-    """Ignored."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Seed of the random stream; without one the server draws one."""
-    speculant: SpeculantOptions | None = None
-    """How this request is speculated for."""

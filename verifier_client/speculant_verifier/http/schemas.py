@@ -119,33 +119,40 @@ class StructuredOutputs(Schema):
     """A grammar, in llguidance's variant of Lark."""
 
 
-class GenerationRequest(Schema):
-    """What both endpoints take."""
+class AnyRequest(Schema):
+    """What all endpoints take."""
 
     model: str
     """The model's name, as in /v1/models."""
     stream: bool = False
-    """Send server-sent events as text comes."""
-    stream_options: StreamOptions | None = None
-    """What a stream holds besides text."""
-    max_tokens: NumTokens | None = None
-    """Most new tokens."""
+    """Send server-sent events as the answer comes."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """0 takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Keep the most probable tokens that hold this mass."""
-    n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Samples of each prompt; sample i uses the seed + i."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the random stream; without one the server draws one and returns it."""
-    stop: _Stop | None = None
-    """End before any of these texts."""
-    logit_bias: _Biases | None = None
-    """Added to the logits of tokens, by token id."""
     user: str | None = None
     """Ignored."""
     prompt_cache_key: Name | None = None
     """Ignored: the prefix cache finds what prompts share."""
+    speculant: SpeculantOptions | None = None
+    """How this request is speculated for."""
+
+
+class GenerationRequest(AnyRequest):
+    """What chats and completions take."""
+
+    stream_options: StreamOptions | None = None
+    """What a stream holds besides text."""
+    max_tokens: NumTokens | None = None
+    """Most new tokens."""
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Samples of each prompt; sample i uses the seed + i."""
+    stop: _Stop | None = None
+    """End before any of these texts."""
+    logit_bias: _Biases | None = None
+    """Added to the logits of tokens, by token id."""
     presence_penalty: _Penalty | None = None
     """Taken from the logits of tokens that were emitted."""
     frequency_penalty: _Penalty | None = None
@@ -164,8 +171,6 @@ class GenerationRequest(Schema):
     """Tokens that end the text, besides the model's own."""
     structured_outputs: StructuredOutputs | None = None
     """The form of the answer."""
-    speculant: SpeculantOptions | None = None
-    """How this request is speculated for."""
 
 
 class TextPart(Schema):
