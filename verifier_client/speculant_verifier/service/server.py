@@ -24,11 +24,9 @@ from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import API, MAX_BODY_BYTES, MAX_REQUESTS, create_app, refuse
 from speculant_verifier.requests import Load
-from speculant_verifier.service import admin
-from speculant_verifier.service.admin import VerifierAdminService
 from speculant_verifier.service.learning import Learning
 from speculant_verifier.service.metrics import RequestKey, render_metrics
-from speculant_verifier.service.service import SERVICE_NAME, VerifierService
+from speculant_verifier.service.service import ADMIN_SERVICE_NAME, SERVICE_NAME, VerifierAdminService, VerifierService
 
 _LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
 GRACE_S = 60.0
@@ -118,7 +116,7 @@ class VerifierServer:
                 self._config.admin_listen,
                 "--service.admin-listen",
                 self._admin.handler(self._admin_interceptor),
-                admin.SERVICE_NAME,
+                ADMIN_SERVICE_NAME,
             )
         if self._http is not None:
             self.http_address = await self._http.start()
@@ -218,5 +216,5 @@ class VerifierServer:
         return self._decoder
 
     async def _tell_health(self, status: int) -> None:
-        for name in ("", SERVICE_NAME, admin.SERVICE_NAME):
+        for name in ("", SERVICE_NAME, ADMIN_SERVICE_NAME):
             await self._health.set(name, status)
