@@ -10,12 +10,12 @@ from speculant_verifier.http.schemas import (
     MAX_TOOLS,
     AnyRequest,
     Function,
-    JsonSchema,
     Name,
     NamedFunction,
     NumTokens,
     ReasoningEffort,
     Schema,
+    Word,
 )
 
 
@@ -102,11 +102,15 @@ class ChosenFunction(NamedFunction):
     """'function'."""
 
 
-class TextFormat(JsonSchema):
+class TextFormat(Schema):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     """Any text, a JSON object, or JSON of a schema."""
+    name: Word | None = None
+    """For people."""
+    description: str | None = None
+    """For people."""
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     """The schema."""
     strict: bool | None = None
