@@ -1,0 +1,242 @@
+"""What the processes of ``speculant bench offload`` do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate import infer_auto_device_map, init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaConfig
+
+from speculant_graph.bench.texts import read_workloads
+from speculant_graph.client import LocalDrafter, NullDrafter
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.build.report import BuildReport
+from speculant_graph.machine import anonymous_bytes
+from speculant_graph.types import Draft
+from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding
+from speculant_verifier.bench.workload import BenchRequest
+from speculant_verifier.console import quiet_transformers
+from speculant_verifier.model import TargetModel
+from speculant_verifier.offload.files import bytes_per_second
+from speculant_verifier.speculation import CostTable, load_or_measure
+
+if TYPE_CHECKING:
+    from speculant_verifier.bench.offload import BenchOffloadSettings
+
+_VOCABULARY = 16_384
+_PLAIN_TOKENS = 16
+"""Decoded without drafts: every one takes as long as the others."""
+_NUM_PASSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPlan:
+    """What is measured."""
+
+    folder: Path
+    """For the checkpoint and what processes leave for others."""
+    tokenizer: str
+    family: str
+    size: int
+    """Bytes of the weights."""
+    ram_budget: int
+    """Bytes that a process may take."""
+    nodes: tuple[int, ...]
+    """Most nodes of trees, each."""
+    workloads: Mapping[str, Sequence[BenchRequest]]
+    """Recorded outputs."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder of the weights."""
+        return self.folder / "model"
+
+
+def numbered_anew(settings: BenchOffloadSettings) -> dict[str, list[BenchRequest]]:
+    """Read recorded outputs and number their tokens in the order in which they come.
+
+    Raises:
+        ConfigError: they have more different tokens than the vocabulary.
+    """
+    tokenizer = CorpusTokenizer.load(settings.tokenizer, special_tokens="parse")
+    ids: dict[int, int] = {}
+    workloads: dict[str, list[BenchRequest]] = {}
+    for workload in read_workloads(settings.replay, tokenizer, settings.limit):
+        requests = workloads[workload.name] = []
+        for trace in workload.traces:
+            prompt, output = (
+                tuple(ids.setdefault(token, len(ids)) for token in text)
+                for text in (trace.prompt, trace.output[: settings.max_tokens])
+            )
+            requests.append(BenchRequest(prompt, len(output), output))
+    if len(ids) > _VOCABULARY:
+        raise ConfigError(f"the outputs have {len(ids)} different tokens, more than {_VOCABULARY}; lower --limit")
+    return workloads
+
+
+def write_weights(plan: OffloadPlan) -> dict[str, Any]:
+    """Write a checkpoint of random weights."""
+    quiet_transformers()
+    torch.manual_seed(0)
+    config = _architecture(plan.family, plan.size)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plan.checkpoint)
+    return {}
+
+
+def streamed(plan: OffloadPlan) -> dict[str, Any]:
+    """Decode with a part of the weights in memory."""
+    report = BuildReport()  # which watches memory
+    with report.watching():
+        target = _loaded(plan, memory_budget=plan.ram_budget)
+        offload = target.offload
+        if offload is None:
+            raise ConfigError(f"the model fits into {plan.ram_budget} bytes; lower --ram-budget")
+        costs = load_or_measure(target, [1], folder=plan.folder / "costs")
+        results: list[dict[str, Any]] = []
+        seconds, num_bytes = 0.0, -offload.num_bytes
+        for name, requests in plan.workloads.items():
+            plain = 0.0
+            for nodes in (0, *plan.nodes):
+                statistics = _decode(target, costs, requests, nodes)
+                seconds += statistics.total_s
+                rate = statistics.tokens_per_s_without_prompts  # which is the same everywhere
+                plain = plain or rate
+                results.append({
+                    "workload": name, "nodes": nodes, "tokens_per_s": rate, "speedup": rate / plain,
+                    "tokens_per_pass": statistics.mean_accepted_tokens,
+                })  # fmt: skip
+        num_bytes += offload.num_bytes
+        torch.save(_logits(target, plan), plan.folder / "streamed.pt")
+        passes = {}
+        for name, width in (("", 1), ("wide_", max(plan.nodes))):
+            # In turns with plain reading: a disk is fast after a rest, and slower when it has been read for long.
+            times = [(*_pass_of(target, width), bytes_per_second(plan.checkpoint, 1 << 40)) for _ in range(_NUM_PASSES)]
+            passes[f"stream_{name}pass_ms"] = 1e3 * float(np.median([took_s for took_s, _, _ in times]))
+            passes[f"read_{name}pass_ms"] = 1e3 * float(np.median([count / rate for _, count, rate in times]))
+            bytes_per_s = float(np.median([rate for _, _, rate in times]))
+    offload.close()
+    return passes | {
+        "plan": dict(offload.plan.rows()),
+        "peak_bytes": report.peak_anon_bytes,
+        "results": results,
+        "plain_tokens_per_s": min(each["tokens_per_s"] for each in results if each["nodes"] == 0),
+        "bytes_per_s": bytes_per_s,
+        "bandwidth_share": num_bytes / seconds / bytes_per_s,
+    }
+
+
+def accelerate(plan: OffloadPlan) -> dict[str, Any]:
+    """Decode by accelerate's disk offloading.
+
+    The page cache is emptied before each pass, as a machine of the budget's memory has no space for it.
+    """
+    quiet_transformers()
+    config = AutoConfig.from_pretrained(plan.checkpoint)
+    with init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    empty.tie_weights()
+    space = max(1, int(0.8 * plan.ram_budget) - anonymous_bytes())
+    device_map = infer_auto_device_map(empty, {"cpu": space, "disk": 10**15}, empty._no_split_modules, torch.bfloat16)
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        model = AutoModelForCausalLM.from_pretrained(
+            plan.checkpoint, dtype=torch.bfloat16, device_map=device_map, offload_folder=folder
+        )
+        times = []
+        with torch.inference_mode():
+            for _ in range(_NUM_PASSES):
+                for path in plan.checkpoint.glob("*.safetensors"):
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                started_s = time.perf_counter()
+                model(torch.randint(_VOCABULARY, (1, 1)))
+                times.append(time.perf_counter() - started_s)
+    median_s = float(np.median(times))
+    return {"accelerate_pass_ms": 1e3 * median_s, "accelerate_tokens_per_s": 1.0 / median_s}
+
+
+def resident(plan: OffloadPlan) -> dict[str, Any]:
+    """Compute the same with all weights in memory."""
+    target = _loaded(plan)
+    figures: dict[str, Any] = {"identical": torch.equal(torch.load(plan.folder / "streamed.pt"), _logits(target, plan))}
+    for name, width in (("", 1), ("wide_", max(plan.nodes))):
+        times = [_pass_of(target, width)[0] for _ in range(_NUM_PASSES)]
+        figures[f"resident_{name}pass_ms"] = 1e3 * float(np.median(times))
+    return figures
+
+
+def _architecture(family: str, size: int) -> LlamaConfig | GptOssConfig:
+    common: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    common |= {"vocab_size": _VOCABULARY, "tie_word_embeddings": True, "max_position_embeddings": 32_768}
+    common |= {"num_attention_heads": 16, "num_key_value_heads": 4}
+    if family == "llama":
+        width = 2048
+        per_layer = 2 * (width * width * 5 // 2 + 3 * width * 5632)
+        num_layers = max(1, (size - 2 * width * _VOCABULARY) // per_layer)
+        return LlamaConfig(hidden_size=width, intermediate_size=5632, num_hidden_layers=num_layers, **common)
+    width = 1024
+    per_layer = 2 * (32 * 3 * width * width + 3 * width * width)
+    return GptOssConfig(
+        hidden_size=width, intermediate_size=width, head_dim=64, num_local_experts=32, num_experts_per_tok=4,
+        num_hidden_layers=2 * max(1, (size - 2 * width * _VOCABULARY) // per_layer // 2), **common,
+    )  # fmt: skip
+
+
+def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
+    quiet_transformers()
+    config = VerifierConfig(
+        model_name=str(plan.checkpoint), tokenizer_name=plan.tokenizer, dtype="bfloat16", max_batch_size=1, **options
+    )
+    return TargetModel.load(config)
+
+
+def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchRequest], nodes: int) -> DecodingStatistics:
+    """Decode with trees of so many nodes at most; without drafts the beginnings only."""
+    if not nodes:
+        beginnings = [(request.forced or ())[:_PLAIN_TOKENS] for request in requests]
+        requests = [
+            replace(request, max_tokens=len(forced), forced=forced)
+            for request, forced in zip(requests, beginnings, strict=True)
+        ]
+    draft = DraftConfig(k=nodes, max_depth=min(255, max(24, nodes)))
+    drafter = LocalDrafter(None, draft, cost=costs.curve(1), vocabulary_size=_VOCABULARY) if nodes else NullDrafter()
+    decoding = EngineDecoding(target, drafter, draft, 1, cost=costs.relative_of_widths)
+    runs = [decoding.decode([request]) for request in requests]
+    drafter.close()
+    del decoding
+    gc.collect()  # one engine at a time has keys and values
+    return DecodingStatistics(runs)
+
+
+def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
+    """Return the model's logits after a prompt and a tree of the output and of a copy of its beginning."""
+    request = next(iter(plan.workloads.values()))[0]
+    output = request.forced or ()
+    again = output[:8]
+    draft = Draft(output + again, (*range(len(output)), 0, *range(len(output) + 1, len(output) + len(again))))
+    cache = target.new_cache(1)
+    target.prefill([request.prompt[:-1]], cache, [0])
+    logits: torch.Tensor = target.forward([request.prompt[-1:]], cache, [0], [draft])
+    return logits
+
+
+def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
+    """Return the seconds of a pass over random tokens, and the bytes that it reads."""
+    tokens = torch.randint(_VOCABULARY, (width,)).tolist()
+    draft = Draft(tuple(tokens[1:]), (0,) * (width - 1))
+    before = target.offload.num_bytes if target.offload else 0
+    started_s = time.perf_counter()
+    target.forward([tokens[:1]], target.new_cache(1), [0], [draft])
+    elapsed_s = time.perf_counter() - started_s
+    return elapsed_s, (target.offload.num_bytes if target.offload else 0) - before
