@@ -72,6 +72,8 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     with (path / WEIGHTS_FILE).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     tenants = note.get("tenants")
+    if not isinstance(tenants, list | None):
+        raise ConfigError(f"{path / NOTE_FILE} does not name whose adapter it is, tenants is no list. {_AGAIN}")
     return AdapterInfo(
         folder=path,
         digest=digest,
