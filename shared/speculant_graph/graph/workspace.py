@@ -75,10 +75,10 @@ def replacing(path: Path, folder: Path | None = None) -> Iterator[Path]:
     with writing(path):
         try:
             yield temporary
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(path)
             with contextlib.suppress(PermissionError):  # a folder to write into only: the name gets to disk in time
-                _sync(path.parent)
+                sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -109,7 +109,8 @@ def _beginning(path: Path) -> str:
     return os.fsencode(path.name)[:_NAME_BYTES].decode(errors="ignore")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file or a folder written to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,7 +15,7 @@ from speculant_graph.draft.cost import COST_CURVES
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.sequence import Request
 from speculant_verifier.records.record import RequestRecord
-from speculant_verifier.training.gate import DRAFT, FEWEST, Replay, Replayed, compare, judge, objection
+from speculant_verifier.training.gate import DRAFT, FEWEST, Replay, compare, judge, objection
 from speculant_verifier.training.trainer import train_adapter
 from support.draft_models import noisy
 from support.tiny_models import tiny_model
@@ -44,9 +44,8 @@ def test_a_replay_counts_the_passes_of_the_engine(draft_share: float, noise: flo
         assert outputs[-1].sequence.output == each.output
         passes.append(outputs[-1].sequence.num_steps)
     engine.close()
-    assert [each.num_passes for each in found] == passes
-    assert [each.num_tokens for each in found] == [len(each.output) for each in records]
-    assert found[1].tokens_per_pass > 1.5 or noise
+    assert [num_passes for num_passes, _ in found] == passes
+    assert len(records[1].output) > 1.5 * found[1][0] or noise
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,6 @@ def test_a_good_adapter_is_let_through(good: Path, checkpoint, written) -> None:
     assert verdict.replay_loss is not None
     assert verdict.replay_loss < 0.0
     assert verdict.figures()["failures"]["num_requests"] == FEWEST
-    assert [line.partition(":")[0] for line in verdict.lines()] == ["gate", "gate, replay"]
 
 
 @pytest.mark.parametrize("number", [3, 12])
@@ -132,9 +130,9 @@ class Counted:
     def __init__(self, passes: Sequence[int], pass_s: float) -> None:
         self._passes, self._pass_s = iter(passes), pass_s
 
-    def run(self, record: RequestRecord) -> Replayed:
+    def run(self, record: RequestRecord) -> tuple[int, float]:
         passes = next(self._passes)
-        return Replayed(120, passes, passes * self._pass_s)
+        return passes, passes * self._pass_s
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,7 @@ class Counted:
     ],
 )
 def test_reasons(after: list[int], pass_s: float, reason: str) -> None:
-    compared = compare(Counted([60] * 10, 1.0), Counted(after, pass_s), [record([1], [2])] * 10)  # type: ignore[arg-type]
+    compared = compare(Counted([60] * 10, 1.0), Counted(after, pass_s), [record([1], [2] * 120)] * 10)  # type: ignore[arg-type]
     assert compared.tokens_per_pass_before == pytest.approx(2.0)
     assert compared.tokens_per_pass_after == pytest.approx(sum(120 / each for each in after) / 10)
     assert compared.tokens_per_s_after == pytest.approx(1200 / (sum(after) * pass_s))

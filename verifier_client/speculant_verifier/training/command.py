@@ -7,7 +7,6 @@ for going back. Readers resolve the link once, then read.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from loguru import logger
 
 from speculant_graph.config import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.workspace import sync, workspace
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.view.formatting import printable
@@ -62,16 +62,10 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("there is no draft model to train; name one with --draft-model")
     log_to_stderr("INFO")
     require_publishable(settings.output)
-    if not settings.records.is_dir():
-        raise ConfigError(
-            f"there is no folder {settings.records}; name the one that records were written to (--record)"
-        )
-    from speculant_graph.graph.workspace import workspace
     from speculant_verifier.console import quiet_transformers, waiting_for
-    from speculant_verifier.training.examples import of_one_tenant, of_tokenizer
+    from speculant_verifier.training.examples import of_tokenizer
 
-    records = _read(settings, settings.tenant) or _read(settings, None)  # these are named in a complaint
-    records = of_one_tenant(records, settings.tenant)
+    records = _read(settings)
     with waiting_for(f"loading {printable(draft_model.name)}", "auto"):
         from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
         from speculant_verifier.draft_model.opening import load_base
@@ -120,16 +114,26 @@ def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel
         return None
 
 
-def _read(settings: TrainSettings, tenant: str | None) -> list[RequestRecord]:
-    """Read the records of one tenant or of all: all failures, and replay as far as it can be used."""
+def _read(settings: TrainSettings) -> list[RequestRecord]:
+    """Read the records of one tenant: all failures, and replay as far as it can be used.
+
+    Raises:
+        ConfigError: there are none, or they are of several tenants, and weights reveal what they were trained on.
+    """
     from speculant_verifier.records.database import read_records, replay_of
     from speculant_verifier.training.examples import REPLAY_SHARE
 
-    failures = read_records(settings.records, tenant=tenant)
+    failures = read_records(settings.records, tenant=settings.tenant)
     # Every epoch may draw other replay. What is held out of it is drawn, too.
     share = REPLAY_SHARE / (1 - REPLAY_SHARE)
     num_replay = math.ceil(len(failures) * share * math.ceil(settings.train.epochs) * 1.2)
-    return failures + replay_of(settings.records, tenant, num_replay if failures else sys.maxsize)
+    records = failures + replay_of(settings.records, settings.tenant, num_replay if failures else sys.maxsize)
+    if not records:
+        whose = "" if settings.tenant is None else f" of tenant '{settings.tenant}'"
+        raise ConfigError(f"there are no records{whose} in {settings.records}; name the folder of --record (--records)")
+    if (num_tenants := len({record.tenant for record in records})) > 1:
+        raise ConfigError(f"the records are of {num_tenants} tenants; name one with --tenant")
+    return records
 
 
 def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
@@ -141,20 +145,19 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
         sys.stdout.write(json.dumps(shown) + "\n")
         return
     sys.stdout.write(
-        f"{figures.num_steps} steps over {figures.num_tokens} tokens in {figures.duration_s:.0f} s, "
-        f"{figures.trainable_share:.2%} of all parameters\n"
         f"held out: loss {figures.before.loss:.3f} -> {figures.after.loss:.3f}, "
-        f"acceptance {figures.before.acceptance:.1%} -> {figures.after.acceptance:.1%}, "
-        f"{figures.num_held_out} requests\n"
+        f"acceptance {figures.before.acceptance:.1%} -> {figures.after.acceptance:.1%}\n"
     )
-    if verdict is not None:
-        sys.stdout.write("".join(f"{line}\n" for line in verdict.lines()))
+    reason = "no state was better than the beginning" if verdict is None else verdict.reason
+    if verdict is not None and (compared := verdict.failures) is not None:
+        sys.stdout.write(
+            f"gate: tokens a pass {compared.tokens_per_pass_before:.3f} -> {compared.tokens_per_pass_after:.3f}, "
+            f"tokens/s {compared.tokens_per_s_before:.1f} -> {compared.tokens_per_s_after:.1f}\n"
+        )
     if digest:
         sys.stdout.write(f"adapter {printable(str(settings.output))}, sha256 {digest}\n")
-    elif verdict is None:
-        sys.stdout.write("nothing was written: no state was better than the beginning; record more, or train longer\n")
     else:
-        sys.stdout.write(f"nothing was written: {verdict.reason}; record more, or train longer\n")
+        sys.stdout.write(f"nothing was written: {reason}; record more, or train longer\n")
 
 
 def require_publishable(target: Path) -> None:
@@ -174,34 +177,28 @@ def publish(folder: Path, target: Path) -> Path:
 
     Args:
         folder: on the same file system; it is moved.
-        target: the name.
+        target: the name, :func:`require_publishable`; one process at a time may publish at it.
 
     Returns:
         Where the folder is now.
-
-    Raises:
-        ConfigError: the name is taken by something else.
     """
-    require_publishable(target)
     for file in (*folder.iterdir(), folder):
-        _sync(file)
+        sync(file)
     versions = target.with_name(target.name + ".d")
     versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
-    with (versions / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # that of a killed owner is released
-        earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
-        version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
-        folder.rename(version)
-        _sync(versions)
-        link = versions / "next"
-        link.unlink(missing_ok=True)
-        # Relative: the two may be moved or mounted elsewhere together.
-        link.symlink_to(Path(versions.name) / version.name)
-        link.replace(target)
-        _sync(target.absolute().parent)
-        for path in earlier:
-            if path.name != previous:
-                shutil.rmtree(path, ignore_errors=True)
+    earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
+    version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
+    folder.rename(version)
+    sync(versions)
+    link = versions / "next"
+    link.unlink(missing_ok=True)
+    # Relative: the two may be moved or mounted elsewhere together.
+    link.symlink_to(Path(versions.name) / version.name)
+    link.replace(target)
+    sync(target.absolute().parent)
+    for path in earlier:
+        if path.name != previous:
+            shutil.rmtree(path, ignore_errors=True)
     return version
 
 
@@ -210,11 +207,3 @@ def _version_of(target: Path) -> str | None:
     version = target.readlink() if target.is_symlink() else Path()
     is_ours = version.parent == Path(target.name + ".d") and version.name.isdecimal()
     return version.name if is_ours else None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

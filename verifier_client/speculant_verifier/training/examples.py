@@ -107,26 +107,6 @@ def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> 
     return order[:total]
 
 
-def of_one_tenant(records: Sequence[RequestRecord], tenant: str | None) -> list[RequestRecord]:
-    """Return the records that one adapter may be trained on: weights reveal what they were trained on.
-
-    Raises:
-        ConfigError: they are of several tenants and none is named, or of the one named there are none.
-    """
-    tenants = {record.tenant for record in records}
-    if not tenants:
-        raise ConfigError("there are no records; name the folder that --record.folder was (--records)")
-    if tenant is not None:
-        records = [record for record in records if record.tenant == tenant]
-        if not records:
-            known = ", ".join(f"'{each}'" for each in sorted(tenants))
-            raise ConfigError(f"there are no records of tenant '{tenant}'; those that are there are of {known}")
-        return list(records)
-    if len(tenants) > 1:
-        raise ConfigError(f"the records are of {len(tenants)} tenants; name one with --tenant")
-    return list(records)
-
-
 def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size: int) -> list[RequestRecord]:
     """Return the records whose token ids mean what they mean to the draft model, and are ids that it has.
 

@@ -66,15 +66,6 @@ class Comparison:
         """Tokens a pass after, less those before."""
         return self.tokens_per_pass_after - self.tokens_per_pass_before
 
-    def line(self) -> str:
-        """Return it in one line."""
-        bounds = self.interval_after_minus_before
-        interval = "" if bounds is None else f" ({bounds[0]:+.3f} to {bounds[1]:+.3f})"
-        return (
-            f"tokens a pass {self.tokens_per_pass_before:.3f} -> {self.tokens_per_pass_after:.3f}{interval}, "
-            f"tokens/s {self.tokens_per_s_before:.1f} -> {self.tokens_per_s_after:.1f}, {self.num_requests} requests"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -97,11 +88,6 @@ class Verdict:
     def figures(self) -> dict[str, Any]:
         """Return it as values that JSON has."""
         return asdict(self) | {"replay_loss": self.replay_loss}
-
-    def lines(self) -> list[str]:
-        """Return it for people."""
-        named = (("gate", self.failures), ("gate, replay", self.replay))
-        return [f"{name}: {compared.line()}" for name, compared in named if compared is not None]
 
 
 def judge(
@@ -138,9 +124,10 @@ def judge(
 
 def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> Comparison:
     """Replay requests with both; at least one request."""
-    pairs = [(before.run(record), after.run(record)) for record in records]
-    per_pass = np.array([[each.tokens_per_pass for each in pair] for pair in pairs])
-    num_tokens = sum(pair[0].num_tokens for pair in pairs)
+    runs = [[each.run(record) for each in (before, after)] for record in records]
+    sizes = np.array([len(record.output) for record in records])
+    num_passes, seconds = (np.array([[run[part] for run in pair] for pair in runs]) for part in (0, 1))
+    per_pass, per_s = sizes[:, None] / num_passes, (sizes.sum() / seconds.sum(0)).tolist()
     differences = per_pass[:, 1] - per_pass[:, 0]
     interval = None
     if len(records) >= FEWEST:
@@ -148,14 +135,13 @@ def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> 
         low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
         interval = (low, high)
     before_per_pass, after_per_pass = per_pass.mean(0).tolist()
-    before_s, after_s = (sum(pair[side].seconds for pair in pairs) for side in (0, 1))
     return Comparison(
         num_requests=len(records),
         tokens_per_pass_before=before_per_pass,
         tokens_per_pass_after=after_per_pass,
         interval_after_minus_before=interval,
-        tokens_per_s_before=num_tokens / before_s,
-        tokens_per_s_after=num_tokens / after_s,
+        tokens_per_s_before=per_s[0],
+        tokens_per_s_after=per_s[1],
     )
 
 
@@ -171,22 +157,6 @@ def objection(failures: Comparison, replay: Comparison | None) -> str:
     if replay is not None and -replay.gain > MOST_LOSS * replay.tokens_per_pass_before:
         return f"more than {MOST_LOSS:.0%} of the tokens a pass are lost on requests that went well"
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What a replay of one request came to."""
-
-    num_tokens: int
-    num_passes: int
-    """Passes of the target."""
-    seconds: float
-    """Of passes of both models."""
-
-    @property
-    def tokens_per_pass(self) -> float:
-        """Tokens that a pass emits, its own one included."""
-        return self.num_tokens / self.num_passes
 
 
 class Replay:
@@ -211,8 +181,8 @@ class Replay:
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
         self._drafting = Drafting(model, self._drafter, self._controller, draft, EngineTotals())
 
-    def run(self, record: RequestRecord) -> Replayed:
-        """Replay a request that was written in some seconds a pass."""
+    def run(self, record: RequestRecord) -> tuple[int, float]:
+        """Replay a request that was written in some seconds a pass; return passes of the target, and all seconds."""
         config = GenerationConfig(max_tokens=len(record.output), ignore_end_tokens=True)
         sequence = ActiveSequence(Request(0, record.prompt, config), token_ids=list(record.prompt), has_session=True)
         sequence.history = self._controller.new_history()
@@ -229,7 +199,7 @@ class Replay:
             self._drafter.note_pass(1, 1 + len(draft), pass_s)
             seconds += pass_s
         self._drafter.finish(sequence.session_id)
-        return Replayed(sequence.num_emitted, sequence.num_steps, seconds + self._drafter.passes_s)
+        return sequence.num_steps, seconds + self._drafter.passes_s
 
 
 class _Recorded:
