@@ -50,7 +50,7 @@ def model_drafter(
     **options,
 ) -> ModelDrafter:
     """A drafter whose model costs next to nothing, so that it is always asked, unless said otherwise."""
-    passes = DraftPasses(model, rows, prefill_chunk=60)
+    passes = DraftPasses(model, rows)
     price = FixedPrice(flat(1e6, 1.0), flat(draft_s, draft_s))
     config = DraftConfig(k=budget, strategy="model" if ngrams is None else "tree", **options)
     return ModelDrafter(passes, price, config, ngrams)

@@ -64,7 +64,7 @@ def test_estimates_are_those_of_the_definition(table, batch, tokens):
 
 
 def measure(target, folder):
-    return load_or_measure(target, (1,), (1, 2), 10, 0.2, folder=folder)
+    return load_or_measure(target, (1,), folder)
 
 
 def test_a_measurement_is_kept_for_the_same_conditions(gpt_oss, llama, tmp_path):
@@ -75,8 +75,8 @@ def test_a_measurement_is_kept_for_the_same_conditions(gpt_oss, llama, tmp_path)
     assert measure(gpt_oss, folder) == first
     assert path.read_bytes() == content
     measure(llama, folder)
-    load_or_measure(gpt_oss, (1,), (1, 2, 3), 10, 0.2, folder=folder)
-    assert len(list(folder.iterdir())) == 3, "another model and other points are other files"
+    load_or_measure(gpt_oss, (1, 2), folder)
+    assert len(list(folder.iterdir())) == 3, "another model and other batches are other files"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from speculant_verifier.draft_model import passes as module
 from speculant_verifier.draft_model.passes import DraftPasses
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -31,10 +32,11 @@ def assert_says(model, rows, index, text):
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen2", "llama"])
 @pytest.mark.parametrize("seed", range(3))
-def test_trees_grow_pass_by_pass_and_follow_what_was_emitted(family, seed):
+def test_trees_grow_pass_by_pass_and_follow_what_was_emitted(family, seed, monkeypatch):
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 9)
     generator = random.Random(seed)
     model = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
-    passes = DraftPasses(model, 3, prefill_chunk=9)
+    passes = DraftPasses(model, 3)
     texts = [[generator.randrange(250) for _ in range(size)] for size in (1, 13, 40)]
     sequences = [passes.add() for _ in texts]
     assert passes.add() is None, "there are as many rows as sequences"
@@ -80,7 +82,7 @@ def test_trees_grow_pass_by_pass_and_follow_what_was_emitted(family, seed):
 
 def test_a_row_is_taken_over():
     model = tiny_gpt_oss()
-    passes = DraftPasses(model, 2, prefill_chunk=50)
+    passes = DraftPasses(model, 2)
     first, second = passes.add(), passes.add()
     passes.follow([first, second], [[1, 2, 3, 4], [9, 8, 7]])
     passes.run([first, second], [[], []], 4)
@@ -99,7 +101,7 @@ def test_what_was_read_with_the_first_pass_is_judged():
     text = [5]
     for _ in range(12):
         text.append(int(logprobs_after(model, text).argmax()))
-    passes = DraftPasses(model, 1, prefill_chunk=50)
+    passes = DraftPasses(model, 1)
     sequence = passes.add()
     passes.follow([sequence], [text])
     passes.run([sequence], [[]], 4)

@@ -15,7 +15,7 @@ from speculant_graph.types import Drafter, Fingerprint, StrategyName
 from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
-from speculant_verifier.model import PREFILL_CHUNK, TargetModel
+from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
 
@@ -106,7 +106,7 @@ def open_model_drafter(
         ngrams: drafts beside it; None: the model drafts alone.
         costs: measured passes of the target; None: typical costs are assumed for both.
     """
-    passes = DraftPasses(model, verifier.max_batch_size, PREFILL_CHUNK)
+    passes = DraftPasses(model, verifier.max_batch_size)
     if costs is None:
         price = DraftPrice(_typical(target, 1.0), _typical(model, _size(model) / _size(target)))
     else:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speculant_graph.types import Draft, TokenId
-from speculant_verifier.model import TargetModel
+from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 
 _MOST_HITS = 16
 """Pending tokens of which a pass shows whether the model would have drafted them."""
@@ -54,22 +54,15 @@ class CachedSequence:
 class DraftPasses:
     """One model and its cache, for at most so many sequences at a time."""
 
-    def __init__(self, model: TargetModel, num_rows: int, prefill_chunk: int) -> None:
-        """Take the model.
-
-        Args:
-            model: what drafts.
-            num_rows: most sequences.
-            prefill_chunk: most tokens of a pass over tokens that only need to be read.
-        """
-        self.model = model
-        self._num_rows, self._chunk = num_rows, prefill_chunk
+    def __init__(self, model: TargetModel, num_rows: int) -> None:
+        """Take the model, and the most sequences."""
+        self.model, self._num_rows = model, num_rows
         self._cache = model.new_cache(0)
         self._sequences: list[CachedSequence] = []  # by row
 
     def of(self, model: TargetModel) -> DraftPasses:
         """Return the same for another model, without sequences."""
-        return DraftPasses(model, self._num_rows, self._chunk)
+        return DraftPasses(model, self._num_rows)
 
     def add(self) -> CachedSequence | None:
         """Begin a sequence; None if all rows are taken."""
@@ -111,7 +104,7 @@ class DraftPasses:
 
     def read(self, sequence: CachedSequence) -> None:
         """Read a chunk of what is pending, all but the last token."""
-        chunk = sequence.pending[:-1][: self._chunk]
+        chunk = sequence.pending[:-1][:PREFILL_CHUNK]
         self.model.prefill([chunk], self._cache, [sequence.row])
         sequence.num_cached += len(chunk)
         sequence.pending = sequence.pending[len(chunk) :]

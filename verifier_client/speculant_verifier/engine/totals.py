@@ -11,8 +11,6 @@ from speculant_verifier.results import FinishReason, PhaseTimes
 _STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 _DRAFT_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-NODE_BOUNDS = (1, 4, 8, 16, 32, 64)
-"""Passes are classified by the most nodes of any row, the root included; one more kind has more than all of these."""
 
 
 class Histogram:
@@ -76,10 +74,8 @@ class EngineTotals:
     """Accepted nodes by what proposed them, of drafts that name it: those of a draft model's drafter."""
     draft_times: Histogram = field(default_factory=lambda: Histogram(_DRAFT_BOUNDS_S))
     """Seconds until the drafts of a step were there."""
-    pass_times: tuple[Histogram, ...] = field(
-        default_factory=lambda: tuple(Histogram(_STEP_BOUNDS_S) for _ in range(len(NODE_BOUNDS) + 1))
-    )
-    """Seconds of passes over drafts, by :data:`NODE_BOUNDS`."""
+    pass_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))
+    """Seconds of passes over drafts."""
     queue_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds that sequences waited for a row."""
     first_token_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
@@ -89,16 +85,15 @@ class EngineTotals:
     request_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds from a request's arrival to its end."""
 
-    def note_pass(self, seconds: float, most_nodes: int, num_rows: int, num_nodes: int) -> None:
+    def note_pass(self, seconds: float, num_rows: int, num_nodes: int) -> None:
         """Count a pass over drafts.
 
         Args:
             seconds: its duration.
-            most_nodes: of any row, the root included.
             num_rows: sequences.
             num_nodes: of all of them, roots included.
         """
         self.num_passes += 1
         self.num_rows += num_rows
         self.num_nodes += num_nodes
-        self.pass_times[bisect_left(NODE_BOUNDS, most_nodes)].observe(seconds)
+        self.pass_times.observe(seconds)

@@ -123,12 +123,7 @@ class Verification:
         for each in sequences:
             each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
-        self._totals.note_pass(
-            clock[1] - clock[0],
-            1 + max(map(len, drafts), default=0),
-            len(sequences),
-            len(sequences) + sum(map(len, drafts)),
-        )
+        self._totals.note_pass(clock[1] - clock[0], len(sequences), len(sequences) + sum(map(len, drafts)))
         for times in (self._totals.times, *(each.times for each in sequences)):
             times.forward_s += clock[1] - clock[0]
             times.stall_s += stall_s

@@ -17,7 +17,7 @@ from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import BASE
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
-from speculant_verifier.engine.totals import NODE_BOUNDS, Histogram
+from speculant_verifier.engine.totals import Histogram
 from speculant_verifier.requests import Load
 
 RequestKey = tuple[str, str, str]
@@ -94,6 +94,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[SpeculativeDecoder], Histogram]], .
     ("token_seconds", "Time between tokens; those of a step share it.", lambda it: it.totals.token_times),
     ("request_seconds", "Time from arrival to the end.", lambda it: it.totals.request_times),
     ("draft_seconds", "Time until the drafts of a step were there.", lambda it: it.totals.draft_times),
+    ("pass_seconds", "Time of forward passes over drafts.", lambda it: it.totals.pass_times),
 )
 
 
@@ -142,12 +143,6 @@ class _VerifierCollector(Collector):
         for name, text, read_times in _HISTOGRAMS:
             times = read_times(decoder)
             yield HistogramMetricFamily(_PREFIX + name, text, buckets=_buckets(times), sum_value=times.total)
-        passes = HistogramMetricFamily(
-            _PREFIX + "pass_seconds", "Time of forward passes, by the most nodes of any sequence.", labels=["nodes"]
-        )
-        for histogram, bound in zip(decoder.totals.pass_times, (*map(str, NODE_BOUNDS), "more"), strict=True):
-            passes.add_metric([bound], _buckets(histogram), histogram.total)
-        yield passes
         state = GaugeMetricFamily(_PREFIX + "drafter_state", "1 for the drafter's state.", labels=["state"])
         for each in ("ok", "unavailable", "off"):
             state.add_metric([each], int(decoder.drafter.state == each))

@@ -158,28 +158,18 @@ def batches_up_to(largest: int) -> tuple[int, ...]:
     return (*(batch for batch in BATCHES if batch < largest), largest)
 
 
-def load_or_measure(
-    target: TargetModel,
-    batches: Iterable[int] = BATCHES,
-    tokens: Iterable[int] = TOKENS,
-    context: int = CONTEXT,
-    budget_s: float = BUDGET_S,
-    folder: Path | None = None,
-) -> CostTable:
+def load_or_measure(target: TargetModel, batches: Iterable[int] = BATCHES, folder: Path | None = None) -> CostTable:
     """Return what passes cost here, from the cache folder or measured now and kept there.
 
     A folder that can't be written costs nothing but the time of the next measurement.
 
     Args:
         target: the model.
-        batches: see :func:`measure_costs`, as for the next three.
-        tokens: tokens of each row.
-        context: tokens in the cache.
-        budget_s: longest time of a measurement, in seconds.
+        batches: rows, see :func:`measure_costs`.
         folder: instead of :func:`cache_folder`.
     """
-    batches, tokens = sorted(set(batches)), sorted(set(tokens))
-    conditions = [batches, tokens, context, *_conditions(target)]
+    batches = sorted(set(batches))
+    conditions = [batches, TOKENS, CONTEXT, *_conditions(target)]
     digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()
     path = (folder or cache_folder()) / f"{digest[:32]}.json"
     try:
@@ -188,9 +178,9 @@ def load_or_measure(
         pass
     except (OSError, ValueError) as error:
         logger.warning("{} holds no measured costs ({}), measuring again", path, type(error).__name__)
-    duration = f"for up to {budget_s:.0f} s" if target.offload is None else "by a dozen passes"
+    duration = f"for up to {BUDGET_S:.0f} s" if target.offload is None else "by a dozen passes"
     logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, duration)
-    table = measure_costs(target, batches, tokens, context, budget_s)
+    table = measure_costs(target, batches)
     try:
         path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         with replacing(path) as temporary:

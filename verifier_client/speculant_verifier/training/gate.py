@@ -29,7 +29,7 @@ from speculant_verifier.draft_model.price import DraftPrice, PassTimes
 from speculant_verifier.engine.drafting import Drafting, depths_of
 from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.engine.totals import EngineTotals
-from speculant_verifier.model import PREFILL_CHUNK, TargetModel
+from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.rules import TargetDistribution
 from speculant_verifier.rules.follow import follow
@@ -220,7 +220,7 @@ class TimedPasses(DraftPasses):
 
     def __init__(self, model: TargetModel, pass_s: float) -> None:
         """Take the model and how long they take."""
-        super().__init__(model, 1, PREFILL_CHUNK)
+        super().__init__(model, 1)
         self._pass_s, self._now_s = pass_s, 0.0
 
     def clock(self) -> float:
