@@ -1,14 +1,53 @@
-// Drafts from the graph alone: chains of the most probable tokens, and chains and trees that are drawn from q.
+// What may follow a context of the graph, as a distribution q; and drafts from the graph alone: chains of the most
+// probable tokens, and chains and trees that are drawn from q.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "distribution.hpp"
 #include "trie.hpp"
 
 namespace speculant {
+
+/// What q is made of.
+struct DistributionOptions {
+  std::int64_t max_candidates = 0;  // most tokens that it keeps, the most probable, of equals the lowest ids; 0: all
+  double temperature = 1.0;         // raises it to the power of 1 / temperature, before it is capped
+};
+
+/// Distributions, one after another.
+struct Distributions {
+  struct Span {
+    std::size_t first, last;
+    std::size_t size() const { return last - first; }
+  };
+  std::vector<std::uint32_t> tokens;
+  std::vector<float> probabilities;
+
+  std::span<const float> probabilities_of(Span q) const { return std::span(probabilities).subspan(q.first, q.size()); }
+  void resize(std::size_t size) { tokens.resize(size), probabilities.resize(size); }
+};
+
+/// What the probabilities of a range of records are proportional to. Keeps its memory from one context to the next.
+class Masses {
+ public:
+  /// Take what followed a context of order 1 to N.
+  void read(const Trie& trie, Context context, const DistributionOptions& options);
+  /// Most entries that the distribution can have.
+  std::size_t max_entries(const DistributionOptions& options) const;
+  /// Append the distribution, capped; nothing where the masses make none.
+  Distributions::Span append_to(Distributions& out, const DistributionOptions& options);
+
+ private:
+  void temper(double temperature);
+
+  const Level* level_ = nullptr;
+  std::int64_t low_ = 0;  // record of the first
+  std::vector<double> values_;
+  double total_ = 0.0;
+  std::vector<std::size_t> largest_;
+};
 
 /// One sequence of a batch, and what is drawn for it.
 struct GraphDraft {

@@ -57,7 +57,7 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
 /// comes back while no draft pays, or a sequence that has once been hard would never be drafted for again.
 void Sequence::compare(std::span<const Token> accepted) {
   const auto& predicted = draft.probabilities;
-  const auto realised = predicted.empty() ? 0.0 : static_cast<double>(draft.accepted_path(accepted).size());
+  const auto realised = predicted.empty() ? 0.0 : static_cast<double>(draft.num_accepted(accepted));
   predicted_ = predicted_ * kReliabilityMemory + std::accumulate(predicted.begin(), predicted.end(), 0.0);
   realised_ = realised_ * kReliabilityMemory + realised;
   reliability = std::min(1.0, (realised_ + kReliabilityPrior) / (predicted_ + kReliabilityPrior));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,15 +29,13 @@ struct StepLimits {
 using Tenants = std::optional<std::vector<std::string>>;
 
 /// What a step needs of Python.
-class StepHost {
- public:
-  virtual ~StepHost() = default;
+struct StepHost {
   /// Throw if a StrategyOptions asks for what is not served.
-  virtual void check_options(const std::string& options) = 0;
+  std::function<void(const std::string& options)> check_options;
   /// The graph of this name, if the client may use it.
-  virtual ServedDrafter graph_of(const std::string& name) = 0;
+  std::function<ServedDrafter(const std::string& name)> graph_of;
   /// The default graph's generation, for an answer that no graph gave.
-  virtual std::uint64_t default_generation() = 0;
+  std::function<std::uint64_t()> default_generation;
 };
 
 /// Counts of a step.

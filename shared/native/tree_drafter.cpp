@@ -1,6 +1,7 @@
 #include "tree_drafter.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace speculant {
 namespace {
@@ -22,17 +23,13 @@ void Draft::cut(std::size_t size) {
   if (!probabilities.empty()) probabilities.resize(size);
 }
 
-std::vector<std::int32_t> Draft::accepted_path(std::span<const Token> followed) const {
-  std::vector<std::int32_t> path;
-  std::int32_t last = 0;
-  for (std::size_t node = 0; node < size() && path.size() < followed.size(); ++node) {
+std::size_t Draft::num_accepted(std::span<const Token> followed) const {
+  std::size_t count = 0, last = 0;
+  for (std::size_t node = 0; node < size() && count < followed.size(); ++node) {
     // Children come after their parents, so one look at every node is enough.
-    if (parents[node] == last && tokens[node] == followed[path.size()]) {
-      last = static_cast<std::int32_t>(node) + 1;
-      path.push_back(last);
-    }
+    if (std::cmp_equal(parents[node], last) && tokens[node] == followed[count]) last = node + 1, ++count;
   }
-  return path;
+  return count;
 }
 
 /// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first.

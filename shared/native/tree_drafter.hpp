@@ -27,8 +27,8 @@ struct Draft {
   void clear() { tokens.clear(), parents.clear(), probabilities.clear(); }
   /// Keep the first nodes.
   void cut(std::size_t size);
-  /// The nodes, from 1 on, along which the draft agrees with the tokens that followed.
-  std::vector<std::int32_t> accepted_path(std::span<const Token> followed) const;
+  /// How many nodes of a path agree with the tokens that followed.
+  std::size_t num_accepted(std::span<const Token> followed) const;
 };
 
 /// What bounds a tree.

@@ -159,15 +159,10 @@ class Drafter:
         Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.
         """
 
-    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
+    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
-        Draft for a batch. Drafts end where another q may not fit into ``max_entries``.
-        """
-
-    def draft_after(self, contexts: _Sequence[numpy.typing.NDArray[numpy.int64]], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
-        """
-        Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are
-        those of the first tokens drafted.
+        Draft for a batch. Drafts end where another q may not fit into ``max_entries``. ``positions`` are those of the
+        first tokens drafted; none: where the sequences end.
         """
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:

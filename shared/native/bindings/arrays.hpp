@@ -64,7 +64,6 @@ struct GraphView {
 };
 
 void bind_graph(nb::module_& module);
-void bind_sequences(nb::module_& module);
 void bind_drafter(nb::module_& module);
 void bind_build(nb::module_& module);
 void bind_verify(nb::module_& module);

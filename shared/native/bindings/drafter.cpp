@@ -1,10 +1,10 @@
-// Drafter and its settings: drafts for batches.
+// What drafts are made from beside the graph, and the drafter: target rows, memories, calibrations, sequences.
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -56,6 +56,97 @@ ReadSettings read_by(nb::object function) {
   };
 }
 
+void bind_rows(nb::module_& module) {
+  using Slot = TargetRows::Slot;
+  nb::class_<TargetRows>(module, "TargetRows", "The target's own top tokens, by what they follow.")
+      .def(nb::init<>())
+      .def(
+          "slots",
+          [](TargetRows& self) {
+            std::vector<std::int64_t> slots, keys;
+            std::vector<Token> rows;
+            exclusively([&] {
+              self.is_changed = false;
+              for (std::size_t index = 0; index < self.slots().size(); ++index) {
+                const Slot& slot = self.slots()[index];
+                if (slot.key < 0) continue;
+                slots.push_back(static_cast<std::int64_t>(index));
+                keys.push_back(slot.key);
+                for (const auto& row : slot.rows) rows.insert(rows.end(), row.begin(), row.end());
+              }
+            });
+            return std::tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
+          },
+          "Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.")
+      .def(
+          "restore",
+          [](TargetRows& self, const Ids& slots, const Ids& keys, const Vector<const Token>& rows) {
+            constexpr std::size_t kTokens = std::size_t{kRowDepth} * kRowWidth;
+            if (keys.size() != slots.size() || rows.size() != slots.size() * kTokens) {
+              throw RequestError("slots, keys and rows are not of one table");
+            }
+            exclusively([&] {
+              for (std::size_t index = 0; index < slots.size(); ++index) {
+                Slot slot{keys(index), {}};
+                for (std::size_t each = 0; each < kTokens; ++each) {
+                  slot.rows[each / kRowWidth][each % kRowWidth] = rows(index * kTokens + each);
+                }
+                self.restore(static_cast<std::size_t>(slots(index)), slot);
+              }
+            });
+          },
+          "slots"_a, "keys"_a, "rows"_a, "Fill slots as :meth:`slots` returned them. IndexError where there is none.")
+      .def_prop_ro(
+          "is_changed", [](const TargetRows& self) { return self.is_changed; },
+          "Whether rows came since :meth:`slots`.");
+  module.attr("ROW_WIDTH") = kRowWidth;
+  module.attr("ROW_DEPTH") = kRowDepth;
+}
+
+void bind_calibration(nb::module_& module) {
+  nb::class_<Calibration>(module, "Calibration", "How reliable each kind of context is; learned while drafting.")
+      .def(nb::init<>(), "Make tables that know nothing yet.")
+      .def_prop_ro(
+          "weights", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).weights, self); },
+          "(visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.")
+      .def_prop_ro(
+          "bins", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).bins, self); },
+          "(visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.")
+      .def(
+          "copy",
+          [](const Calibration& self) { return exclusively([&] { return std::make_shared<Calibration>(self); }); },
+          "Return tables that change apart from these.");
+}
+
+/// What one tenant's sequences accepted, and sequences.
+void bind_sequences(nb::module_& module) {
+  nb::class_<LearnedMemory>(module, "LearnedMemory", "What one tenant's sequences accepted.")
+      .def(nb::init<std::int64_t>(), "max_tokens"_a)
+      .def("__len__", [](const LearnedMemory& self) { return exclusively([&] { return self.history.size(); }); })
+      .def(
+          "add",
+          [](LearnedMemory& self, const Ids& ids) {
+            exclusively([&] { self.add(tokens_of(as_span(ids), kMaxVocabulary)); });
+          },
+          "token_ids"_a, "Add a text; no match runs across its ends.")
+      .def_prop_rw(
+          "rows", [](const LearnedMemory& self) { return self.rows; },
+          [](LearnedMemory& self, std::shared_ptr<TargetRows> rows) { self.rows = std::move(rows); },
+          "The target's rows that its sequences share.")
+      .def_prop_rw(
+          "is_forgotten", [](const LearnedMemory& self) { return self.is_forgotten.load(); },
+          [](LearnedMemory& self, bool is_forgotten) { self.is_forgotten = is_forgotten; },
+          "Whether nothing is added any more by sequences that end.");
+  nb::class_<Sequence>(module, "Sequence", "One sequence that is drafted for; :meth:`Drafter.open` begins one.")
+      .def(
+          "finish", [](Sequence& self) { return as_array(exclusively([&] { return self.finish(); })); },
+          "End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may\n"
+          "learn from it, and return it.")
+      .def_prop_ro(
+          "num_bytes", [](const Sequence& self) { return exclusively([&] { return self.num_bytes(); }); },
+          "Memory that is its own.");
+}
+
 void bind_settings(nb::module_& module) {
   nb::class_<DraftSettings>(module, "DraftSettings",
                             "How to draft: strategy and siblings by their numbers on the wire.")
@@ -85,6 +176,9 @@ void bind_settings(nb::module_& module) {
 }  // namespace
 
 void bind_drafter(nb::module_& module) {
+  bind_rows(module);
+  bind_calibration(module);
+  bind_sequences(module);
   bind_settings(module);
   nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
       .def(
@@ -126,55 +220,33 @@ void bind_drafter(nb::module_& module) {
       .def(
           "draft",
           [](Drafter& self, const std::vector<Sequence*>& sequences, const std::vector<int>& budgets,
-             const std::vector<std::uint64_t>& seeds, const DraftSettings& settings, std::size_t max_entries) {
-            if (budgets.size() != sequences.size() || seeds.size() != sequences.size()) {
-              throw RequestError("give a budget and a seed for each sequence");
+             const std::vector<std::uint64_t>& seeds, const std::vector<std::uint64_t>& positions,
+             const DraftSettings& settings, std::size_t max_entries) {
+            const std::size_t count = sequences.size();
+            if (budgets.size() != count || seeds.size() != count || (!positions.empty() && positions.size() != count)) {
+              throw RequestError("give a budget and a seed for each sequence, and a position for each or for none");
             }
             const DraftBatch batch = exclusively([&] {
               std::vector<DraftRequest> requests;
-              for (std::size_t index = 0; index < sequences.size(); ++index) {
+              for (std::size_t index = 0; index < count; ++index) {
                 Sequence* sequence = sequences[index];
                 if (sequence == nullptr) throw RequestError("None is no sequence");
+                const std::uint64_t end = static_cast<std::uint64_t>(sequence->size());
                 requests.push_back(
-                    {sequence, budgets[index], seeds[index], static_cast<std::uint64_t>(sequence->size())});
+                    {sequence, budgets[index], seeds[index], positions.empty() ? end : positions[index]});
               }
               return self.draft(requests, settings, max_entries);
             });
             return as_drafts(batch, settings.strategy);
           },
-          "sequences"_a, "budgets"_a, "seeds"_a, "settings"_a, "max_entries"_a,
+          "sequences"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
           nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], "
-                  "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
-                  "settings: DraftSettings, max_entries: int) "
-                  "-> list[speculant_graph.types.Draft]"),
-          "Draft for a batch. Drafts end where another q may not fit into ``max_entries``.")
-      .def(
-          "draft_after",
-          [](Drafter& self, const std::vector<Ids>& contexts, const std::vector<int>& budgets,
-             const std::vector<std::uint64_t>& seeds, const std::vector<std::uint64_t>& positions,
-             const DraftSettings& settings, std::size_t max_entries) {
-            const std::size_t count = contexts.size();
-            if (budgets.size() != count || seeds.size() != count || positions.size() != count) {
-              throw RequestError("give a budget, a seed and a position for each sequence");
-            }
-            const DraftBatch batch = exclusively([&] {
-              std::vector<std::vector<Token>> tokens;
-              std::vector<DraftRequest> requests;
-              for (std::size_t index = 0; index < count; ++index) {
-                tokens.push_back(tokens_of(as_span(contexts[index]), self.vocabulary_size));
-                requests.push_back({nullptr, budgets[index], seeds[index], positions[index]});
-              }
-              return self.draft_after(tokens, std::move(requests), settings, max_entries);
-            });
-            return as_drafts(batch, settings.strategy);
-          },
-          "contexts"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
-          nb::sig("def draft_after(self, contexts: collections.abc.Sequence[numpy.typing.NDArray[numpy.int64]], "
                   "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
                   "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) "
                   "-> list[speculant_graph.types.Draft]"),
-          "Draft the same for sequences that are not open, of which these are the last tokens; ``positions`` are\n"
-          "those of the first tokens drafted.");
+          "Draft for a batch. Drafts end where another q may not fit into ``max_entries``. ``positions`` are those of "
+          "the\n"
+          "first tokens drafted; none: where the sequences end.");
 }
 
 }  // namespace speculant

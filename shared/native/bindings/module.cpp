@@ -34,7 +34,6 @@ NB_MODULE(_core, module) {
       "the errors of ``speculant_graph.errors``: a caller's mistake is a DraftRequestError.";
   nb::register_exception_translator(translate);
   bind_graph(module);
-  bind_sequences(module);
   bind_drafter(module);
   bind_build(module);
   bind_verify(module);

@@ -14,29 +14,23 @@ using namespace nb::literals;
 
 constexpr const char* kReasons[] = {"closed", "idle", "limit", "memory", "diverged"};
 
-/// What Python knows of options and graphs; lives for one call.
-class PythonHost : public StepHost {
- public:
-  PythonHost(nb::handle host, nb::handle principal) : host_(host), principal_(principal) {}
-
-  void check_options(const std::string& options) override {
-    nb::gil_scoped_acquire acquire;
-    host_.attr("check_options")(nb::bytes(options.data(), options.size()));
-  }
-  ServedDrafter graph_of(const std::string& name) override {
-    nb::gil_scoped_acquire acquire;
-    const nb::object graph = host_.attr("graph_for")(name, principal_);
-    return {nb::cast<std::shared_ptr<Drafter>>(graph.attr("drafter").attr("core")),
-            nb::cast<std::uint64_t>(graph.attr("generation"))};
-  }
-  std::uint64_t default_generation() override {
-    nb::gil_scoped_acquire acquire;
-    return nb::cast<std::uint64_t>(host_.attr("default_generation")());
-  }
-
- private:
-  nb::handle host_, principal_;
-};
+/// What Python knows of options and graphs; for one call.
+StepHost host_of(nb::handle host, nb::handle principal) {
+  return {[host](const std::string& options) {
+            nb::gil_scoped_acquire acquire;
+            host.attr("check_options")(nb::bytes(options.data(), options.size()));
+          },
+          [host, principal](const std::string& name) {
+            nb::gil_scoped_acquire acquire;
+            const nb::object graph = host.attr("graph_for")(name, principal);
+            return ServedDrafter{nb::cast<std::shared_ptr<Drafter>>(graph.attr("drafter").attr("core")),
+                                 nb::cast<std::uint64_t>(graph.attr("generation"))};
+          },
+          [host] {
+            nb::gil_scoped_acquire acquire;
+            return nb::cast<std::uint64_t>(host.attr("default_generation")());
+          }};
+}
 
 void bind_table(nb::module_& module) {
   nb::class_<SessionTable>(module, "SessionTable", "The open sessions of a server. Times are nanoseconds.")
@@ -135,7 +129,7 @@ void bind_steps(nb::module_& module) {
           [](StepAnswerer& self, const nb::bytes& payload, bool is_enveloped, const Tenants& tenants,
              std::uint64_t draft_id, std::int64_t now_ns, nb::handle host, nb::handle principal) {
             const std::string_view bytes(payload.c_str(), payload.size());
-            PythonHost python(host, principal);
+            StepHost python = host_of(host, principal);
             StepCounts counts;
             const wire::Written answer = exclusively(
                 [&] { return self.answer(bytes, is_enveloped, tenants, draft_id, now_ns, python, counts); });

@@ -213,6 +213,7 @@ class SessionDrafter:
                     [self._find(request.session_id) for request in batch],
                     [request.node_budget for request in batch],
                     [request.seed % NUM_SEEDS for request in batch],
+                    [],
                     settings,
                     max_support,
                 )
@@ -243,9 +244,13 @@ class SessionDrafter:
             ConfigError: the strategy needs a graph.
         """
         settings = self._settings(options)
+        memory = _core.LearnedMemory(1)
         with self._lock:
-            return self.core.draft_after(
-                [_as_array(context) for context in contexts],
+            sequences = [self.core.open(memory, False, []) for _ in contexts]
+            for sequence, context in zip(sequences, contexts, strict=True):
+                self.core.accept(sequence, _as_array(context), True)
+            return self.core.draft(
+                sequences,
                 list(budgets),
                 [seed % NUM_SEEDS for seed in seeds],
                 [position % NUM_SEEDS for position in positions],
