@@ -6,9 +6,6 @@ generator state exists that could drift. The mixing function is SplitMix64's fin
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -50,34 +47,9 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the 64 bits that :func:`gumbel_noise` mixes with every token of a position."""
-    return _mix(_mix((seed + _GOLDEN * (TARGET_STREAM + 1)) & _MASK) ^ ((position * _GOLDEN + _FIRST_FACTOR) & _MASK))
-
-
-def gumbel_noise(seed: int, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return standard Gumbel noise, one number for each token at one position.
+    """Return the 64 bits that are mixed with every token of a position, to words whose first 52 bits are Gumbel noise.
 
     ``argmax(log p + noise)`` is a draw from p. A drafter and a verifier that take the same noise to distributions that
     are alike so draw the same token more often than not (Gumbel coupling, arXiv 2408.07978).
-
-    Args:
-        seed: the request's seed, any integer (taken modulo 2**64).
-        position: absolute index in the sequence of the token that is drawn.
-        token_ids: shape ``[n]``.
-
-    Returns:
-        Shape ``[n]``; never infinite.
     """
-    key = np.uint64(noise_key(seed, position))
-    word = token_ids.astype(np.uint64) * np.uint64(TOKEN_FACTOR) + np.uint64(TOKEN_OFFSET) ^ key
-    word = (word ^ word >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
-    word = (word ^ word >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
-    word ^= word >> np.uint64(31)
-    return _gumbel(word)
-
-
-def _gumbel(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    # 52 bits: with 53 the highest one rounds to 1, and its noise is infinite.
-    uniforms = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    noise: NDArray[np.float64] = -np.log(-np.log(uniforms))
-    return noise
+    return _mix(_mix((seed + _GOLDEN * (TARGET_STREAM + 1)) & _MASK) ^ ((position * _GOLDEN + _FIRST_FACTOR) & _MASK))

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from speculant_graph import random_stream
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
@@ -22,6 +21,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import CouplingName, Draft, StrategyName
 from support.damage import damaged
 from support.graphs import graph_of
+from support.noise import gumbel_noise
 from support.oracle import Distribution, OracleGraph
 
 VOCABULARY_SIZE = 40
@@ -145,7 +145,7 @@ def first_agreements(coupling: CouplingName, seeds: range, noise_seed_shift: int
     generator, options = DraftGenerator(fast), DraftOptions(coupling=coupling)
     agreed = 0
     for seed in seeds:
-        emitted = tokens[np.argmax(np.log(p) + random_stream.gumbel_noise(seed, 2, tokens))]
+        emitted = tokens[np.argmax(np.log(p) + gumbel_noise(seed, 2, tokens))]
         draft = generator.draft([6, 0], 1, "sampling", seed + noise_seed_shift, options=options)
         agreed += draft.token_ids[0] == emitted
     return agreed / len(seeds)

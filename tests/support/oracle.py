@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, gumbel_noise, uniform
+from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, uniform
 from speculant_graph.types import CouplingName, SiblingsName, StrategyName
+from support.noise import gumbel_noise
 
 SIBLING_PRICE = 2
 """What a further child of a node costs, where a first one costs 1."""

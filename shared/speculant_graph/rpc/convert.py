@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
+from grpc import StatusCode
 
 from speculant_graph._core import read_answer, read_answer_step_id, read_step_id, write_request
 from speculant_graph.errors import (
@@ -32,7 +33,7 @@ from speculant_graph.rpc.messages import (
     StepAnswer,
     StepRequest,
 )
-from speculant_graph.rpc.status import from_status, status_number, status_of_number, to_status
+from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status, to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName, StrategyName
 
@@ -223,7 +224,7 @@ def decode_step_answer(
 def encode_step_failure(step_id: int, error: BaseException) -> bytes:
     """Return the StreamDraftResponse of a step that failed, without any text that is not ours."""
     code, message = to_status(error)
-    failure = pb.StepError(code=status_number(code), message=message)
+    failure = pb.StepError(code=code.value[0], message=message)
     if isinstance(error, DraftLimitError):
         failure.retry_delay.CopyFrom(duration_of(error.retry_delay_s))
     return pb.StreamDraftResponse(step_id=step_id, error=failure).SerializeToString()
@@ -242,7 +243,7 @@ def _failure_of(payload: bytes) -> SpeculantError:
         failed = pb.StepError.FromString(payload)
     except DecodeError:
         return DrafterUnavailableError("what answers is no drafter, or a broken one; check the address")
-    error = from_status(status_of_number(failed.code), failed.message)
+    error = from_status(CODE_OF_NUMBER.get(failed.code, StatusCode.UNKNOWN), failed.message)
     if isinstance(error, DraftLimitError):
         error.retry_delay_s = failed.retry_delay.ToNanoseconds() / 1e9
     return error

@@ -58,7 +58,8 @@ ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
 }
 """What a client makes of an answer; every other code is a drafter that is not available."""
 
-_CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+"""Codes by their numbers, which are those of ``google.rpc.Code``, as in ``StepError.code``."""
 
 
 _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
@@ -99,14 +100,3 @@ def _retry_delay_s(status: bytes) -> float:
     except DecodeError:  # of a proxy's making
         pass
     return 0.0
-
-
-def status_number(code: grpc.StatusCode) -> int:
-    """Return the ``google.rpc.Code`` number of ``code``, as in ``StepError.code``."""
-    number: int = code.value[0]
-    return number
-
-
-def status_of_number(number: int) -> grpc.StatusCode:
-    """Return the status code of a ``google.rpc.Code`` number; UNKNOWN for one that does not exist."""
-    return _CODE_OF_NUMBER.get(number, grpc.StatusCode.UNKNOWN)

@@ -30,7 +30,7 @@ from speculant_graph.rpc.addresses import grpc_target, socket_path
 from speculant_graph.rpc.channel import message_limits
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.messages import VERSION_KEY
-from speculant_graph.rpc.status import STATUS_DETAILS, status_number, to_status
+from speculant_graph.rpc.status import STATUS_DETAILS, to_status
 from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, Principal, request_id_of
 from speculant_graph.serving.credentials import certificate_names, warn_of_exposure
 from speculant_graph.serving.listening import bind_tcp, failure_of, lock_socket
@@ -140,7 +140,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
     if isinstance(error, DraftLimitError):
         details = AnyMessage()
         details.Pack(RetryInfo(retry_delay=duration_of(error.retry_delay_s)))
-        status = Status(code=status_number(code), message=message, details=[details])
+        status = Status(code=code.value[0], message=message, details=[details])
         trailing = (*trailing, (STATUS_DETAILS, status.SerializeToString()))
     await context.abort(code, message, trailing)
     raise AssertionError("abort raises")

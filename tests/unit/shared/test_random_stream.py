@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare, gumbel_r
 
-from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, _gumbel, gumbel_noise, uniform
+from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, uniform
+from support.noise import gumbel_noise, gumbel_of
 
 GOLDEN, FIRST, MASK = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1
 
@@ -40,7 +41,7 @@ def test_noise_equals_whole_numbers_of_any_size(seed, position, token_ids, kind)
 
 
 def test_noise_is_finite_at_both_ends():
-    lowest, highest = _gumbel(np.array([0, 2**64 - 1], np.uint64)).tolist()
+    lowest, highest = gumbel_of(np.array([0, 2**64 - 1], np.uint64)).tolist()
     assert lowest == pytest.approx(-math.log(53 * math.log(2)))
     assert highest == pytest.approx(53 * math.log(2))
     # With one bit more the highest number rounds to 1.

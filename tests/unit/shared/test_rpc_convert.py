@@ -26,7 +26,7 @@ from speculant_graph.rpc.messages import (
     StepAnswer,
     StepRequest,
 )
-from speculant_graph.rpc.status import from_status, status_of_number
+from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal, StrategyName
 from support import answer_reference
@@ -239,7 +239,7 @@ def test_the_later_outcome_counts(runs: list[tuple[bool, bytes]], step_id: int) 
         assert type(raised) is DraftRequestError
         assert "parsed" not in str(raised)
     else:
-        code = status_of_number(public.error.code)
+        code = CODE_OF_NUMBER[public.error.code]
         assert (type(raised), str(raised)) == (
             type(from_status(code, public.error.message)),
             str(from_status(code, public.error.message)),

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, gumbel_noise, uniform
+from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, uniform
 from speculant_verifier.sampling.distribution import largest_sum, largest_sums
+from support.noise import gumbel_noise
 
 SEEDS = st.integers(0, 2**63 - 1 + 1_000)
 POSITIONS = st.integers(0, 2**31)

@@ -4,7 +4,7 @@ A request's own draws are such that rounding hardly moves them: the token with t
 noise. ``argmax(log p + noise)`` is a draw from p, and a softmax's normaliser does not change an argmax. The inverse of
 a cumulative distribution has a border between every two neighbours of the vocabulary, and rounding of one score moves
 many of them; here it matters only if the two best sums are closer than the rounding. The noise belongs to seed,
-position and token (:func:`~speculant_graph.random_stream.gumbel_noise`), never to the draft.
+position and token (:func:`~speculant_graph.random_stream.noise_key`), never to the draft.
 """
 
 from __future__ import annotations
