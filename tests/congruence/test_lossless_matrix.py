@@ -10,7 +10,7 @@ import pytest
 
 from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_graph.draft.options import STRATEGIES
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.nasd_drafter import NasdDrafter
 from support.draft_models import model_drafter, noisy

@@ -19,8 +19,8 @@ from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.rpc.v1 import drafter_pb2
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub
-from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import standard_library_folder
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.processes import start_sidecar
 from support.server import code_of, connected, step_of
 

@@ -18,7 +18,7 @@ import pytest
 from speculant_graph.engines.opening import load_engine_settings
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.pages import Block, all_blocks, read_page
 
 _PAGE = read_page("docs/engines.md")

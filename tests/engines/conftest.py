@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import standard_library_files
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.engine_checkpoint import pad_checkpoint
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.gguf_file import write_gguf
 from support.pages import all_blocks, read_page
 from support.real_engines import installed

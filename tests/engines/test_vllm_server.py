@@ -19,8 +19,8 @@ import pytest
 from speculant_graph.bench.processes import OwnDrafter, free_port
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_verifier.bench.engines import PROPOSER
-from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import beginnings
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.real_engines import installed
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1_800)]

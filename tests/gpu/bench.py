@@ -17,8 +17,8 @@ import torch
 
 from speculant_graph.cli import bench
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import training_files
+from speculant_verifier.demo.run import MODEL_FOLDER
 
 MODEL = "random:gpt-oss-20b"
 """What is measured: 21 billion parameters in bfloat16, 42 GB."""

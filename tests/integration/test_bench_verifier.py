@@ -12,7 +12,7 @@ import pytest
 from speculant_graph.cli.main import main
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 
 MODEL = ["--model", str(MODEL_FOLDER), "--device", "cpu", "--num-threads", "1"]
 RANDOM = ["--model", "random:1M", "--tokenizer", str(MODEL_FOLDER), "--device", "cpu", "--num-threads", "1"]

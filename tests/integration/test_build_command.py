@@ -16,7 +16,7 @@ import pytest
 
 from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 
 TEXT = "The parties agree to the terms of the agreement.\nA clause ends the agreement.\n" * 200
 

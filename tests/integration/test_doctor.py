@@ -14,7 +14,7 @@ import pytest
 
 from speculant_graph.cli.main import main
 from speculant_graph.version import VERSION
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.processes import Sidecar
 
 

@@ -19,8 +19,8 @@ from speculant_graph import (
 )
 from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.errors import GenerationError, TokenizerMismatchError
-from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import standard_library_folder
+from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 from support.processes import start_sidecar
 from support.tiny_models import byte_tokenizer

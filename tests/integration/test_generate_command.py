@@ -13,7 +13,7 @@ import pytest
 from speculant_graph.cli.main import main
 from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 
 TEMPLATE = (

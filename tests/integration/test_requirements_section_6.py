@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speculant_graph import DraftConfig, DraftGenerator, NgramGraph
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 
 BUILD = """
 from speculant_graph import GraphBuilder, GraphConfig

@@ -15,7 +15,7 @@ import pexpect
 import pytest
 
 from speculant_graph.cli.main import main
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.processes import Sidecar, start_sidecar
 
 pytestmark = pytest.mark.slow

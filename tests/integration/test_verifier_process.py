@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.http_api import wait_until
 from support.processes import READY_TIMEOUT_S, fetched, running_verifier, started_verifier
 

@@ -11,7 +11,7 @@ from speculant_graph.config import AccessConfig, DraftConfig, GenerationConfig, 
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_graph.rpc.v1.verifier_pb2_grpc import VerifierServiceStub
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 from speculant_verifier.service.server import VerifierServer
 

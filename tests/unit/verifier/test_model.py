@@ -14,7 +14,7 @@ from transformers import Gemma2Config, GPT2Config, GPTJConfig, PreTrainedConfig
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.engine import Engine, Request
 from speculant_verifier.model import TargetModel
 from support.drafters import ScriptedDrafter, knowing

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
-import numpy as np
 from pydantic import Field
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from pydantic_settings import SettingsConfigDict
 
-from speculant_graph.bench.processes import OwnDrafter
-from speculant_graph.bench.report import alternate
-from speculant_graph.cli.graphs import show_progress
-from speculant_graph.client import DrafterClient, NullDrafter
-from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_graph.log import log_to_stderr
-from speculant_graph.machine import describe_machine
+from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.settings import ReportingSettings, load_settings
-from speculant_verifier.console import ACCEPTED_STYLE, OWN_STYLE, print_event, quiet_transformers
-from speculant_verifier.demo import MODEL_FOLDER
-from speculant_verifier.demo.corpus import PROMPTS, standard_library_files
-
-if TYPE_CHECKING:
-    from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.results import GenerationResult, StepEvent
-
-_GENERATION = GenerationConfig(max_tokens=160)
-_COLUMNS = ("prompt", "tokens", "plain/s", "spec./s", "faster", "per step", "accepted", "RPC p50", "p99", "same")
 
 
 class DemoSettings(ReportingSettings):
@@ -45,183 +19,22 @@ class DemoSettings(ReportingSettings):
     The exit status is 1 if any two texts differ.
     """
 
+    # One setting of a section leaves the demo's own defaults of the others.
+    model_config = SettingsConfigDict(nested_model_default_partial_update=True)
+
     rounds: Annotated[int, Field(ge=1)] = 3
     """How often every prompt is measured; the figures are medians."""
     draft: DraftConfig = DraftConfig()
     """How much to draft."""
+    generation: GenerationConfig = GenerationConfig(max_tokens=160)
+    """How tokens are chosen."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run everything and print the comparison; 0 if all texts are identical, else 1."""
+    """Run the demo."""
     settings = load_settings(DemoSettings, "demo", arguments)
-    console = Console(highlight=False)
-    console.print(
-        "demo:    graph of Python's standard library, a sidecar, a small model; torch is imported …", soft_wrap=True
-    )
-    from speculant_verifier.decoder import SpeculativeDecoder  # which takes seconds
-    from speculant_verifier.model import TargetModel
+    sys.stdout.write("demo:    graph of Python's standard library, a sidecar, a small model; torch is imported …\n")
+    sys.stdout.flush()  # before the import, which takes seconds
+    from speculant_verifier.demo.run import run_demo
 
-    quiet_transformers()
-    log_to_stderr("WARNING")
-    outcomes: list[_Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-        graph = Path(folder, "standard_library.pkl")
-        _build(graph, console)
-        with closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter:
-            console.print(f"sidecar: process {drafter.process.pid} serves it at {drafter.address}", soft_wrap=True)
-            # One thread: matrices this small gain nothing from more, and threads that wait for each other would fight
-            # with the sidecar for the cores.
-            target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
-            console.print(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
-            client = DrafterClient(
-                # Otherwise what the first run accepted would be in the graph for the one that is measured.
-                ClientConfig(address=drafter.address, deadline_ms=100.0, learn=False),
-                tokenizer=target.fingerprint,
-                draft=settings.draft,
-                wants_proposals=False,
-            )
-            plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))
-            speculative = SpeculativeDecoder(drafter=client, target=target, draft_config=settings.draft)
-            with closing(client):
-                for index, prompt in enumerate(PROMPTS, start=1):
-                    console.rule(f"prompt {index} of {len(PROMPTS)}", align="left")
-                    console.print(Text(prompt, "bold"))
-                    shown = [  # also the warm-up
-                        _show_stream(console, name, decoder.stream(prompt, _GENERATION))
-                        for name, decoder in (("plain", plain), ("speculative", speculative))
-                    ]
-                    outcomes.append(_measure(prompt, plain, speculative, client, settings.rounds, shown))
-    return _report(console, outcomes, arguments, as_json=settings.json_output)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What became of one prompt."""
-
-    shown: list[GenerationResult]
-    """Plainly and with drafts, while it was printed; that is not measured."""
-    plain: list[GenerationResult]
-    speculative: list[GenerationResult]
-    round_trips_s: list[float]
-    """Of the measured ones with drafts."""
-
-
-def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
-    """Return the keys that every demo object has: of medians for each prompt, decoded in a row."""
-    plain_s, speculative_s = (
-        sum(median(result.times.total_s for result in results) for results in ways)
-        for ways in ([each.plain for each in outcomes], [each.speculative for each in outcomes])
-    )
-    num_tokens = sum(len(each.plain[0].token_ids) for each in outcomes)
-    last = [each.speculative[-1] for each in outcomes]
-    num_steps = sum(result.num_steps for result in last)
-    num_drafted = sum(result.num_drafted for result in last)
-    trips_us = [1e6 * time_s for each in outcomes for time_s in each.round_trips_s] or [0.0]
-    p50, p99 = np.percentile(trips_us, (50, 99)).round(1).tolist()
-    return {
-        "identical": all(
-            result.token_ids == each.plain[0].token_ids
-            for each in outcomes
-            for result in (*each.shown, *each.plain, *each.speculative)
-        ),
-        "speedup": round(plain_s / speculative_s, 3),
-        "plain_tokens_per_s": round(num_tokens / plain_s, 2),
-        "speculative_tokens_per_s": round(num_tokens / speculative_s, 2),
-        "mean_accepted_tokens": round(num_tokens / num_steps, 3),
-        "acceptance_rate": round(sum(result.num_accepted for result in last) / num_drafted, 4) if num_drafted else 0.0,
-        "draft_us_p50": p50,
-        "draft_us_p99": p99,
-        "tokens": num_tokens,
-        "steps": num_steps,
-        "steps_without_drafter": sum(
-            result.num_steps_without_drafter for each in outcomes for result in each.speculative
-        ),
-    }
-
-
-def _build(path: Path, console: Console) -> None:
-    files = standard_library_files()
-    with show_progress() as progress:
-        graph = GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build(files, path, progress=progress)
-    console.print(
-        f"graph:   {graph.metadata.num_tokens:,} tokens of {len(files)} standard library files, "
-        f"{sum(graph.metadata.transitions_per_order):,} transitions, {path.stat().st_size / 1e6:.0f} MB",
-        soft_wrap=True,
-    )
-
-
-def _show_stream(console: Console, name: str, events: Iterator[StepEvent]) -> GenerationResult:
-    """Print text as it is decoded and return the result."""
-    legend = f"[dim]\\[{name}][/]"
-    if name != "plain" and console.color_system:
-        legend += f"  [{ACCEPTED_STYLE}]accepted from the draft[/]  [{OWN_STYLE}]the model's own[/]"
-    console.print(legend)
-    result = None
-    for event in events:
-        if name == "plain":
-            console.print(Text(event.text, "dim"), end="", soft_wrap=True)
-        else:
-            print_event(console, event)
-        result = event.result
-    console.print()
-    assert result is not None
-    return result
-
-
-def _measure(
-    prompt: str,
-    plain: SpeculativeDecoder,
-    speculative: SpeculativeDecoder,
-    client: DrafterClient,
-    rounds: int,
-    shown: list[GenerationResult],
-) -> _Outcome:
-    """Decode in turns."""
-    round_trips_s: list[float] = []
-
-    def with_drafts(_: int) -> GenerationResult:
-        before = client.statistics.steps
-        result = speculative.generate(prompt, _GENERATION)
-        steps = client.statistics.steps - before
-        round_trips_s.extend(client.statistics.round_trip_s[-steps:] if steps else ())
-        return result
-
-    ways = {"plain": lambda _: plain.generate(prompt, _GENERATION), "speculative": with_drafts}
-    results = alternate(ways, rounds)
-    return _Outcome(shown, results["plain"], results["speculative"], round_trips_s)
-
-
-def _report(console: Console, outcomes: Sequence[_Outcome], arguments: Sequence[str], *, as_json: bool) -> int:
-    """Print the table, and the JSON object; return the exit status of the demo."""
-    prompts, everything = [_figures([each]) for each in outcomes], _figures(outcomes)
-    console.rule("tokens per second, tokens per forward pass, accepted share of drafted tokens", align="left")
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for index, figures in enumerate([*prompts, everything], start=1):
-        table.add_row(
-            "all" if figures is everything else f"{index}",
-            f"{figures['tokens']}",
-            f"{figures['plain_tokens_per_s']:.0f}",
-            f"{figures['speculative_tokens_per_s']:.0f}",
-            f"×{figures['speedup']:.2f}",
-            f"{figures['mean_accepted_tokens']:.2f}",
-            f"{figures['acceptance_rate']:.0%}",
-            f"{figures['draft_us_p50']:.0f} µs",
-            f"{figures['draft_us_p99']:.0f} µs",
-            "yes" if figures["identical"] else "NO",
-            style="bold" if figures is everything else "",
-        )
-    console.print(table)
-    if everything["identical"]:
-        console.print("every text is identical to plain decoding")
-    else:
-        console.print("[bold red]a speculative text differs from plain decoding: this is a defect[/]")
-    if as_json:
-        report = everything | {
-            "prompts": [{"prompt": prompt} | each for prompt, each in zip(PROMPTS, prompts, strict=True)],
-            "machine": describe_machine(),
-            "command": ["speculant", "demo", *arguments],
-        }
-        sys.stdout.write(json.dumps(report) + "\n")
-    return 0 if everything["identical"] else 1
+    return run_demo(settings, arguments)

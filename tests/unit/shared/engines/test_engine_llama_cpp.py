@@ -12,7 +12,7 @@ from speculant_graph.engines.llama_cpp import SpeculantDraft, gguf_fingerprint
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Fingerprint
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 from support.gguf_file import write_gguf
 
 _TEXT = [*range(10, 40)] * 20

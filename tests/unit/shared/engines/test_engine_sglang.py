@@ -17,7 +17,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.sglang import lay_out
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 
 _WIDTH = 6
 _PATH = "sglang.srt.speculative.ngram_worker"

@@ -15,7 +15,7 @@ from speculant_graph.engines.vllm import SpeculantProposer
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Fingerprint
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo.run import MODEL_FOLDER
 
 _TEXT = [*range(10, 40)] * 20
 _MOST = 6
