@@ -151,9 +151,7 @@ def test_memory_is_bounded() -> None:
     drafter.open(1, learn=True)
     for _ in range(100):
         drafter.accept(1, CORPUS[:26])
-    sequence = drafter._find(1)
-    assert len(sequence) == 2_600
-    assert sequence.num_bytes < 256 * 28 + 5_000
+    assert drafter._find(1).num_bytes < 256 * 28 + 5_000
     assert started(drafter, 2, [*range(1_000, 1_300), 1_000]).token_ids == (), "what is forgotten is not found"
     assert started(drafter, 3, [*range(1_000, 1_255), 1_000]).token_ids[:1] == (1_001,)
     for number in range(10, 20):
