@@ -96,7 +96,7 @@ def test_ctrl_c_keeps_what_was_written(folder: Path) -> None:
     shown, status = all_of(process)
     assert status == 130
     assert "Traceback" not in shown
-    assert re.search(r"\d+ tokens, .*no drafter, interrupted", shown)
+    assert re.search(r"\d+ tokens, .*no drafter, ended by interruption", shown)
     assert shown.rstrip().endswith("speculant: interrupted")
 
 
