@@ -25,7 +25,6 @@ from speculant_graph.draft.options import NEED_GRAPH
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
-from speculant_verifier.chat_template import Message, chat_tokens
 from speculant_verifier.draft_model.adapters import Adapters
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
 from speculant_verifier.engine import Engine
@@ -38,7 +37,7 @@ from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
-from speculant_verifier.text import Batch, Prompt, Prompts
+from speculant_verifier.text import Batch, Message, Prompt, Prompts, chat_tokens
 
 _DEEP = 128
 """Longest path that is drafted where weights are read for every pass, unless it is set: long drafts cost little."""

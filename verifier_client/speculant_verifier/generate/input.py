@@ -13,9 +13,8 @@ from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.types import TokenId
 
 if TYPE_CHECKING:
-    from speculant_verifier.chat_template import Message
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.text import Prompt
+    from speculant_verifier.text import Message, Prompt
 
 STANDARD_INPUT = Path("-")
 
