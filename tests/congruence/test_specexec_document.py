@@ -169,4 +169,4 @@ def test_the_documents_configuration_bounds_tree_and_cache(model, texts):
     assert totals.num_nodes - totals.num_rows <= WIDE * totals.num_drafts
     assert totals.num_nodes > 500 * totals.num_passes, "or the trees were small"
     assert (len(cache), cache.num_bytes) == (MAX_ENTRIES, MAX_ENTRIES * ROW_BYTES)
-    assert cache.evicted == cache.stored - MAX_ENTRIES > 0
+    assert cache.evicted > 0

@@ -52,13 +52,13 @@ def test_speculation_off_is_a_baseline(decoder):
     """No look-up and no copy, whatever others have left behind."""
     first, _ = measured(decoder, CONFIG)
     cache = decoder.engine.logits_cache
-    before = (cache.hits, cache.stored)
+    before = (cache.hits, cache.evicted, len(cache))
     plain, run = measured(decoder, CONFIG.model_copy(update={"speculation": "off"}))
     assert plain.token_ids == first.token_ids
     assert (plain.num_steps, plain.num_from_target_cache, plain.mean_accepted_tokens) == (24, 0, 1.0)
     assert (plain.tree_hit_rate, plain.target_cache_hit_rate, plain.num_drafts) == (0.0, 0.0, 0)
     assert "1.00 per step" in run
-    assert (cache.hits, cache.stored) == before
+    assert (cache.hits, cache.evicted, len(cache)) == before
     fresh = CONFIG.model_copy(update={"speculation": "off", "logit_bias": {5: 3.0}})
     assert measured(decoder, fresh)[0].num_steps == 24
-    assert (cache.hits, cache.stored) == before, "nothing of it is kept"
+    assert (cache.hits, cache.evicted, len(cache)) == before, "nothing of it is kept"

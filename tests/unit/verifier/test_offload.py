@@ -226,7 +226,7 @@ def test_streams_of_eight_requests_while_memory_comes_and_goes(checkpoint):
     jobs = mixed_jobs(NUM_TOKENS)
     generator = random.Random(0)
     resize = target.offload.resize
-    spare = iter(generator.choice([-1, -1, 1 << 40]) for _ in itertools.count())
+    spare = itertools.chain.from_iterable([generator.choice([-1, -1, 1 << 40])] * 12 for _ in itertools.count())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(target, "spare_bytes", lambda: next(spare), raising=True)
         patched.setattr(admission, "_PAUSE_S", 0.0)

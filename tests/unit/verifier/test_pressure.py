@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from loguru import logger
 
@@ -25,6 +27,13 @@ class Part:
         self.left += 1
 
 
+class Kept:
+    num_bytes = 50
+
+    def clear(self) -> None:
+        self.num_bytes = 0
+
+
 @pytest.fixture
 def messages():
     found = []
@@ -41,9 +50,14 @@ def clock(monkeypatch):
     return now
 
 
-def test_parts_are_reduced_in_order_and_restored_last_first(clock, messages):
+def test_caches_are_cleared_and_parts_are_reduced_in_order_and_restored_last_first(clock, messages):
     parts, spare, totals = [Part("rows", 1), Part("nodes", 2)], [-1], EngineTotals()
-    memory = MemoryPressure(parts, lambda: spare[0], totals)
+    cache, target = Kept(), SimpleNamespace(free_memory=lambda: None)
+    memory = MemoryPressure(target, [cache], parts, lambda: spare[0], totals)
+    assert memory.relieve()
+    assert cache.num_bytes == 0
+    assert totals.num_reductions_in_force == 0, "nothing is reduced where caches suffice"
+    cache.num_bytes = 50
     seen = []
 
     def look(after_s: float) -> None:
@@ -53,6 +67,7 @@ def test_parts_are_reduced_in_order_and_restored_last_first(clock, messages):
 
     for _ in range(5):
         look(1.0)
+    assert cache.num_bytes == 0
     assert seen == [(0, 2), (0, 1), (0, 0), (0, 0), (0, 0)]
     assert totals.num_reductions == {"rows": 1, "nodes": 2}
     assert totals.num_reductions_in_force == 3
@@ -70,7 +85,7 @@ def test_parts_are_reduced_in_order_and_restored_last_first(clock, messages):
     assert totals.num_reductions_in_force == 0
     short = [line for line in messages if "memory is short" in line]
     again = [line for line in messages if "memory again" in line]
-    assert len(short) == len(again) == 2, "each is said once"
+    assert len(short) == len(again) == 3
 
 
 @pytest.mark.parametrize("version", [1, 2])

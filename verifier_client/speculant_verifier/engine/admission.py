@@ -150,6 +150,17 @@ _SLACK = 1.25
 """So many times what it takes must be free before something is taken back."""
 
 
+class Cache(Protocol):
+    """What is kept for later alone."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of it."""
+
+    def clear(self) -> None:
+        """Forget all."""
+
+
 class Reducible(Protocol):
     """A part of an engine that can do with less memory."""
 
@@ -164,25 +175,27 @@ class Reducible(Protocol):
 
 
 class MemoryPressure:
-    """Reduces parts of an engine one after the other, and restores the last one first."""
+    """Clears caches, then reduces parts of an engine one after the other, and restores the last one first."""
 
     def __init__(
         self,
+        target: TargetModel,
+        caches: Sequence[Cache],
         parts: Sequence[Reducible],
         spare: Callable[[], int | None],
         totals: EngineTotals,
-        free_up: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with all of them whole.
 
         Args:
+            target: its device's allocator gives back what it keeps.
+            caches: cleared before anything is reduced; they fill again.
             parts: in the order in which they are reduced.
             spare: bytes that are free beyond what should be; negative where memory is short, None if unknown.
             totals: what was reduced is counted there.
-            free_up: gives back what is kept for later, before anything is reduced.
         """
-        self._free_up = free_up
-        self._parts, self._spare, self._totals = parts, spare, totals
+        self._target, self._caches, self._parts, self._spare = target, caches, parts, spare
+        self._totals = totals
         totals.num_reductions.update((part.reducible, 0) for part in parts)
         self._reduced: list[tuple[Reducible, int]] = []
         self._due_s = self._calm_s = 0.0
@@ -200,37 +213,44 @@ class MemoryPressure:
 
     def _adapt(self, now_s: float) -> None:
         spare = self._spare()
-        if spare is not None and spare < 0:
-            self._free_up()
+        for free in (self._target.free_memory, self._clear, self._reduce):
+            if spare is None or spare >= 0:
+                break
+            free()
             spare = self._spare()
-        if spare is not None and spare < 0:
-            self.relieve()
-        elif self._reduced and now_s >= self._calm_s:
+        if self._reduced and now_s >= self._calm_s:
             part, num_bytes = self._reduced[-1]
             if spare is None or spare > _SLACK * num_bytes:
                 self._reduced.pop()
                 self._calm_s = now_s + _CALM_S
                 part.restore()
-                self._note()
-                if all(other is not part for other, _ in self._reduced):
-                    logger.info("there is memory again: {} as before", part.reducible)
+                self._totals.num_reductions_in_force -= 1
+                logger.info("there is memory again: more {}", part.reducible)
 
     def relieve(self) -> bool:
-        """Reduce the first part that has something left; False if none has."""
+        """Clear the caches, or reduce the first part that has something left; False if there is nothing to give up."""
+        self._target.free_memory()
+        return self._clear() or self._reduce()
+
+    def _clear(self) -> bool:
+        if not any(cache.num_bytes for cache in self._caches):
+            return False
+        for cache in self._caches:
+            cache.clear()
+        self._target.free_memory()
+        return True
+
+    def _reduce(self) -> bool:
         for part in self._parts:
             if (num_bytes := part.reduce()) is not None:
-                if all(other is not part for other, _ in self._reduced):
-                    logger.warning(
-                        "memory is short, of the machine, its container or verifier.memory_budget: fewer {} until "
-                        "there is more; see docs/offloading.md",
-                        part.reducible,
-                    )
+                logger.warning(
+                    "memory is short, of the machine, its container or verifier.memory_budget: fewer {} until "
+                    "there is more; see docs/offloading.md",
+                    part.reducible,
+                )
                 self._reduced.append((part, num_bytes))
                 self._totals.num_reductions[part.reducible] += 1
+                self._totals.num_reductions_in_force += 1
                 self._calm_s = time.monotonic() + _CALM_S
-                self._note()
                 return True
         return False
-
-    def _note(self) -> None:
-        self._totals.num_reductions_in_force = len(self._reduced)

@@ -106,8 +106,8 @@ class Engine:
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self._verification = Verification(target, cache, config, draft, self.totals, self._records)
         weights = () if target.offload is None else (target.offload,)
-        parts = (self.prefixes, self._verification.logits_cache, self._drafting, *weights, self._admission)
-        self._pressure = MemoryPressure(parts, self._drafting.spare_bytes, self.totals, target.free_memory)
+        caches, parts = (self.prefixes, self.logits_cache), (self._drafting, *weights, self._admission)
+        self._pressure = MemoryPressure(target, caches, parts, self._drafting.spare_bytes, self.totals)
 
     @property
     def has_work(self) -> bool:
@@ -275,7 +275,6 @@ class Engine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._target.free_memory()
                 if not self._pressure.relieve():
                     self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
                 continue
@@ -337,7 +336,6 @@ class Engine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            self._target.free_memory()
             if self._pressure.relieve():
                 continue
             youngest = max(left, key=lambda each: each.number)

@@ -44,11 +44,9 @@ class _Kept:
 class PrefixCache:
     """What was read lately, at most so many bytes; a tenant's prompts find only what is the tenant's own."""
 
-    reducible = "kept prompts"
-
     def __init__(self, cache: SlotCache, num_bytes: int) -> None:
         """Take the rows, and the bound of memory; 0 keeps nothing."""
-        self._cache, self._most_bytes, self._bound = cache, num_bytes, num_bytes
+        self._cache, self._bound = cache, num_bytes
         self._window = cache.layout.window
         self._kept: list[_Kept] = []  # the one that was of use last is last
         self.num_bytes = 0
@@ -115,19 +113,6 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget all."""
         self._kept, self.num_bytes = [], 0
-
-    def reduce(self) -> int | None:
-        """Forget all, and keep nothing for now."""
-        num_bytes = self.num_bytes
-        if not num_bytes:
-            return None
-        self.clear()
-        self._bound = 0
-        return num_bytes
-
-    def restore(self) -> None:
-        """Keep again."""
-        self._bound = self._most_bytes
 
     def _add(self, kept: _Kept) -> None:
         if kept.num_bytes > self._bound:

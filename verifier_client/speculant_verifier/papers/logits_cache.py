@@ -31,8 +31,6 @@ _TOKEN_BYTES = 8
 class LogitsCache:
     """Rows of raw logits by prefix, those unused for longest out first. One engine owns it: not safe for threads."""
 
-    reducible = "rows of the target cache"
-
     def __init__(self, model: str, num_bytes: int) -> None:
         """Make an empty cache, which takes memory row by row.
 
@@ -40,11 +38,11 @@ class LogitsCache:
             model: whatever makes the model's logits what they are.
             num_bytes: most memory of rows; less than one row's keeps nothing. Keys take about 200 bytes a row more.
         """
-        self._model, self._num_bytes, self._bound = model, num_bytes, num_bytes
+        self._model, self._bound = model, num_bytes
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # the longest unused first
         self._row_bytes = 0
-        self.hits = self.stored = self.evicted = 0
-        """Look-ups that found their prefix, each a token without a pass; rows copied into the cache; rows evicted."""
+        self.hits = self.evicted = 0
+        """Look-ups that found their prefix, each a token without a pass; rows evicted."""
 
     def __len__(self) -> int:
         """Rows held."""
@@ -59,16 +57,9 @@ class LogitsCache:
         """Memory of the rows."""
         return len(self._rows) * self._row_bytes
 
-    def reduce(self) -> int | None:
-        """Forget all, and remember nothing for now."""
-        num_bytes = self.num_bytes
+    def clear(self) -> None:
+        """Forget all."""
         self._rows.clear()
-        self._bound = 0
-        return num_bytes or None
-
-    def restore(self) -> None:
-        """Remember again."""
-        self._bound = self._num_bytes
 
     def logits(self, sequence: ActiveSequence) -> Tensor | None:
         """Return the raw logits after a sequence, shape ``[V]``, if they are known."""
@@ -123,11 +114,11 @@ class LogitsCache:
                         self._rows.popitem(last=False)
                         self.evicted += 1
                     self._rows[key] = new[key].detach().clone()
-                    self.stored += 1
                 self._rows.move_to_end(key)
         except RuntimeError as error:  # decoding goes on without
             logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
-            self.reduce()
+            self.clear()
+            self._bound = 0
 
     def _takes(self, sequence: ActiveSequence) -> bool:
         return bool(self._bound) and sequence.config.speculation != "off"
