@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
 
 from speculant_graph.config import (
     ClientConfig,
@@ -13,6 +16,9 @@ from speculant_graph.config import (
     VerifierConfig,
 )
 from speculant_graph.settings import CommandSettings
+
+if TYPE_CHECKING:
+    from speculant_verifier.decoder import SpeculativeDecoder
 
 
 class DecodingSettings(CommandSettings):
@@ -32,3 +38,26 @@ class DecodingSettings(CommandSettings):
     """The drafter sidecar, if there is one."""
     record: RecordConfig = RecordConfig()
     """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
+
+    def open_decoder(self, *, must_fit: bool = True) -> SpeculativeDecoder:
+        """Load the model and find what drafts, with a warning if nothing does."""
+        from speculant_verifier.console import quiet_transformers
+        from speculant_verifier.decoder import SpeculativeDecoder
+
+        quiet_transformers()
+        decoder = SpeculativeDecoder(
+            self.graph_path,
+            self.verifier,
+            self.draft,
+            client_config=self.client,
+            must_fit=must_fit,
+            draft_model=self.draft_model,
+            record=self.record,
+        )
+        if decoder.drafter.state == "off" and self.draft.k:
+            logger.warning(
+                "plain decoding: strategy {} needs --graph or --drafter; --strategy tree drafts from the sequence "
+                "itself, too",
+                self.draft.strategy,
+            )
+        return decoder

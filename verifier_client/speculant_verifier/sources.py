@@ -42,14 +42,6 @@ def require_sources(config: VerifierConfig, graph_path: Path | None = None, clie
         is_tokenizer_local(config)
 
 
-def no_drafts(strategy: str) -> str:
-    """Return the notice that a strategy has nothing to draft from, so that decoding is plain."""
-    return (
-        f"plain decoding: strategy {strategy} needs --graph or --drafter; --strategy tree drafts from the sequence "
-        "itself, too"
-    )
-
-
 def require_one_source(*sources: object) -> None:
     """Refuse more than one source of drafts; None is none.
 

@@ -79,26 +79,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
-    """Load what the settings name, with a warning if it drafts nothing."""
-    from speculant_verifier.console import quiet_transformers, waiting_for
-    from speculant_verifier.sources import no_drafts, require_sources
+    """Load what the settings name, and show that."""
+    from speculant_verifier.console import waiting_for
+    from speculant_verifier.sources import require_sources
 
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", color):
         require_sources(settings.verifier, settings.graph_path, settings.client)
-        from speculant_verifier.decoder import SpeculativeDecoder
-
-        quiet_transformers()
-        decoder = SpeculativeDecoder(
-            settings.graph_path,
-            settings.verifier,
-            settings.draft,
-            client_config=settings.client,
-            draft_model=settings.draft_model,
-            record=settings.record,
-        )
-    if decoder.drafter.state == "off" and settings.draft.k:
-        sys.stderr.write(f"{no_drafts(settings.draft.strategy)}\n")
-    return decoder
+        return settings.open_decoder()
 
 
 def _generate(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
-
-from loguru import logger
 
 from speculant_graph.config import AccessConfig, ServiceConfig, TrainConfig
 from speculant_graph.errors import ConfigError
@@ -43,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
-    from speculant_verifier.sources import no_drafts, require_sources
+    from speculant_verifier.sources import require_sources
 
     require_addresses(settings.service.listen, "--service.listen")
     require_addresses(settings.service.admin_listen, "--service.admin-listen")
@@ -54,26 +53,9 @@ def run(arguments: Sequence[str]) -> int:
             "train.min_failures trains a draft model on records; set --draft-model and --record, or leave it out"
         )
     from speculant_graph.serving.process import serve_until_stopped
-    from speculant_verifier.console import quiet_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.service.learning import Learning
     from speculant_verifier.service.server import VerifierServer
-
-    quiet_transformers()
-
-    def make_decoder() -> SpeculativeDecoder:
-        decoder = SpeculativeDecoder(
-            settings.graph_path,
-            settings.verifier,
-            settings.draft,
-            client_config=settings.client,
-            must_fit=False,
-            draft_model=settings.draft_model,
-            record=settings.record,
-        )
-        if decoder.drafter.state == "off" and settings.draft.k:
-            logger.warning("{}", no_drafts(settings.draft.strategy))
-        return decoder
 
     def make_learning(decoder: SpeculativeDecoder) -> Learning:
         return Learning(decoder, settings.draft_model, settings.record, settings.train)
@@ -82,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         return VerifierServer(
             settings.service,
             settings.generation,
-            make_decoder,
+            partial(settings.open_decoder, must_fit=False),
             settings.verifier.max_batch_size,
             make_learning if settings.train.min_failures else None,
             settings.access,
