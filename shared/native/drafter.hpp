@@ -59,10 +59,6 @@ struct DraftBatch {
   Distributions distributions;                              // that all of them name
 };
 
-/// Draft by `greedy` or `sampling`. `max_entries`: most entries of all distributions together; see draw_chains.
-DraftBatch draft_from_graph(const Trie& trie, std::vector<GraphDraft> wanted, const DraftSettings& settings,
-                            std::size_t max_entries);
-
 /// The settings that a StrategyOptions asks for.
 using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 
@@ -94,18 +90,20 @@ class Drafter {
   /// What a StrategyOptions asks for; looked up once for each.
   std::shared_ptr<const DraftSettings> settings_of(const std::string& options);
 
-  /// Draft for a batch; drafts are noted in their sequences. `max_entries`: see draft_from_graph.
-  DraftBatch draft(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries);
+  /// Begin a sequence of which these are the last tokens; nothing of it is remembered.
+  std::shared_ptr<Sequence> begin_after(std::span<const Token> tokens);
 
-  /// Draft for sequences that are not open, of which these are the last tokens; nothing is remembered.
-  DraftBatch draft_after(std::span<const std::vector<Token>> contexts, std::vector<DraftRequest> requests,
-                         const DraftSettings& settings, std::size_t max_entries);
+  /// Draft for a batch; drafts are noted in their sequences. `max_entries`: most entries of all distributions together;
+  /// see draw_chains.
+  DraftBatch draft(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries);
 
   const Trie trie;
   const Token vocabulary_size;
   const std::shared_ptr<Calibration> calibration;
 
  private:
+  void draft_from_graph(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries,
+                        DraftBatch& batch);
   void draft_trees(std::span<const DraftRequest> requests, const DraftSettings& settings, DraftBatch& batch);
 
   const std::int64_t max_session_tokens_;

@@ -243,22 +243,18 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
                               std::size_t& max_entries) {
   const wire::DraftRequest& request = step.request;
   Drafter& drafter = *graph.drafter;
-  const bool is_stateless = request.session_ids[indices.front()] == 0;
+  std::vector<std::shared_ptr<Sequence>> sequences;
   std::vector<DraftRequest> wanted;
-  std::vector<std::vector<Token>> contexts;
   for (std::size_t index : indices) {
-    Sequence* sequence = is_stateless ? nullptr : step.parts[index].session->sequence.get();
+    const auto& session = step.parts[index].session;
+    const auto tokens = step.context(index);
+    sequences.push_back(session ? session->sequence : drafter.begin_after(tokens_of(tokens, drafter.vocabulary_size)));
     const int budget = static_cast<int>(std::min<std::uint32_t>(request.node_budgets[index], kMaxNodes));
-    const std::uint64_t position = is_stateless ? request.positions[index] + request.context_lengths[index]
-                                                : step.parts[index].session->position();
-    wanted.push_back({sequence, budget, request.seeds[index], position});
-    if (!is_stateless) continue;
-    contexts.push_back(tokens_of(step.context(index), drafter.vocabulary_size));
+    const std::uint64_t position = session ? session->position() : request.positions[index] + tokens.size();
+    wanted.push_back({sequences.back().get(), budget, request.seeds[index], position});
   }
   const auto settings = drafter.settings_of(request.options.bytes);
-  step.batches.push_back(std::make_unique<DraftBatch>(
-      is_stateless ? drafter.draft_after(contexts, std::move(wanted), *settings, max_entries)
-                   : drafter.draft(wanted, *settings, max_entries)));
+  step.batches.push_back(std::make_unique<DraftBatch>(drafter.draft(wanted, *settings, max_entries)));
   DraftBatch& batch = *step.batches.back();
   for (std::size_t rank = 0; rank < indices.size(); ++rank) {
     Step::Part& part = step.parts[indices[rank]];
@@ -269,10 +265,9 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
     part.generation = graph.generation;
     for (const auto& span : part.proposals) max_entries -= std::min(max_entries - 1, span.size());
     step.num_empty += part.draft.size() == 0 && request.node_budgets[indices[rank]] > 0;
-    if (is_stateless) continue;
-    Session& session = *part.session;
-    session.draft_id = step.draft_id;
-    session.is_in_prompt &= request.node_budgets[indices[rank]] == 0;
+    if (!part.session) continue;
+    part.session->draft_id = step.draft_id;
+    part.session->is_in_prompt &= request.node_budgets[indices[rank]] == 0;
   }
 }
 

@@ -151,6 +151,11 @@ class Drafter:
         tokens relative to one, none if it is free.
         """
 
+    def begin_after(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Sequence:
+        """
+        Begin a sequence of which these are the last tokens; nothing of it is remembered.
+        """
+
     def accept(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
         """Add tokens to a sequence, and learn from those of no prompt."""
 

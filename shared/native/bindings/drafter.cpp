@@ -202,6 +202,12 @@ void bind_drafter(nb::module_& module) {
           "Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n\n"
           "tokens relative to one, none if it is free.")
       .def(
+          "begin_after",
+          [](Drafter& self, const Ids& ids) {
+            return exclusively([&] { return self.begin_after(tokens_of(as_span(ids), self.vocabulary_size)); });
+          },
+          "token_ids"_a, "Begin a sequence of which these are the last tokens; nothing of it is remembered.")
+      .def(
           "accept",
           [](Drafter& self, Sequence& sequence, const Ids& ids, bool is_prompt) {
             exclusively([&] { self.accept(sequence, tokens_of(as_span(ids), self.vocabulary_size), is_prompt); });

@@ -244,13 +244,9 @@ class SessionDrafter:
             ConfigError: the strategy needs a graph.
         """
         settings = self._settings(options)
-        memory = _core.LearnedMemory(1)
         with self._lock:
-            sequences = [self.core.open(memory, False, []) for _ in contexts]
-            for sequence, context in zip(sequences, contexts, strict=True):
-                self.core.accept(sequence, _as_array(context), True)
             return self.core.draft(
-                sequences,
+                [self.core.begin_after(_as_array(context)) for context in contexts],
                 list(budgets),
                 [seed % NUM_SEEDS for seed in seeds],
                 [position % NUM_SEEDS for position in positions],
