@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
 #include "worker_pool.hpp"
 
 namespace speculant {
 namespace {
+
+constexpr double kReliabilityMemory = 0.95;   // what a step counts for after one more
+constexpr double kReliabilityPrior = 10.0;    // accepted tokens, predicted and realised, that all are credited with
+constexpr std::int64_t kObjectBytes = 4'096;  // of a sequence, apart from what grows
 
 constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
 // Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
@@ -17,6 +22,97 @@ constexpr int kSpreadNodes = 128;
 int budget_of(const DraftRequest& request) { return std::clamp(request.budget, 0, kMaxNodes); }
 
 }  // namespace
+
+Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns,
+                   std::vector<double> costs)
+    : memory(std::move(memory)),
+      history(max_tokens, {4, 1}),
+      learns(learns),
+      costs_(std::move(costs)),
+      rows_(this->memory->rows) {}
+
+std::int64_t Sequence::num_bytes() const {
+  return kObjectBytes + history.num_bytes() + (rows_ == memory->rows ? 0 : rows_->num_bytes());
+}
+
+Sources Sequence::sources(const Trie& trie) const {
+  auto enabled = settings.sources;
+  if (trie.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
+  return {trie, history, memory->history, *rows_, enabled};
+}
+
+void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
+  const auto num_nodes = std::ssize(draft.tokens);
+  if (std::any_of(nodes.begin(), nodes.end(), [=](std::int64_t node) { return node < 0 || node > num_nodes; })) {
+    throw RequestError("the latest draft has nodes 0 to " + std::to_string(num_nodes) + "; send rows of those");
+  }
+  if (size() == 0) return;
+  const std::vector<Token> end = history.latest(2);
+  const Token last = end.back(), before = end.size() == 2 ? end.front() : kNoToken;
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    const auto token_of = [&](std::int64_t node) {
+      return node > 0 ? draft.tokens[static_cast<std::size_t>(node) - 1] : last;
+    };
+    const std::int64_t node = nodes[index];
+    Row& row = new_rows_.emplace_back();
+    row.last = token_of(node);
+    row.before = node > 0 ? token_of(draft.parents[static_cast<std::size_t>(node) - 1]) : before;
+    row.tokens.fill(-1);
+    std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(index * width), std::min<std::size_t>(width, kRowWidth),
+                row.tokens.begin());
+  }
+}
+
+/// Compare the latest draft with what was accepted: drafts whose predictions were not realised cost reliability. It
+/// comes back while no draft pays, or a sequence that has once been hard would never be drafted for again.
+void Sequence::compare(std::span<const Token> accepted) {
+  const auto& predicted = draft.probabilities;
+  const auto realised = predicted.empty() ? 0.0 : static_cast<double>(draft.num_accepted(accepted));
+  predicted_ = predicted_ * kReliabilityMemory + std::accumulate(predicted.begin(), predicted.end(), 0.0);
+  realised_ = realised_ * kReliabilityMemory + realised;
+  reliability = std::min(1.0, (realised_ + kReliabilityPrior) / (predicted_ + kReliabilityPrior));
+}
+
+void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, std::span<const Token> tokens,
+                      bool is_prompt) {
+  if (tokens.empty()) return;
+  is_prompt |= size() == 0;
+  if (is_prompt) num_prompt_tokens_ = size() + std::ssize(tokens);
+  if (!costs().empty() && has_draft) compare(tokens);
+  const bool calibrates = !is_prompt && (is_calibrated || settings.is_calibrated);
+  drafter.accept(sources(trie), calibration, history, context, tokens, calibrates);
+  // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
+  if (!new_rows_.empty() && !learns && rows_ == memory->rows) {
+    rows_ = std::make_shared<TargetRows>(*rows_);  // others must not see what this sequence brings
+  }
+  for (const Row& row : new_rows_) rows_->put(row.before, row.last, row.tokens);
+  new_rows_.clear();
+  draft.clear();
+  has_draft = false;
+}
+
+bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) const {
+  const std::vector<Token> kept = history.latest(size() - position);
+  const std::int64_t first = size() - std::ssize(kept);
+  for (std::int64_t index = std::max<std::int64_t>(first - position, 0); index < std::ssize(tokens); ++index) {
+    if (position + index >= size()) break;
+    const Token token = tokens[static_cast<std::size_t>(index)];
+    if (kept[static_cast<std::size_t>(position + index - first)] != (token >= 0 ? token : kSeparator)) return false;
+  }
+  return true;
+}
+
+std::vector<Token> Sequence::learnable() const {
+  const std::int64_t num_accepted = size() - num_prompt_tokens_;
+  return num_accepted > 0 ? history.latest(num_accepted + kMaxMatch) : std::vector<Token>{};
+}
+
+std::vector<Token> Sequence::finish() {
+  if (!learns || memory->is_forgotten) return {};
+  std::vector<Token> tokens = learnable();
+  if (!tokens.empty()) memory->add(tokens);
+  return tokens;
+}
 
 std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
   auto sequence = std::make_shared<Sequence>(std::move(memory), max_session_tokens_, learns, std::move(costs));
