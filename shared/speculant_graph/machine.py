@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _LIBRARIES = (
-    "speculant-graph", "grpcio", "networkx", "numpy", "protobuf", "psutil", "ray", "tokenizers", "torch",
+    "speculant-graph", "grpcio", "networkx", "numpy", "protobuf", "psutil", "tokenizers", "torch",
     "transformers",
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ import tomllib
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -230,7 +231,12 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 
 def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
     """Parse a command line; lists become JSON, as otherwise their items would be split at commas and read as JSON."""
-    parsed: Namespace = ArgumentParser.parse_args(parser, *arguments)
+    parsed: Namespace
+    parsed, unknown = ArgumentParser.parse_known_args(parser, *arguments)
+    if unknown:
+        similar = get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, 1)
+        fix = f"is it {similar[0]}? See" if similar else "see"
+        raise ConfigError(f"unknown arguments: {' '.join(unknown)}", fix=f"{fix} {parser.prog} --help")
     for name, value in vars(parsed).items():
         if isinstance(value, list) and name in typed_lists:
             setattr(parsed, name, json.dumps(value))

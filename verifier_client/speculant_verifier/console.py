@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.color import ColorSystem
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
@@ -32,12 +32,6 @@ ColorChoice = Literal["auto", "never", "always"]
 _DELAY_S = 2.0
 """Waiting for longer than this is worth a word."""
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_COLOR_SYSTEMS = {
-    "standard": ColorSystem.STANDARD,
-    "256": ColorSystem.EIGHT_BIT,
-    "truecolor": ColorSystem.TRUECOLOR,
-    "windows": ColorSystem.WINDOWS,
-}
 
 
 def make_console(color: ColorChoice, *, stderr: bool = False) -> Console:
@@ -60,14 +54,10 @@ def write(console: Console, text: str, style: str = "") -> None:
 
     On a terminal what would steer it is shown as escapes: a model may write anything.
     """
-    if not console.is_terminal:
-        console.file.write(text)
-        return
-    shown = _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r", ""))
-    if not shown:
-        return
-    system = _COLOR_SYSTEMS.get(console.color_system or "")
-    console.file.write(Style.parse(style).render(shown, color_system=system) if style else shown)
+    if console.is_terminal:
+        text = _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r", ""))
+    if text:
+        console.print(Segments([Segment(text, Style.parse(style))]), soft_wrap=True)
 
 
 def print_event(console: Console, event: StepEvent) -> None:

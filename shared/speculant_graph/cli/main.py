@@ -36,7 +36,7 @@ COMMANDS = {
     "admin": ("speculant_graph.cli.admin:run", "drafter", "look after running sidecars and verifiers' adapters"),
     "probe": ("speculant_graph.cli.probe:run", "drafter", "ask a running drafter or verifier whether it serves"),
     "generate": ("speculant_verifier.generate.command:run", "verifier", "continue a prompt with a model and drafts"),
-    "chat": ("speculant_verifier.chat.command:run", "verifier", "talk with a model in the terminal"),
+    "chat": ("speculant_verifier.chat:run", "verifier", "talk with a model in the terminal"),
     "train": ("speculant_verifier.training.command:run", "train", "train a draft model's adapter on recorded requests"),
     "doctor": ("speculant_graph.cli.doctor:run", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config:run", "build", "show all settings and where each comes from"),

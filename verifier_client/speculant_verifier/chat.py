@@ -1,28 +1,34 @@
-"""A conversation in the terminal: a line is read, and is a command or a message that gets an answer.
+"""``speculant chat``: talk with a model in the terminal.
 
-Answers go to standard output, everything else to standard error.
+A line is read, and is a command or a message that gets an answer. Answers go to standard output, everything else to
+standard error.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import PurePath
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-from rich.console import Console
+from pydantic import Field
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, SpeculantError
+from speculant_graph.log import log_to_stderr
+from speculant_graph.settings import load_settings
 from speculant_graph.view.formatting import printable
-from speculant_verifier.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, write
-from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
-from speculant_verifier.results import StepEvent
+from speculant_verifier.command_settings import DecodingSettings
+from speculant_verifier.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, make_console, write
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
+    from rich.console import Console
+
+    from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.harmony import ChannelSplitter
+    from speculant_verifier.results import StepEvent
 
 COMMANDS = {
     "/help": "list the commands",
@@ -31,6 +37,47 @@ COMMANDS = {
     "/quit": "end, as Ctrl-D does",
 }
 """Command -> what it does."""
+
+
+class ChatGenerationConfig(GenerationConfig):
+    """How tokens are chosen in a conversation, whose answers may be long."""
+
+    max_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Most new tokens of an answer."""
+
+
+class ChatSettings(DecodingSettings):
+    """Talk with a model, with the flags of 'generate'.
+
+    A line is a message, typed or from a pipe; /help lists commands. Ctrl-C stops an answer, Ctrl-D ends. Answers go to
+    standard output, all else to standard error. The exit status is 1 if a line of a pipe failed.
+    """
+
+    system: str = ""
+    """A system message before the conversation."""
+    color: Literal["auto", "never", "always"] = "auto"
+    """Colour accepted drafts, and dim what is not the answer: 'auto' does on a terminal, unless NO_COLOR is set."""
+    generation: ChatGenerationConfig = ChatGenerationConfig()
+    """How tokens are chosen."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Talk until there are no more messages; return 1 if a line of a pipe failed.
+
+    Raises:
+        ConfigError: settings are wrong, or the model can't be loaded.
+        GenerationError: the model has no chat template.
+    """
+    settings = load_settings(ChatSettings, "chat", arguments)
+    if settings.generation.n > 1:
+        raise ConfigError("a conversation has one answer at a time; leave --generation.n out")
+    from speculant_verifier.generate.command import open_decoder
+
+    log_to_stderr("WARNING")
+    answers, notes = make_console(settings.color), make_console(settings.color, stderr=True)
+    with open_decoder(settings, settings.color) as decoder:
+        source = Input(is_colored=bool(notes.color_system))
+        return Conversation(decoder, settings.generation, source, answers, notes, settings.system).run()
 
 
 class Input:
@@ -73,48 +120,35 @@ class Answer:
         self.text = ""
         """What it consists of so far."""
         self._console, self._splitter = console, splitter
-        self._is_reasoning = self._is_line_open = False
+        self._is_reasoning = self._has_begun = False
 
     def add(self, event: StepEvent) -> None:
         """Show what a step brought: reasoning dimmed, accepted drafts in their colour."""
-        for token_ids, text, is_accepted in (
-            (event.token_ids[: event.num_accepted], event.accepted_text, True),
-            (event.token_ids[event.num_accepted :], event.text[len(event.accepted_text) :], False),
+        for token_ids, text, style in (
+            (event.token_ids[: event.num_accepted], event.accepted_text, ACCEPTED_STYLE),
+            (event.token_ids[event.num_accepted :], event.text[len(event.accepted_text) :], ""),
         ):
-            is_last = event.result is not None and not is_accepted
+            is_last = event.result is not None and not style
             pieces = self._splitter.push(token_ids, text, final=is_last) if self._splitter else [("content", text)]
             for kind, piece in pieces:
                 if kind == "content":
-                    self._show_content(piece, ACCEPTED_STYLE if is_accepted else "")
-                else:
-                    self._show_reasoning(piece)
-        self._console.file.flush()
+                    self.text += piece
+                    self._show(piece, style, is_reasoning=False)
+                elif self._console.is_terminal:
+                    self._show(piece, DIM_STYLE, is_reasoning=True)
 
     def end(self) -> None:
         """End its line."""
-        if self._is_line_open or (self.text and not self._console.is_terminal):
-            self._console.file.write("\n")
-            self._console.file.flush()
+        if self._has_begun:
+            write(self._console, "\n")
 
-    def _show_content(self, text: str, style: str) -> None:
-        if text and self._is_reasoning:
-            self._is_reasoning = False
-            self._write("\n\n", "")
-        self.text += text
-        self._write(text, style)
-
-    def _show_reasoning(self, text: str) -> None:
-        if not self._console.is_terminal:
+    def _show(self, text: str, style: str, *, is_reasoning: bool) -> None:
+        if not text:
             return
-        if not self._is_reasoning and not self._console.color_system:
-            self._write("(thinking) ", "")
-        self._is_reasoning = True
-        self._write(text, DIM_STYLE)
-
-    def _write(self, text: str, style: str) -> None:
-        if text:
-            write(self._console, text, style)
-            self._is_line_open = not text.endswith("\n")
+        if is_reasoning != self._is_reasoning:
+            write(self._console, "(thinking) " if is_reasoning else "\n\n", DIM_STYLE)
+        self._is_reasoning, self._has_begun = is_reasoning, True
+        write(self._console, text, style)
 
 
 class Conversation:
@@ -142,17 +176,14 @@ class Conversation:
         Raises:
             GenerationError: the model has no chat template that takes messages of a user.
         """
+        from speculant_verifier.harmony import HarmonyTokens
+
         decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fails now rather than after the first message
         self._decoder, self._config, self._input = decoder, config, source
         self._answers, self._notes, self._system = answers, notes, system
         self._harmony = HarmonyTokens.of(decoder)
         self._messages: list[dict[str, str]] = []
         self._has_failed = False
-        self._actions: dict[str, Callable[[str], None]] = {
-            "/help": self._help,
-            "/system": self._set_system,
-            "/clear": self._clear,
-        }
 
     def run(self) -> int:
         """Talk; return 1 if a message from a pipe had no answer.
@@ -182,12 +213,20 @@ class Conversation:
             self._ask(line[1:] if line.startswith("//") else line)
             return
         name, _, argument = line.strip().partition(" ")
-        if name in self._actions:
-            self._actions[name](argument.strip())
+        if name == "/help":
+            self._note("\n".join(f"{name:<8} {what}" for name, what in COMMANDS.items()))
+        elif name == "/system":
+            self._system = argument.strip()
+            self._note("system message set" if self._system else "no system message")
+        elif name == "/clear":
+            self._messages = []
+            self._note("the conversation is forgotten")
         else:
             self._fail(f"there is no command {name}; /help lists them, and // begins a message with a slash")
 
     def _ask(self, message: str) -> None:
+        from speculant_verifier.harmony import ChannelSplitter
+
         asked = [*self._messages, {"role": "user", "content": message}]
         splitter = ChannelSplitter(self._harmony, self._decoder.target.decode) if self._harmony else None
         answer, meter = Answer(self._answers, splitter), RunMeter(self._decoder)
@@ -223,24 +262,10 @@ class Conversation:
     def _note(self, text: str) -> None:
         """Show something that is no answer."""
         write(self._notes, f"{text}\n")
-        self._notes.file.flush()
 
     def _fail(self, text: str) -> None:
         self._note(text)
         self._has_failed = True
-
-    # --- commands
-
-    def _help(self, _: str) -> None:
-        self._note("\n".join(f"{name:<8} {what}" for name, what in COMMANDS.items()))
-
-    def _set_system(self, text: str) -> None:
-        self._system = text
-        self._note("system message set" if text else "no system message")
-
-    def _clear(self, _: str) -> None:
-        self._messages = []
-        self._note("the conversation is forgotten")
 
 
 def _session(*, is_colored: bool) -> PromptSession[str]:

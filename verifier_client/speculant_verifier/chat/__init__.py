@@ -1,1 +1,0 @@
-"""``speculant chat``: a conversation in the terminal."""
