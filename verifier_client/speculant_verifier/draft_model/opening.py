@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -111,18 +110,8 @@ def open_model_drafter(
         price = DraftPrice(_typical(target, 1.0), _typical(model, _size(model) / _size(target)))
     else:
         own = load_or_measure(model, batches_up_to(verifier.max_batch_size))
-        price = DraftPrice(measured_times(costs), measured_times(own))
+        price = DraftPrice(costs.seconds_of_widths, own.seconds_of_widths)
     return ModelDrafter(passes, price, draft, ngrams)
-
-
-def measured_times(costs: CostTable) -> PassTimes:
-    """Return what passes take by measured costs."""
-
-    @cache  # several tables are asked for in every step
-    def seconds(num_rows: int, width: int) -> NDArray[np.float64]:
-        return costs.relative_of_widths(num_rows, width) * (costs.ms(num_rows, 1) / 1e3)
-
-    return seconds
 
 
 def _typical(model: TargetModel, plain_s: float) -> PassTimes:

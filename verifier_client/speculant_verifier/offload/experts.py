@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speculant_verifier.offload.files import PinnedTensor, PinnedWeights, StoredTensor, WeightReader, new_space
+from speculant_verifier.offload.files import PinnedWeights, StoredTensor, WeightReader, new_space
 
 _MOST = 0.5
 """Of a layer's experts: where so many are wanted, all of the next one are expected to be."""
@@ -32,7 +32,7 @@ class ExpertPool:
 
     def __init__(
         self,
-        modules: Sequence[tuple[nn.Module, Mapping[str, StoredTensor | PinnedTensor]]],
+        modules: Sequence[tuple[nn.Module, Mapping[str, StoredTensor | Tensor]]],
         num_slots: int,
         like: Tensor,
         source: WeightReader | PinnedWeights,
@@ -100,7 +100,7 @@ class ExpertPool:
                 memory.madvise(mmap.MADV_DONTNEED, first)
         self._is_torn = was_torn
 
-    def _kept(self, stored: StoredTensor | PinnedTensor, like: Tensor) -> Tensor:
+    def _kept(self, stored: StoredTensor | Tensor, like: Tensor) -> Tensor:
         tensor = like.new_empty(stored.shape)
         self._source.wait(self._source.read([(stored, tensor)]))
         return tensor
@@ -183,7 +183,7 @@ class ExpertPool:
             for name, tensor in vectors.items():
                 self._pool[name][slot].copy_(tensor[index])
             self._reading[expert] = self._source.read(
-                [(each.row(index), self._pool[name][slot]) for name, each in stored.items() if name not in vectors]
+                [(each[index], self._pool[name][slot]) for name, each in stored.items() if name not in vectors]
             )
 
     def _wait(self, expert: _Expert) -> None:

@@ -46,7 +46,7 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def row(self, index: int) -> StoredTensor:
+    def __getitem__(self, index: int) -> StoredTensor:
         """Return one of its rows."""
         shape = self.shape[1:]
         return StoredTensor(self.path, self.offset + index * prod(shape) * self.dtype.itemsize, self.dtype, shape)
@@ -207,22 +207,6 @@ class WeightReader:
             return self._files[path]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PinnedTensor:
-    """Numbers that a GPU can reach."""
-
-    tensor: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return tuple(self.tensor.shape)
-
-    def row(self, index: int) -> PinnedTensor:
-        """Return one of its rows."""
-        return PinnedTensor(self.tensor[index])
-
-
 class PinnedWeights:
     """Copies weights from this machine's memory to tensors of a GPU, on a stream of its own.
 
@@ -240,7 +224,7 @@ class PinnedWeights:
         self.num_bytes = 0
         """Copied so far."""
 
-    def hold(self, stored: StoredTensor, dtype: torch.dtype, reader: WeightReader) -> PinnedTensor:
+    def hold(self, stored: StoredTensor, dtype: torch.dtype, reader: WeightReader) -> Tensor:
         """Read weights into memory, to be copied from.
 
         Raises:
@@ -256,9 +240,9 @@ class PinnedWeights:
             )
         self._held.append(tensor)
         reader.wait(reader.read([(stored, tensor)]))
-        return PinnedTensor(tensor)
+        return tensor
 
-    def read(self, pairs: Sequence[tuple[PinnedTensor, Tensor]]) -> list[torch.cuda.Event]:
+    def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[torch.cuda.Event]:
         """Begin to copy; every tensor to one of the same shape.
 
         Returns:
@@ -267,7 +251,7 @@ class PinnedWeights:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for pinned, tensor in pairs:
-                tensor.copy_(pinned.tensor, non_blocking=True)
+                tensor.copy_(pinned, non_blocking=True)
                 self.num_bytes += tensor.nbytes
             return [self._stream.record_event()]
 

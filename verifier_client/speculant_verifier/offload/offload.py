@@ -15,7 +15,6 @@ from transformers.utils import logging
 
 from speculant_verifier.offload.experts import ExpertPool
 from speculant_verifier.offload.files import (
-    PinnedTensor,
     PinnedWeights,
     StoredTensor,
     WeightReader,
@@ -24,7 +23,7 @@ from speculant_verifier.offload.files import (
 )
 from speculant_verifier.offload.plan import Plan
 
-_Weights = Sequence[tuple[nn.Module, str, StoredTensor | PinnedTensor]]
+_Weights = Sequence[tuple[nn.Module, str, StoredTensor | Tensor]]
 
 
 class LayerStream:
@@ -137,7 +136,7 @@ class LayerStream:
             self._is_torn = False
 
 
-def _padded(stored: StoredTensor | PinnedTensor) -> int:
+def _padded(stored: StoredTensor | Tensor) -> int:
     """Return the numbers that a tensor takes, the next one being aligned for vector instructions."""
     return -(-torch.Size(stored.shape).numel() // 64) * 64
 

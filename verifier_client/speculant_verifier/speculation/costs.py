@@ -110,13 +110,18 @@ class CostTable:
         """Estimate a pass in passes of one token over the same batch."""
         return self.ms(batch, tokens) / self.ms(batch, 1)
 
-    def relative_of_widths(self, batch: int, width: int) -> NDArray[np.float64]:
-        """Return the relative costs of passes of 0 to ``width`` tokens, ``[width + 1]``; that of 0 is that of 1."""
+    def seconds_of_widths(self, batch: int, width: int) -> NDArray[np.float64]:
+        """Return the seconds of passes of 0 to ``width`` tokens, ``[width + 1]``; those of 0 are those of 1."""
         known = self._tables.get(batch)
         if known is None or len(known) <= width:
-            known = np.array([self.relative(batch, max(1, tokens)) for tokens in range(max(64, width) + 1)])
+            known = np.array([self.ms(batch, max(1, tokens)) / 1e3 for tokens in range(max(64, width) + 1)])
             self._tables[batch] = known
         return known[: width + 1]
+
+    def relative_of_widths(self, batch: int, width: int) -> NDArray[np.float64]:
+        """Return the same in passes of one token over the same batch."""
+        seconds = self.seconds_of_widths(batch, width)
+        return np.asarray(seconds / seconds[0])
 
     def curve(self, batch: int) -> CostCurve:
         """Return the costs of a batch by tokens of a row, as drafters take them."""
