@@ -1,22 +1,21 @@
-"""What the sidecar counts of itself, and that as Prometheus text.
+"""What the sidecar counts of itself, for Prometheus.
 
-Counts are plain integers, so that a step pays next to nothing for them. No label has values that clients choose
-(tenants, sessions): every such value would be one more time series.
+No label has values that clients choose (tenants, sessions): every such value would be one more time series.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from speculant_graph.version import VERSION
 
@@ -28,113 +27,45 @@ SessionEnd = Literal["closed", "idle", "limit", "memory", "diverged"]
 """Why a session ended: its client closed it, it was idle for too long, it made space for another one (count or memory),
 or its tokens contradicted what was known."""
 
-
-@dataclass(slots=True)
-class ServerCounts:
-    """Counters since the start. Only the event loop writes to them; other threads may read."""
-
-    steps: int = 0
-    sequences: int = 0
-    drafted_nodes: int = 0
-    empty_drafts: int = 0
-    failed_steps: Counter[str] = field(default_factory=Counter)
-    """Steps that were refused or failed, by the name of their status."""
-    opened_sessions: int = 0
-    refused_openings: Counter[str] = field(default_factory=Counter)
-    """Sessions that were not opened, by the name of the status."""
-    ended_sessions: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(get_args(SessionEnd), 0)))
-    """By :data:`SessionEnd`."""
-    step_seconds: float = 0.0
-    step_buckets: list[int] = field(default_factory=lambda: [0] * (len(STEP_BOUNDS_S) + 1))
-
-    def observe_step(self, seconds: float, num_sequences: int) -> None:
-        """Count a step that was answered.
-
-        Args:
-            seconds: from its arrival to its answer.
-            num_sequences: sequences of its batch.
-        """
-        self.steps += 1
-        self.sequences += num_sequences
-        self.step_seconds += seconds
-        self.step_buckets[bisect_left(STEP_BOUNDS_S, seconds)] += 1
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """What the sidecar holds at one moment."""
+class ServerMetrics:
+    """Counters since the start, and gauges that the server sets when they are read."""
 
-    graphs: Sequence[tuple[str, int, int]] = ()
-    """Per served graph its name, its generation, and the sessions that draft from it."""
-    session_bytes: int = 0
-    """Memory of all sessions."""
-    learned_tokens: int = 0
-    """Tokens of all tenants in the learned store."""
-    is_failing_to_learn: bool = False
-    """Whether what was learned can't be brought to disk at present."""
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.registry = registry = CollectorRegistry()
+        """What all of them are read from, those of the process included."""
 
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(_PREFIX + name, text, labels, registry=registry)
 
-def render_metrics(counts: ServerCounts, state: ServerState) -> bytes:
-    """Return counters, gauges and those of the process in Prometheus' text format.
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(_PREFIX + name, text, labels, registry=registry)
 
-    Args:
-        counts: what was counted.
-        state: what is held now.
-    """
-    registry = CollectorRegistry()
-    registry.register(_ServerCollector(counts, state))
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
-
-
-class _ServerCollector(Collector):
-    def __init__(self, counts: ServerCounts, state: ServerState) -> None:
-        self._counts = counts
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        counts, state = self._counts, self._state
-        yield InfoMetricFamily(_PREFIX + "build", "Version of speculant-graph.", {"version": VERSION})
-        for name, help_text, value in (
-            ("steps", "Steps answered.", counts.steps),
-            ("sequences", "Sequences in the steps answered.", counts.sequences),
-            ("drafted_nodes", "Nodes drafted.", counts.drafted_nodes),
-            ("empty_drafts", "Sequences that got no node though they asked for some.", counts.empty_drafts),
-            ("opened_sessions", "Sessions opened.", counts.opened_sessions),
-        ):
-            yield CounterMetricFamily(_PREFIX + name, help_text, value)
-        for name, help_text, label, values in (
-            ("failed_steps", "Steps refused or failed, by status.", "code", counts.failed_steps),
-            ("refused_openings", "Sessions that were not opened, by status.", "code", counts.refused_openings),
-            ("ended_sessions", "Sessions ended, by reason.", "reason", counts.ended_sessions),
-        ):
-            yield _labelled(CounterMetricFamily(_PREFIX + name, help_text, labels=[label]), values)
-        for name, help_text, value in (
-            ("session_bytes", "Memory of all sessions, in bytes.", state.session_bytes),
-            ("learned_tokens", "Tokens in the learned store, of all tenants.", state.learned_tokens),
-            ("learned_failing", "1 while what was learned can't be brought to disk.", int(state.is_failing_to_learn)),
-        ):
-            yield GaugeMetricFamily(_PREFIX + name, help_text, value)
-        for name, help_text, by_graph in (
-            ("open_sessions", "Sessions open now, by graph.", {name: count for name, _, count in state.graphs}),
-            (
-                "graph_generation",
-                "Generation that is served; it grows with every reload.",
-                {name: generation for name, generation, _ in state.graphs},
-            ),
-        ):
-            yield _labelled(GaugeMetricFamily(_PREFIX + name, help_text, labels=["graph"]), by_graph)
-        yield HistogramMetricFamily(
+        ProcessCollector(registry=registry)
+        Info(_PREFIX + "build", "Version of speculant-graph.", registry=registry).info({"version": VERSION})
+        self.steps = counter("steps", "Steps answered.")
+        self.sequences = counter("sequences", "Sequences in the steps answered.")
+        self.drafted_nodes = counter("drafted_nodes", "Nodes drafted.")
+        self.empty_drafts = counter("empty_drafts", "Sequences that got no node though they asked for some.")
+        self.failed_steps = counter("failed_steps", "Steps refused or failed, by status.", "code")
+        self.opened_sessions = counter("opened_sessions", "Sessions opened.")
+        self.refused_openings = counter("refused_openings", "Sessions that were not opened, by status.", "code")
+        self.ended_sessions = counter("ended_sessions", "Sessions ended, by reason.", "reason")
+        for reason in get_args(SessionEnd):
+            self.ended_sessions.labels(reason)
+        self.step_seconds = Histogram(
             _PREFIX + "step_seconds",
             "Time from a step's arrival to its answer, in seconds.",
-            buckets=list(zip([*map(str, STEP_BOUNDS_S), "+Inf"], accumulate(counts.step_buckets), strict=True)),
-            sum_value=counts.step_seconds,
+            buckets=STEP_BOUNDS_S,
+            registry=registry,
         )
-
-
-def _labelled(
-    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, int]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    for label, value in sorted(dict(values).items()):  # a copy, as others may count meanwhile
-        family.add_metric([label], value)
-    return family
+        self.open_sessions = gauge("open_sessions", "Sessions open now, by graph.", "graph")
+        self.graph_generation = gauge(
+            "graph_generation", "Generation that is served; it grows with every reload.", "graph"
+        )
+        self.session_bytes = gauge("session_bytes", "Memory of all sessions, in bytes.")
+        self.learned_tokens = gauge("learned_tokens", "Tokens in the learned store, of all tenants.")
+        self.learned_failing = gauge("learned_failing", "1 while what was learned can't be brought to disk.")

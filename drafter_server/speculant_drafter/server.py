@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from grpc_health.v1 import health, health_pb2
 from loguru import logger
+from prometheus_client import generate_latest
 
 from speculant_drafter.app import PATH, Explorer, create_app
 from speculant_drafter.graphs import GraphRegistry
-from speculant_drafter.metrics import ServerCounts, ServerState, render_metrics
+from speculant_drafter.metrics import ServerMetrics
 from speculant_drafter.service import (
     ADMIN_SERVICE_NAME,
     SERVICE_NAME,
@@ -60,14 +61,14 @@ class DrafterServer:
             ConfigError: a setting is wrong.
         """
         self._config, self._access, self._limits = config, access, limits
-        self._counts = ServerCounts()
+        self._metrics = ServerMetrics()
         policy = AccessPolicy.load(access.file)
         self._interceptor = CallInterceptor(policy, limits.max_calls)
         # Of its own, so that a server that is full can still be looked after.
         self._admin_interceptor = CallInterceptor(policy, limits.max_calls)
         self._graphs = GraphRegistry(config, draft)
-        self._sessions = SessionStore(config, self._counts, clock, limits)
-        self._service = DrafterService(draft, self._graphs, self._sessions, self._counts, limits)
+        self._sessions = SessionStore(config, self._metrics, clock, limits)
+        self._service = DrafterService(draft, self._graphs, self._sessions, self._metrics, limits)
         self._admin = DrafterAdminService(self._graphs)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._health_names = ["", SERVICE_NAME, ADMIN_SERVICE_NAME]
@@ -196,22 +197,19 @@ class DrafterServer:
 
     def _http_thread(self) -> HttpThread:
         app = create_app(
-            self._explorer,
-            self._config,
-            lambda: self._interceptor.policy,
-            lambda: render_metrics(self._counts, self._state()),
-            self._problem,
+            self._explorer, self._config, lambda: self._interceptor.policy, self._render_metrics, self._problem
         )
-        address, option = self._config.metrics_listen, "--server.metrics-listen"
-        server = HttpServer(app, address, option)
-        return HttpThread(server)
+        return HttpThread(HttpServer(app, self._config.metrics_listen, "--server.metrics-listen"))
 
-    def _state(self) -> ServerState:
-        num_sessions = self._sessions.num_by_graph()
-        graphs = [(graph.name, graph.generation, num_sessions[graph.name]) for graph in self._graphs]
-        return ServerState(
-            graphs, self._sessions.num_bytes, self._graphs.learned_tokens, self._graphs.is_failing_to_learn
-        )
+    def _render_metrics(self) -> bytes:
+        metrics, num_sessions = self._metrics, self._sessions.num_by_graph()
+        for graph in self._graphs:
+            metrics.open_sessions.labels(graph.name).set(num_sessions[graph.name])
+            metrics.graph_generation.labels(graph.name).set(graph.generation)
+        metrics.session_bytes.set(self._sessions.num_bytes)
+        metrics.learned_tokens.set(self._graphs.learned_tokens)
+        metrics.learned_failing.set(self._graphs.is_failing_to_learn)
+        return generate_latest(metrics.registry)
 
     def _problem(self) -> str:
         if self._is_stopping:

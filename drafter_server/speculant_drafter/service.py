@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from speculant_drafter.graphs import GraphRegistry, ServedGraph
-from speculant_drafter.metrics import ServerCounts
+from speculant_drafter.metrics import ServerMetrics
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph import _core
 from speculant_graph.config import DraftConfig
@@ -49,7 +49,7 @@ class DrafterService:
         draft: DraftConfig,
         graphs: GraphRegistry,
         sessions: SessionStore,
-        counts: ServerCounts,
+        metrics: ServerMetrics,
         limits: Limits = LIMITS,
     ) -> None:
         """Make a service.
@@ -58,12 +58,12 @@ class DrafterService:
             draft: what a request leaves to the server.
             graphs: what is served.
             sessions: what is open.
-            counts: where steps and failures are counted.
+            metrics: where steps and failures are counted.
             limits: of a message.
         """
         self._graphs = graphs
         self._sessions = sessions
-        self._counts = counts
+        self._metrics = metrics
         self._draft_ids = itertools.count(1)
         self._core = _core.StepAnswerer(
             sessions.table,
@@ -129,7 +129,7 @@ class DrafterService:
         try:
             return await self._open_session(payload, call)
         except Exception as error:
-            self._counts.refused_openings[to_status(error)[0].name] += 1
+            self._metrics.refused_openings.labels(to_status(error)[0].name).inc()
             raise
 
     async def _open_session(self, payload: bytes, call: Call) -> bytes:
@@ -179,7 +179,7 @@ class DrafterService:
             return self._answer(payload, principal, is_enveloped=True)
         except Exception as error:
             step_id = convert.read_step_id(payload)
-            self._counts.failed_steps[log_failure("StreamDraft", error).name] += 1
+            self._metrics.failed_steps.labels(log_failure("StreamDraft", error).name).inc()
             return convert.encode_step_failure(step_id, error)
 
     def answer(self, payload: bytes, principal: Principal) -> bytes:
@@ -191,7 +191,7 @@ class DrafterService:
         try:
             return self._answer(payload, principal, is_enveloped=False)
         except Exception as error:
-            self._counts.failed_steps[to_status(error)[0].name] += 1
+            self._metrics.failed_steps.labels(to_status(error)[0].name).inc()
             raise
 
     def _answer(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> bytes:
@@ -202,9 +202,11 @@ class DrafterService:
             )
         finally:
             self._sessions.resolve_ended()
-        self._counts.observe_step(elapsed_ns * 1e-9, num_sequences)
-        self._counts.drafted_nodes += num_nodes
-        self._counts.empty_drafts += num_empty
+        self._metrics.steps.inc()
+        self._metrics.step_seconds.observe(elapsed_ns * 1e-9)
+        self._metrics.sequences.inc(num_sequences)
+        self._metrics.drafted_nodes.inc(num_nodes)
+        self._metrics.empty_drafts.inc(num_empty)
         return answer
 
     # --- what the core calls

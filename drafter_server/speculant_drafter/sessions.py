@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from speculant_drafter.graphs import ServedGraph
-from speculant_drafter.metrics import ServerCounts
+from speculant_drafter.metrics import ServerMetrics
 from speculant_graph._core import SessionTable
 from speculant_graph.config import ServerConfig
 from speculant_graph.draft.cost import CostCurve
@@ -65,7 +65,7 @@ class SessionStore:
     def __init__(
         self,
         config: ServerConfig,
-        counts: ServerCounts,
+        metrics: ServerMetrics,
         clock: Callable[[], float],
         limits: Limits = LIMITS,
     ) -> None:
@@ -73,11 +73,11 @@ class SessionStore:
 
         Args:
             config: the memory of all sessions.
-            counts: where openings and endings are counted.
+            metrics: where openings and endings are counted.
             clock: monotonic time in seconds.
             limits: their number, and when they go.
         """
-        self._counts = counts
+        self._metrics = metrics
         self._clock = clock
         self._sessions: dict[int, OpenSession] = {}
         self.table = SessionTable(
@@ -141,7 +141,7 @@ class SessionStore:
         finally:
             self.resolve_ended()
         graph.num_sessions += 1
-        self._counts.opened_sessions += 1
+        self._metrics.opened_sessions.inc()
         session = self._sessions[session_id] = OpenSession(graph, tenant, memory)
         return session
 
@@ -175,10 +175,10 @@ class SessionStore:
     def resolve_ended(self) -> None:
         """Count the sessions that ended in the core, and keep what they taught."""
         for session_id, reason, learned in self.table.take_ended():
-            self._counts.ended_sessions[reason] += 1
+            self._metrics.ended_sessions.labels(reason).inc()
             session = self._sessions.pop(session_id, None)
             if session is None:  # its memory was full when it was opened
-                self._counts.opened_sessions += 1
+                self._metrics.opened_sessions.inc()
                 continue
             session.graph.num_sessions -= 1
             session.graph.drafter.learned.keep(session.memory, learned)

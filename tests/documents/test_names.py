@@ -12,15 +12,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
-from speculant_drafter.metrics import ServerCounts, ServerState
-from speculant_drafter.metrics import render_metrics as render_drafter
+from speculant_drafter.metrics import ServerMetrics
 from speculant_graph.cli.bench import BENCHES
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.config import ServiceConfig
 from speculant_graph.settings import SECTIONS
 from speculant_verifier.requests import Load
-from speculant_verifier.service.metrics import render_metrics as render_verifier
+from speculant_verifier.service.metrics import render_metrics
 from support.configs import KINDS
 from support.http_api import tiny_decoder
 from support.pages import ROOT, blocks, code_spans, pages, read_page, without_blocks
@@ -108,7 +108,7 @@ def known_metrics() -> set[str]:
     """Return the metrics of a drafter and a verifier that have nothing to do."""
     with tiny_decoder() as decoder:
         load = Load(ServiceConfig(), decoder.verifier_config.max_batch_size)
-        rendered = (render_drafter(ServerCounts(), ServerState()) + render_verifier(decoder, load, {})).decode()
+        rendered = (generate_latest(ServerMetrics().registry) + render_metrics(decoder, load, {})).decode()
     return set(re.findall(r"^(?:# HELP )?(\w+)", rendered, re.MULTILINE))
 
 

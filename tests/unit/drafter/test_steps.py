@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_drafter.graphs import GraphRegistry
-from speculant_drafter.metrics import ServerCounts
+from speculant_drafter.metrics import ServerMetrics
 from speculant_drafter.service import DrafterService
 from speculant_drafter.sessions import Limits, SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
@@ -41,15 +41,18 @@ class Server:
         self.config = ServerConfig(graph=path, **settings)
         self.limits = Limits(**{"max_nodes": 64, **(limits or {})})
         self.draft = draft or DraftConfig(k=4)
-        self.counts = ServerCounts()
+        self.metrics = ServerMetrics()
         self.graphs = GraphRegistry(self.config, self.draft)
         asyncio.run(self.graphs.load_configured())
         self.now_s = 0.0
-        self.sessions = SessionStore(self.config, self.counts, lambda: self.now_s, self.limits)
-        self.service = DrafterService(self.draft, self.graphs, self.sessions, self.counts, self.limits)
+        self.sessions = SessionStore(self.config, self.metrics, lambda: self.now_s, self.limits)
+        self.service = DrafterService(self.draft, self.graphs, self.sessions, self.metrics, self.limits)
 
     def open(self, session_id: int, **wanted: Any) -> None:
         self.sessions.open(session_id, self.graphs.get(""), **wanted)
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"speculant_drafter_{name}_total", labels)
 
     def step(self, request: StepRequest, principal: Principal = ANONYMOUS) -> pb.StreamDraftResponse:
         answer = self.service.answer_enveloped(convert.encode_step(9, request), principal)
@@ -289,7 +292,7 @@ def test_a_stranger_does_not_keep_a_session_from_being_idle(graph_path: Path) ->
     server.step(chain_step(1, 0, [3]), other)
     server.now_s = 12.0
     assert list(server.step(chain_step(1, 0, [3])).draft.sequence_statuses) == [2]
-    assert server.counts.ended_sessions["idle"] == 1
+    assert server.counted("ended_sessions", reason="idle") == 1
 
 
 def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
@@ -304,7 +307,8 @@ def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
     broken = pb.StreamDraftRequest(step_id=9).SerializeToString() + b"\x12\x01\xff"
     answer = pb.StreamDraftResponse.FromString(server.service.answer_enveloped(broken, ANONYMOUS))
     assert (answer.step_id, answer.error.code) == (9, 3)
-    assert server.counts.failed_steps == {"RESOURCE_EXHAUSTED": 1, "INVALID_ARGUMENT": 1}
+    assert server.counted("failed_steps", code="RESOURCE_EXHAUSTED") == 1
+    assert server.counted("failed_steps", code="INVALID_ARGUMENT") == 1
     with pytest.raises(DraftRequestError, match="can't be parsed"):
         server.service.answer_enveloped(b"\x12\x05\xff", ANONYMOUS)
-    assert server.counts.steps == 1
+    assert server.counted("steps") == 1

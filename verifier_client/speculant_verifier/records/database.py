@@ -38,7 +38,23 @@ _SCHEMA = (
     "CREATE INDEX IF NOT EXISTS sizes ON records (is_failure, id, num_bytes)",
     "CREATE INDEX IF NOT EXISTS samples ON records (tenant, reservoir_key) WHERE NOT is_failure",
 )
-
+_INSERT = "INSERT INTO records (is_failure, tenant, time_s, reservoir_key, num_bytes, record) VALUES (?, ?, ?, ?, ?, ?)"
+_DELETE_SURPLUS_REPLAY = """
+DELETE FROM records WHERE id IN (
+    SELECT id FROM (
+        SELECT id, row_number() OVER (PARTITION BY tenant ORDER BY reservoir_key, id) AS place
+        FROM records WHERE NOT is_failure
+    ) WHERE place > ?
+)
+"""
+"""Leaves of each tenant the requests with the smallest keys."""
+_DELETE_OLDEST = """
+DELETE FROM records WHERE id IN (
+    SELECT id FROM (SELECT id, sum(num_bytes) OVER (PARTITION BY is_failure ORDER BY id DESC) AS total FROM records)
+    WHERE total > ?
+)
+"""
+"""Leaves of the failures the newest ones that fit into a number of bytes, and of the replay too."""
 
 _RECORD = TypeAdapter(RequestRecord)
 
@@ -201,27 +217,28 @@ class RecordWriter:
                 taken, self._waiting, self._num_waiting = self._waiting, [], 0
             if not taken:
                 return
-            kept: list[RequestRecord] = []
-            num_bad = 0
+            kept: list[tuple[str, int]] = []
+            num_lost = len(taken)
             try:
+                rows = [row for record in taken if (row := self._row(record)) is not None]
                 with _transaction(self._folder) as connection:
-                    for record in taken:
-                        try:
-                            if self._insert(connection, record):
-                                kept.append(record)
-                        except ValueError as error:
-                            num_bad += 1
-                            self._warn(error)
-                    self._delete_oldest(connection)
-                self._is_failing = num_bad > 0
+                    (newest,) = connection.execute("SELECT coalesce(max(id), 0) FROM records").fetchone()
+                    connection.executemany(_INSERT, rows)
+                    connection.execute(_DELETE_SURPLUS_REPLAY, (self._num_replay,))
+                    connection.execute(_DELETE_OLDEST, (self._max_bytes,))
+                    kept = connection.execute(
+                        "SELECT tenant, is_failure FROM records WHERE id > ?", (newest,)
+                    ).fetchall()
+                num_lost -= len(rows)
+                self._is_failing = num_lost > 0
             except (OSError, sqlite3.Error) as error:
-                kept, num_bad = [], len(taken)
+                kept = []
                 self._warn(error)
             with self._lock:
                 self.statistics.written += len(kept)
-                self.statistics.lost += num_bad
-                self.statistics.failures += sum(record.is_failure for record in kept)
-                self.statistics.tenants.update(record.tenant for record in kept)
+                self.statistics.lost += num_lost
+                self.statistics.failures += sum(is_failure for _, is_failure in kept)
+                self.statistics.tenants.update(tenant for tenant, _ in kept)
 
     def close(self) -> None:
         """Write what waits and end; a second time does nothing."""
@@ -234,42 +251,16 @@ class RecordWriter:
         while not self._closing.wait(self._flush_s):
             self.flush()
 
-    def _insert(self, connection: sqlite3.Connection, record: RequestRecord) -> bool:
-        """Write a record, and delete the one of its tenant's sample that it displaces, if it is to be in it.
-
-        Returns:
-            Whether it is kept: a request that was no failure may not be in the sample.
-
-        Raises:
-            ValueError: one of its texts is no Unicode, or it is larger than all may be together.
-        """
-        displaced: list[tuple[int, float]] = []
-        if not record.is_failure:
-            displaced = connection.execute(
-                "SELECT id, reservoir_key FROM records WHERE NOT is_failure AND tenant = ? "
-                "ORDER BY reservoir_key LIMIT -1 OFFSET ?",
-                (record.tenant, self._num_replay - 1),
-            ).fetchall()
-            if self._num_replay == 0 or (displaced and record.reservoir_key >= displaced[0][1]):
-                return False
-        content = _RECORD.dump_json(record, warnings="none").decode()
-        if len(content) > self._max_bytes:
-            raise ValueError(f"{len(content)} bytes are over the limit of {self._max_bytes}")
-        connection.executemany("DELETE FROM records WHERE id = ?", [(each,) for each, _ in displaced])
-        connection.execute(
-            "INSERT INTO records (is_failure, tenant, time_s, reservoir_key, num_bytes, record) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            (record.is_failure, record.tenant, record.time_s, record.reservoir_key, len(content), content),
-        )
-        return True
-
-    def _delete_oldest(self, connection: sqlite3.Connection) -> None:
-        """Delete the oldest failures, and the oldest of the replay, until either takes no more bytes than it may."""
-        connection.execute(
-            "DELETE FROM records WHERE id IN (SELECT id FROM (SELECT id, sum(num_bytes) OVER "
-            "(PARTITION BY is_failure ORDER BY id DESC) AS total FROM records) WHERE total > ?)",
-            (self._max_bytes,),
-        )
+    def _row(self, record: RequestRecord) -> tuple[object, ...] | None:
+        """Return what is written of a record; None if one of its texts is no Unicode, or it is over the limit."""
+        try:
+            content = _RECORD.dump_json(record, warnings="none").decode()
+            if len(content) > self._max_bytes:
+                raise ValueError(f"{len(content)} bytes are over the limit of {self._max_bytes}")
+        except ValueError as error:
+            self._warn(error)
+            return None
+        return record.is_failure, record.tenant, record.time_s, record.reservoir_key, len(content), content
 
     def _warn(self, error: Exception) -> None:
         if not self._is_failing:
