@@ -167,13 +167,6 @@ class GraphRegistry:
         """Whether what was learned can't be brought to disk at present."""
         return any(store.is_failing for store in list(self._learned.values()))
 
-    async def load_memory(self, served: ServedGraph, tenant: str) -> object:
-        """Have a tenant's learned text in memory for as long as the returned object is held."""
-        store = served.drafter.learned
-        if store.has_in_memory(tenant):
-            return store.memory(tenant)
-        return await asyncio.to_thread(store.memory, tenant)
-
     async def close(self) -> None:
         """Bring what was learned to disk and let go of it."""
         await self.save()

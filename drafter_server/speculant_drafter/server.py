@@ -25,9 +25,9 @@ from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.credentials import server_credentials
 from speculant_graph.serving.grpc_endpoint import CallInterceptor, GrpcEndpoint
 from speculant_graph.serving.http import HttpServer, HttpThread
+from speculant_graph.serving.listening import server_credentials
 
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0

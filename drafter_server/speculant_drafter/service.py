@@ -142,16 +142,9 @@ class DrafterService:
                 f"client uses one with digest {asked.tokenizer_sha256[:12]}; build the graph with the client's"
             )
         # A tenant's text may have to be read from disk, which no step should wait for.
-        memory = await self._graphs.load_memory(served, tenant)
+        memory = await asyncio.to_thread(served.drafter.learned.memory, tenant)
         served = self.graph_for(asked.graph, call.principal)  # it may have been replaced meanwhile
-        session = self._sessions.open(
-            asked.session_id,
-            served,
-            tenant,
-            learn=asked.learn,
-            cost=asked.cost,
-        )
-        del memory
+        session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn, cost=asked.cost)
         graph = session.graph
         answer = OpenAnswer(
             graph.generation, graph.tokenizer, graph.graph.max_order, self._sessions.position(asked.session_id)
@@ -163,7 +156,7 @@ class DrafterService:
         asked = parsed(pb.CloseSessionRequest, payload)
         tenant = call.principal.require_tenant(asked.tenant)
         session = self._sessions.look_at(asked.session_id)
-        if session is not None and session.tenant == tenant:
+        if session is not None and session.memory.tenant == tenant:
             self._sessions.end(asked.session_id)
         return pb.CloseSessionResponse().SerializeToString()
 

@@ -53,8 +53,6 @@ class OpenSession:
 
     graph: ServedGraph
     """The generation that it was opened on and keeps."""
-    tenant: str
-    """Its tenant."""
     memory: Memory
     """Its tenant's, which is kept as long."""
 
@@ -101,7 +99,7 @@ class SessionStore:
         self,
         session_id: int,
         graph: ServedGraph,
-        tenant: str = "",
+        memory: Memory,
         *,
         learn: bool = False,
         cost: CostCurve | None = None,
@@ -111,7 +109,7 @@ class SessionStore:
         Args:
             session_id: its id.
             graph: what it drafts from. A session that is open keeps the generation that it has.
-            tenant: its tenant.
+            memory: its tenant's.
             learn: whether later sessions of the tenant learn from it.
             cost: what verifying costs the client.
 
@@ -123,16 +121,15 @@ class SessionStore:
         self.resolve_ended()
         if is_open:
             session = self._sessions[session_id]
-            if (session.tenant, session.graph.name) != (tenant, graph.name):
+            if (session.memory.tenant, session.graph.name) != (memory.tenant, graph.name):
                 raise DraftRequestError("this session id is in use; choose another, at random for instance")
             return session
-        memory = graph.drafter.learned.memory(tenant)
         try:
             self.table.open(
                 session_id,
                 graph.drafter.core,
                 graph.generation,
-                tenant,
+                memory.tenant,
                 memory.core,
                 graph.drafter.learns(learn),
                 costs_of(cost),
@@ -142,7 +139,7 @@ class SessionStore:
             self.resolve_ended()
         graph.num_sessions += 1
         self._metrics.opened_sessions.inc()
-        session = self._sessions[session_id] = OpenSession(graph, tenant, memory)
+        session = self._sessions[session_id] = OpenSession(graph, memory)
         return session
 
     def look_at(self, session_id: int) -> OpenSession | None:

@@ -20,7 +20,7 @@ from speculant_drafter.server import DrafterServer
 from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.credentials import server_credentials
+from speculant_graph.serving.listening import server_credentials
 from support.graphs import graph_of
 from support.pages import blocks, section
 

@@ -13,8 +13,8 @@ from openai import OpenAI
 
 from speculant_graph.config import AccessConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.credentials import tls_context
 from speculant_graph.serving.http import HttpServer
+from speculant_graph.serving.listening import tls_context
 from speculant_graph.types import StrategyName
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import create_app

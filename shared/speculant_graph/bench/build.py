@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchBuildSettings, "bench build", arguments)
     from speculant_graph.bench.texts import words_of_standard_library
-    from speculant_graph.corpus.files import STANDARD_INPUT, list_corpus_files
+    from speculant_graph.corpus.documents import STANDARD_INPUT, list_corpus_files
 
     files = list_corpus_files(settings.corpus)
     if STANDARD_INPUT in files:

@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the graph's description and, where asked for, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
-    from speculant_graph.corpus.files import list_corpus_files
+    from speculant_graph.corpus.documents import list_corpus_files
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
 

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.config import GraphConfig
-from speculant_graph.corpus.documents import Document, Source, read_documents
-from speculant_graph.corpus.files import CorpusFile
-from speculant_graph.corpus.text import cut_text
-from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.corpus.documents import CorpusFile, Document, Source, read_documents
+from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.machine import num_cores
 
@@ -170,7 +168,7 @@ def items_of(
     Args:
         document: what to read.
         tokenizer: its BOS and EOS tokens wrap texts.
-        piece_characters: as in :func:`~speculant_graph.corpus.text.cut_text`.
+        piece_characters: as in :func:`~speculant_graph.corpus.tokenize.cut_text`.
     """
     if document.token_ids is not None:
         if document.token_ids.size:

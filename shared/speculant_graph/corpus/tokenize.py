@@ -1,6 +1,7 @@
 """Text to token ids and back, with the ``tokenizers`` library alone (never transformers).
 
-Also what graph files, drafters and verifiers must agree on: a tokenizer's identity, and how prompts are encoded.
+Also where a text may be cut without changing its ids, and what graph files, drafters and verifiers must agree on: a
+tokenizer's identity, and how prompts are encoded.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from speculant_graph.corpus.hub import first_line, local_folder, only_local
-from speculant_graph.corpus.text import may_be_cut
 from speculant_graph.errors import ConfigError, GraphError, TokenizerMismatchError
 from speculant_graph.extras import needed_for
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
@@ -30,6 +31,16 @@ _TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _SETTING = "--graph.tokenizer-name"
 
+# GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two positions begin a word
+# in all of them, whatever is around: the space between two letters, and a letter after a newline. That
+# newline must follow a visible character: GPT-2's \s+(?!\S) takes a longer run of blanks whole at the end of
+# a text, but leaves its last blank over inside of one. And the letter must be one: "/" belongs to the newline
+# before it in o200k.
+_CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
+# Tables of numbers have no such position, and must not fill the memory. The published patterns of GPT-2 and its
+# successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
+_RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
+_PATIENCE = 1 << 18
 _CUT_PROBES = (
     ("one of", " the two"), ("at", " a"), ("in", " order"), ("A", " B"), ("do", " not"),
     ("one\n", "two"), ("one.\n", "The"), ("}\n", "if"), ("1,\n", "2"), ("1", " 2"), (",", " 'a"), (")\n", "}"),
@@ -233,7 +244,7 @@ class CorpusTokenizer:
 
     @property
     def is_cuttable(self) -> bool:
-        """Whether texts may be encoded in the pieces of :func:`~speculant_graph.corpus.text.cut_text`.
+        """Whether texts may be encoded in the pieces of :func:`cut_text`.
 
         Tokenizers that see spaces as part of a running text (SentencePiece) take documents whole, and so do those that
         recognise tokens in a text which a cut could change.
@@ -248,6 +259,47 @@ class CorpusTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def may_be_cut(token: str) -> bool:
+    """Return whether :func:`cut_text` may cut inside of these characters, whatever is around them."""
+    return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
+
+
+def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
+    """Cut a text into non-empty pieces whose token ids, one after another, are those of the whole.
+
+    Pieces end where GPT-style tokenizers separate words in any case
+    (:attr:`CorpusTokenizer.is_cuttable` is true for this kind). They have at least ``chunk_size`` characters (the last
+    one excepted), and more where the text has no such position.
+
+    Args:
+        texts: the text in blocks of any size.
+        chunk_size: least characters of a piece.
+    """
+    pending = ""
+    searched = rarely_searched = 0
+    for text in texts:
+        pending += text
+        start = 0
+        while True:
+            cut = _CUT.search(pending, max(start + chunk_size, searched))
+            if cut is None:
+                # A cut is known by the two characters behind it, which the next block may bring.
+                searched = max(start, len(pending) - 1)
+                if len(pending) - start <= _PATIENCE:
+                    break
+                cut = _RARE_CUT.search(pending, max(start + chunk_size, rarely_searched))
+                if cut is None:
+                    rarely_searched = searched
+                    break
+            yield pending[start : cut.start()]
+            start = cut.start()
+        pending = pending[start:]
+        searched -= start
+        rarely_searched = max(0, rarely_searched - start)
+    if pending:
+        yield pending
 
 
 def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> CorpusTokenizer:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Base64Bytes, Field, TypeAdapter
 
-from speculant_graph.corpus.files import CorpusFile
+from speculant_graph.corpus.documents import CorpusFile
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.layout import MAX_NODES, MAX_VOCABULARY
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId

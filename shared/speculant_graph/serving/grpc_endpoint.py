@@ -32,8 +32,7 @@ from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.messages import VERSION_KEY
 from speculant_graph.rpc.status import STATUS_DETAILS, to_status
 from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, Principal, request_id_of
-from speculant_graph.serving.credentials import certificate_names, warn_of_exposure
-from speculant_graph.serving.listening import bind_tcp, failure_of, lock_socket
+from speculant_graph.serving.listening import bind_tcp, certificate_names, failure_of, lock_socket, warn_of_exposure
 from speculant_graph.version import VERSION
 
 _BUSY_S = 0.1

@@ -42,7 +42,7 @@ class HttpServer:
             app: what is served.
             address: ``host:port``; port 0 takes a free one.
             option: of the command line, which sets the address.
-            tls: what encrypts; see :func:`speculant_graph.serving.credentials.tls_context`.
+            tls: what encrypts; see :func:`speculant_graph.serving.listening.tls_context`.
         """
         self._app, self._address, self._option = app, address, option
         self._tls = tls

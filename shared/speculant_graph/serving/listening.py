@@ -1,4 +1,4 @@
-"""Addresses of a server: bound without taking them from another one, and given back."""
+"""Addresses of a server: bound without taking them from another one, given back, and encrypted by TLS."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import errno
 import fcntl
 import os
 import socket
+import ssl
 import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import grpc
+from loguru import logger
+
+from speculant_graph.config import AccessConfig
 from speculant_graph.errors import ConfigError
+from speculant_graph.rpc.addresses import is_loopback
+from speculant_graph.rpc.channel import explained
 
 _REASONS = {
     errno.EADDRINUSE: "another program listens there; stop it or choose another port",
@@ -18,6 +26,7 @@ _REASONS = {
 }
 _BACKLOG = 1_024
 _PROBE_S = 1.0
+_NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 
 
 def bind_tcp(address: str, option: str) -> socket.socket:
@@ -78,3 +87,88 @@ def lock_socket(path: Path, option: str) -> int:
         os.close(lock)
         raise
     return lock
+
+
+def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
+    """Return what encrypts HTTP, or None if no certificate is set; clients need certificates where gRPC wants them.
+
+    Raises:
+        ConfigError: a file is missing, is no PEM, or does not fit the others; the message names the setting.
+    """
+    certificate, key, authorities = config.tls_certificate, config.tls_key, config.tls_client_ca
+    if certificate is None or key is None:
+        if (certificate, key, authorities) != (None, None, None):
+            raise ConfigError(
+                "access.tls_certificate and access.tls_key belong together, and access.tls_client_ca needs "
+                "both; set what is missing"
+            )
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    no_certificate = "holds no valid certificate; name a PEM file"
+    with explained(f"access.tls_certificate: '{certificate}'", no_certificate):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
+    no_key = "is not the unencrypted private key (PEM) of access.tls_certificate; name it"
+    with explained(f"access.tls_key: '{key}'", no_key):
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL prompts on the terminal
+    if authorities is not None:
+        with explained(f"access.tls_client_ca: '{authorities}'", no_certificate):
+            context.load_verify_locations(authorities)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
+    """Return what TCP addresses of gRPC are served with, or None if no certificate is set.
+
+    With ``tls_client_ca`` only clients whose certificate is of one of its authorities can connect.
+
+    Raises:
+        ConfigError: see :func:`tls_context`; gRPC itself would notice when a client connects, and report nothing.
+    """
+    if tls_context(config) is None or config.tls_certificate is None or config.tls_key is None:
+        return None
+    pair = (config.tls_key.read_bytes(), config.tls_certificate.read_bytes())
+    authorities = None if config.tls_client_ca is None else config.tls_client_ca.read_bytes()
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=authorities, require_client_auth=authorities is not None
+    )
+
+
+def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
+    """Warn of addresses that are open to every client, and of those where keys travel in the clear.
+
+    Addresses that are this machine's own are neither. It is no more than a warning, as the network or a proxy before
+    the server may be what protects it.
+    """
+    is_open = config.file is None and config.tls_client_ca is None
+    if not is_open and (config.file is None or config.tls_certificate is not None):
+        return
+    for address in addresses:
+        if address.startswith("unix:") or is_loopback(address.rpartition(":")[0]):
+            continue
+        if is_open:
+            logger.warning(
+                "{} is open to everyone who reaches it; set access.file, or listen on 127.0.0.1 or a Unix socket",
+                address,
+            )  # fmt: skip
+        else:
+            logger.warning(
+                "keys can be read by others on their way to {}; set access.tls_certificate and access.tls_key, "
+                "or let a proxy encrypt", address,
+            )  # fmt: skip
+
+
+def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
+    """Return the common name and the DNS names of the client's certificate.
+
+    There are none without ``tls_client_ca``, which alone makes clients prove that the certificate is theirs.
+
+    Args:
+        auth_context: what ``ServicerContext.auth_context()`` returned.
+    """
+    return [
+        name.decode(errors="replace")
+        for property_name in _NAME_PROPERTIES
+        for name in auth_context.get(property_name, ())
+    ]

@@ -14,7 +14,7 @@ import pytest
 
 from speculant_graph.config import AccessConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.serving.credentials import certificate_names, server_credentials
+from speculant_graph.serving.listening import certificate_names, server_credentials
 from support.access import Certificates
 
 PATIENCE_S = 10.0

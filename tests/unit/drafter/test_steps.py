@@ -48,8 +48,9 @@ class Server:
         self.sessions = SessionStore(self.config, self.metrics, lambda: self.now_s, self.limits)
         self.service = DrafterService(self.draft, self.graphs, self.sessions, self.metrics, self.limits)
 
-    def open(self, session_id: int, **wanted: Any) -> None:
-        self.sessions.open(session_id, self.graphs.get(""), **wanted)
+    def open(self, session_id: int, tenant: str = "", **wanted: Any) -> None:
+        served = self.graphs.get("")
+        self.sessions.open(session_id, served, served.drafter.learned.memory(tenant), **wanted)
 
     def counted(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"speculant_drafter_{name}_total", labels)
@@ -276,7 +277,7 @@ def test_a_prompt_in_parts_is_not_learned(tmp_path: Path) -> None:
     learned = []
     for parts in ([(0, 40, 5)], [(0, 20, 0), (20, 40, 5)], [(0, 20, 5), (20, 40, 5)]):
         server = Server(path)
-        server.sessions.open(1, server.graphs.get(""), learn=True)
+        server.open(1, learn=True)
         for start, end, budget in [*parts, (40, 50, 5)]:
             server.step(StepRequest((SequenceRequest(tuple(CORPUS[start:end]), 1, start, budget),)))
         server.sessions.end_all()

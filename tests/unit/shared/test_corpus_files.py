@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_graph.corpus.files import list_corpus_files
+from speculant_graph.corpus.documents import list_corpus_files
 from speculant_graph.errors import CorpusError
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph.corpus import text as text_module
-from speculant_graph.corpus.text import cut_text
-from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.corpus import tokenize as text_module
+from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
 
 
 def _pieces(text: str, chunk_size: int, block: int = 1 << 20) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from loguru import logger
 
 from speculant_graph.config import AccessConfig
-from speculant_graph.serving.credentials import warn_of_exposure
+from speculant_graph.serving.listening import warn_of_exposure
 
 ACCESS, CERTIFICATE = {"file": Path("access.toml")}, {"tls_certificate": Path("s.pem"), "tls_key": Path("s.key")}
 AUTHORITY = {"tls_client_ca": Path("ca.pem")}

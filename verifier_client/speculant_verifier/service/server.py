@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from speculant_graph.config import OPEN_ACCESS, AccessConfig, GenerationConfig, ServiceConfig
 from speculant_graph.errors import ConfigError, DrafterUnavailableError
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.credentials import server_credentials, tls_context, warn_of_exposure
 from speculant_graph.serving.grpc_endpoint import CallInterceptor, GrpcEndpoint
 from speculant_graph.serving.http import METRICS_TYPE, HttpServer
+from speculant_graph.serving.listening import server_credentials, tls_context, warn_of_exposure
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import API, MAX_BODY_BYTES, MAX_REQUESTS, create_app, refuse

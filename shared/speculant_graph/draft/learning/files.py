@@ -56,11 +56,6 @@ _PATIENCE_S = 1.0
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
-def is_damage(error: sqlite3.Error) -> bool:
-    """Return whether a database can't be used any more."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
-
-
 class Database:
     """An open database: texts as little-endian 32-bit token ids, oldest first, and states by name."""
 
@@ -303,7 +298,7 @@ class LearnedFiles:
         try:
             return work(self._database(name))
         except sqlite3.DatabaseError as error:
-            if not is_damage(error):
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DAMAGED:
                 raise
             self._close(name)
             path, aside = self._path(name), self.folder / f"{name}.damaged"

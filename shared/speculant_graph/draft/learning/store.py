@@ -97,10 +97,6 @@ class LearnedStore:
         """Whether what was learned can't be brought to disk at present."""
         return self._files is not None and self._files.is_failing
 
-    def has_in_memory(self, tenant: str) -> bool:
-        """Return whether :meth:`memory` needs no disk."""
-        return self._files is None or tenant in self._in_use
-
     def memory(self, tenant: str) -> Memory:
         """Return a tenant's memory, read from disk if it is not there, which takes 0.1 seconds for a million tokens.
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from speculant_graph.config import DEFAULT_MODEL, GraphConfig
-from speculant_graph.corpus.files import list_corpus_files
+from speculant_graph.corpus.documents import list_corpus_files
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
