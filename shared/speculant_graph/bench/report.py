@@ -98,7 +98,7 @@ def print_report(
     single = Table(box=None, pad_edge=False, show_header=False)
     for key, value in figures.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            console.print(_table(value, (columns or {}).get(key)))
+            console.print(table_of(value, (columns or {}).get(key)))
             console.print()
         else:
             single.add_row(_words(key), _cell(value))
@@ -111,7 +111,7 @@ def print_report(
         sys.stdout.write(json.dumps(report) + "\n")
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> Table:
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> Table:
     """Return a table of objects, without columns that none has a figure of."""
     keys = columns or dict.fromkeys(key for row in rows for key in row)
     table = Table(box=None, pad_edge=False, header_style="")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,10 +14,6 @@ from pydantic import Field
 
 from speculant_graph.bench.report import print_report
 from speculant_graph.settings import ReportingSettings, load_settings
-
-_IMPORT_CLIENT = (
-    "import time; start = time.perf_counter(); import speculant_graph.client; print(time.perf_counter() - start)"
-)
 
 
 class BenchStartSettings(ReportingSettings):
@@ -61,10 +54,6 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
     cold_s, _ = _drafter(graph, folder, environment)
     later = [_drafter(graph, folder, environment) for _ in range(starts)]
     echo_s = statistics.median(_echo_s(folder, environment) for _ in range(starts))
-    imports_s = [
-        float(subprocess.check_output([sys.executable, "-c", _IMPORT_CLIENT], env={**os.environ, **environment}))
-        for _ in range(1 + starts)
-    ]
     memory = later[-1][1]
     return {
         "cold_s": round(cold_s, 3),
@@ -73,7 +62,6 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
         "rss_bytes": memory["rss"],
         "own_bytes": memory["rss"] - memory["graph"],
         "graph_bytes": graph.stat().st_size,
-        "import_client_s": round(statistics.median(imports_s[1:]), 3),  # the first one writes its bytecode
         "starts": starts,
     }
 

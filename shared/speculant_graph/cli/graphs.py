@@ -172,30 +172,23 @@ def export(arguments: Sequence[str]) -> int:
 def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
     """Yield a callback that shows how far a build is: a bar for each phase on a terminal, nothing elsewhere."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
-    columns = (
-        TextColumn("{task.description:<10}"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("[dim]{task.fields[tokens]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-    )
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console) as bars:
+    with Progress(console=console) as bars:
 
         def show(progress: BuildProgress) -> None:
             if progress.phase not in tasks:
                 for task in tasks.values():  # of standard input it was not known how much comes
                     bars.update(task, total=bars.tasks[task].completed)
-                tasks[progress.phase] = bars.add_task(PHASE_LABELS[progress.phase], total=None, tokens="")
-            tokens = f"{progress.num_tokens / 1e6:.1f}M tokens"
-            bars.update(tasks[progress.phase], completed=progress.done, total=progress.total or None, tokens=tokens)
+                tasks[progress.phase] = bars.add_task("", total=None)
+            label = f"{PHASE_LABELS[progress.phase]:<10} {progress.num_tokens / 1e6:>7.1f}M tokens"
+            total = progress.total or None
+            bars.update(tasks[progress.phase], description=label, completed=progress.done, total=total)
 
         yield show
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -205,23 +205,24 @@ def _show_graph(report: dict[str, Any], tokenizer_problem: str) -> None:
         _print(f"no texts, only token ids: {tokenizer_problem}", style="yellow")
     if report["verified"]:
         _print("verified: all arrays have their checksums and fit together", style="green")
-    rows = zip(report["nodes_per_level"], [*report["contexts_per_order"], ""], strict=True)
+    levels = zip(report["nodes_per_level"], [*report["contexts_per_order"], None], strict=True)
     _print_table(
-        ("length", "n-grams", "of these contexts"),
-        [(length, nodes, contexts) for length, (nodes, contexts) in enumerate(rows, start=1)],
+        [
+            {"length": length, "n-grams": nodes, "contexts": contexts}
+            for length, (nodes, contexts) in enumerate(levels, start=1)
+        ]
     )
     _print_table(
-        ("length", "count", "most frequent n-grams", "token ids"),
         [
-            (
-                length,
-                ngram["count"],
-                "" if ngram["text"] is None else repr(ngram["text"]),
-                " ".join(map(str, ngram["token_ids"])),
-            )
-            for length, ngrams in enumerate(report["top_ngrams"], start=1)
+            {
+                "length": len(ngram["token_ids"]),
+                "count": ngram["count"],
+                "most_frequent": None if ngram["text"] is None else repr(ngram["text"]),
+                "token_ids": " ".join(map(str, ngram["token_ids"])),
+            }
+            for ngrams in report["top_ngrams"]
             for ngram in ngrams
-        ],
+        ]
     )
 
 
@@ -230,12 +231,18 @@ def _show_prompt(report: dict[str, Any]) -> None:
     drafted = counted(len(report["draft_token_ids"]), "token")
     _print("")
     _print(f"after {report['prompt']!r} it drafts {drafted}: {report['draft_text']!r}", style="green")
-    rows = []
-    for order in report["orders"]:
-        shown = repr(order["context"]) if order["context_token_ids"] else "(longer than the prompt)"
-        parts = [f"{item['text']!r} {item['probability']:.1%}" for item in order["successors"]]
-        rows.append((order["order"], shown, order["count"], order["num_successors"], "  ".join(parts)))
-    _print_table(("order", "context", "seen", "successors", "goes on with"), rows)
+    _print_table(
+        [
+            {
+                "order": order["order"],
+                "context": repr(order["context"]) if order["context_token_ids"] else "(longer than the prompt)",
+                "seen": order["count"],
+                "successors": order["num_successors"],
+                "next": "  ".join(f"{each['text']!r} {each['probability']:.1%}" for each in order["successors"]),
+            }
+            for order in report["orders"]
+        ]
+    )
 
 
 def _show_coverage(coverage: dict[str, Any]) -> None:
@@ -246,11 +253,7 @@ def _show_coverage(coverage: dict[str, Any]) -> None:
         f"{coverage['known']:.1%} of the positions, and the longest one's most frequent successor is right at "
         f"{coverage['right']:.1%}"
     )
-    names = ("known", "right_of_known", "longest", "right_of_longest")
-    _print_table(
-        ("order", "known", "of these right", "longest known", "of these right"),
-        [(each["order"], *(f"{each[name]:.1%}" for name in names)) for each in coverage["orders"]],
-    )
+    _print_table(coverage["orders"])
 
 
 def _print(line: str, style: str = "") -> None:
@@ -261,19 +264,12 @@ def _print(line: str, style: str = "") -> None:
     Console(highlight=False, soft_wrap=True).print(Text(printable(line), style))
 
 
-def _print_table(names: tuple[str, ...], rows: Sequence[tuple[int | str, ...]]) -> None:
-    """Print a table below an empty line, if it has rows; numbers and shares stand to the right."""
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table below an empty line, if it has rows."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False)
-    for name, value in zip(names, rows[0], strict=True):
-        is_number = isinstance(value, int) or value.endswith("%")
-        table.add_column(name, justify="right" if is_number else "left", header_style="bold")
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else Text(value) for value in row))
-    _print("")
-    Console(highlight=False, soft_wrap=True).print(table)
+    from speculant_graph.bench.report import table_of
+
+    if rows:
+        _print("")
+        Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(table_of(rows))

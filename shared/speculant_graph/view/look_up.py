@@ -142,14 +142,10 @@ class GraphLookUp:
             pairs = list(zip(draft.token_ids, draft.path_probabilities, strict=True))
             num_different = None
         else:
-            options = DraftOptions("sampling", temperature=1.0)
-            chain = self._from_contexts(token_ids, len(token_ids), 1, 0, options)
-            pairs, num_different = [], 0
-            if chain.proposals:
-                proposal = chain.proposals[0]
-                num_different = proposal.token_ids.size
-                best = np.argsort(-proposal.probabilities, kind="stable")[:most]
-                pairs = list(zip(proposal.token_ids[best].tolist(), proposal.probabilities[best].tolist(), strict=True))
+            match = self._graph.match(token_ids[-self._graph.max_order :])
+            known = self._graph.successors(match or ())
+            num_different = len(known)
+            pairs = [(token_id, count / known.total) for token_id, count in known.most_common(most)]
         successors = [{**self._token(token_id), "probability": _rounded(share)} for token_id, share in pairs]
         return {
             "name": "calibrated" if is_calibrated else "longest",
