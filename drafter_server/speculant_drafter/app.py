@@ -37,8 +37,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc.addresses import is_loopback
 from speculant_graph.serving.access import ANONYMOUS, AccessPolicy, Principal
-from speculant_graph.serving.http import METRICS_TYPE
-from speculant_graph.serving.http_middleware import PRINCIPAL, AccessMiddleware, AccessRules
+from speculant_graph.serving.http import METRICS_TYPE, PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.types import Fingerprint
 from speculant_graph.view.look_up import GraphLookUp, described, listed
 from speculant_graph.view.question import Question
@@ -80,7 +79,6 @@ _NO_STORE = {"Cache-Control": "no-store"}
 
 def create_app(
     explorer: Explorer,
-    config: ServerConfig,
     read_policy: Callable[[], AccessPolicy],
     render_metrics: Callable[[], bytes],
     read_problem: Callable[[], str],
@@ -89,7 +87,6 @@ def create_app(
 
     Args:
         explorer: answers below ``/explorer``.
-        config: where HTTP is.
         read_policy: returns which clients may call, at present.
         render_metrics: text for Prometheus.
         read_problem: why nothing is served, one line; empty if it is.
@@ -145,11 +142,7 @@ def refuse(error: Exception) -> Response:
 
 def is_open(config: ServerConfig, access: AccessConfig) -> bool:
     """Return whether the explorer is served: on this machine alone, and not where gRPC asks for certificates."""
-    return is_loopback(_host(config)) and access.tls_client_ca is None
-
-
-def _host(config: ServerConfig) -> str:
-    return config.metrics_listen.rpartition(":")[0].strip("[]")
+    return is_loopback(config.metrics_listen.rpartition(":")[0]) and access.tls_client_ca is None
 
 
 class Explorer:

@@ -196,9 +196,7 @@ class DrafterServer:
         self._sessions.sweep()
 
     def _http_thread(self) -> HttpThread:
-        app = create_app(
-            self._explorer, self._config, lambda: self._interceptor.policy, self._render_metrics, self._problem
-        )
+        app = create_app(self._explorer, lambda: self._interceptor.policy, self._render_metrics, self._problem)
         return HttpThread(HttpServer(app, self._config.metrics_listen, "--server.metrics-listen"))
 
     def _render_metrics(self) -> bytes:
@@ -206,7 +204,7 @@ class DrafterServer:
         for graph in self._graphs:
             metrics.open_sessions.labels(graph.name).set(num_sessions[graph.name])
             metrics.graph_generation.labels(graph.name).set(graph.generation)
-        metrics.session_bytes.set(self._sessions.num_bytes)
+        metrics.session_bytes.set(self._sessions.table.num_bytes)
         metrics.learned_tokens.set(self._graphs.learned_tokens)
         metrics.learned_failing.set(self._graphs.is_failing_to_learn)
         return generate_latest(metrics.registry)

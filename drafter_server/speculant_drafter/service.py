@@ -146,9 +146,8 @@ class DrafterService:
         served = self.graph_for(asked.graph, call.principal)  # it may have been replaced meanwhile
         session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn, cost=asked.cost)
         graph = session.graph
-        answer = OpenAnswer(
-            graph.generation, graph.tokenizer, graph.graph.max_order, self._sessions.position(asked.session_id)
-        )
+        position = self._sessions.table.position(asked.session_id) or 0
+        answer = OpenAnswer(graph.generation, graph.tokenizer, graph.graph.max_order, position)
         return convert.encode_open_answer(answer).SerializeToString()
 
     async def close_session(self, payload: bytes, call: Call) -> bytes:

@@ -90,11 +90,6 @@ class SessionStore:
         """Number of sessions held, those that are idle for too long but not yet dropped included."""
         return len(self._sessions)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all sessions."""
-        return self.table.num_bytes
-
     def open(
         self,
         session_id: int,
@@ -145,10 +140,6 @@ class SessionStore:
     def look_at(self, session_id: int) -> OpenSession | None:
         """Return an open session without using it."""
         return self._sessions.get(session_id)
-
-    def position(self, session_id: int) -> int:
-        """Return how many tokens an open session has taken."""
-        return self.table.position(session_id) or 0
 
     def num_by_graph(self) -> Counter[str]:
         """Return how many sessions there are by the name of their graph, of all its generations."""

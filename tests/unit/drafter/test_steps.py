@@ -85,7 +85,7 @@ class Pair:
         self.slow.open(session_id)
 
     def position(self, session_id: int) -> int:
-        return self.server.sessions.position(session_id)
+        return self.server.sessions.table.position(session_id) or 0
 
     def send(self, payload: bytes) -> pb.DraftResponse | None:
         """Send a step to both; return the answer if there is one."""

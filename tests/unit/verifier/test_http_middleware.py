@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.http_middleware import AccessMiddleware, AccessRules
+from speculant_graph.serving.http import AccessMiddleware, AccessRules
 from speculant_verifier.http.app import API, endpoint_of
 from speculant_verifier.http.app import refuse as answer_to
 from speculant_verifier.http.errors import ApiError

@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.serving.access import AccessPolicy
-from speculant_graph.serving.http import METRICS_TYPE
-from speculant_graph.serving.http_middleware import PRINCIPAL, AccessMiddleware, AccessRules
+from speculant_graph.serving.http import METRICS_TYPE, PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.harmony import HarmonyTokens
