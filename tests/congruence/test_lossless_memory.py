@@ -67,7 +67,7 @@ def serve(number, num_warm):
         if running and rng.random() < 0.02:
             engine.cancel(running.pop(rng.randrange(len(running))))
             num_cancelled += 1
-        cache = engine._admission.cache
+        cache = engine.admission.cache
         assert cache.num_rows * cache.capacity <= BOUND
         assert cache.num_bytes <= BOUND * BYTES_PER_TOKEN
         assert len(drafter.open_sessions) == engine.num_running <= 8
@@ -76,7 +76,7 @@ def serve(number, num_warm):
     assert not engine.has_work
     assert engine.num_running == engine.num_waiting == 0
     assert not drafter.open_sessions
-    assert engine._admission.cache.lengths == [0] * engine._admission.cache.num_rows
+    assert engine.admission.cache.lengths == [0] * engine.admission.cache.num_rows
     assert num_cancelled > 0
     assert largest > BOUND * BYTES_PER_TOKEN // 4, "or the bound bounded nothing"
     gc.collect()

@@ -32,7 +32,6 @@ from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.nasd_drafter import NasdDrafter
-from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
@@ -134,11 +133,6 @@ class SpeculativeDecoder:
         )
         """Decodes; what it has to do, keeps and counts is read from here, and all else is left to this decoder."""
         self._runner = Runner(self.engine)
-
-    @property
-    def recorder(self) -> RecordWriter | None:
-        """Writes finished requests, and counts them; None without a folder for records."""
-        return self.engine.recorder
 
     @property
     def num_sequences(self) -> int:

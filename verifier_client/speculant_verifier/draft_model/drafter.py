@@ -137,16 +137,12 @@ class ModelDrafter:
         self.ended: Callable[[], None] = lambda: None
         """Called when a sequence has ended."""
         self.passes_s = 0.0
-        """Seconds that they took."""
+        """Seconds that they took: what they bring was weighed before."""
 
     @property
     def state(self) -> DrafterState:
         """That of the n-grams' drafter."""
         return "ok" if self._ngrams is None else self._ngrams.state
-
-    def weighed_s(self) -> float:
-        """Return the seconds spent on the model so far: what they bring was weighed before."""
-        return self.passes_s
 
     def note_pass(self, num_rows: int, width: int, seconds: float) -> None:
         """Take how long a pass of the target took, over so many tokens of each row."""

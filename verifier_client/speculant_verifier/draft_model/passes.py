@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.model import PREFILL_CHUNK, TargetModel
+from speculant_verifier.sampling import top_logprobs
 
 _MOST_HITS = 16
 """Pending tokens of which a pass shows whether the model would have drafted them."""
@@ -138,7 +137,8 @@ class DraftPasses:
         before = 0 if written else min(_MOST_HITS, max(len(each.pending) for each in sequences) - 1)
         pending = [each.pending for each in sequences]
         logits = self.model.forward(pending, self._cache, rows, drafts, written, before)
-        token_ids, logprobs = _top_rows(logits, width)
+        best_tokens, logprobs = np.split(top_logprobs(logits, width), 2, axis=-1)
+        token_ids = best_tokens.astype(np.int64)
         if not written:
             for index, each in enumerate(sequences):
                 known = min(before, len(each.pending) - 1)
@@ -175,13 +175,3 @@ def _agreeing(sequence: CachedSequence, text: Sequence[TokenId]) -> list[int]:
         path.append(len(sequence.pending) + found)
         last = found + 1
     return path
-
-
-@torch.inference_mode()
-def _top_rows(logits: Tensor, width: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the most probable tokens of every row and their log-probabilities, by one transfer from the device."""
-    wide = logits.float()
-    top = wide.topk(min(width, wide.shape[-1]))
-    logprobs = top.values.double() - wide.logsumexp(-1, keepdim=True).double()
-    both = torch.stack((top.indices.double(), logprobs)).cpu().numpy()  # float64 holds every token id
-    return both[0].astype(np.int64), both[1]

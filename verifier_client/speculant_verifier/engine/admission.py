@@ -46,16 +46,12 @@ class Admission:
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         if plan is not None:
             most = min(most, plan.kv_tokens)
-        self._max_tokens = self.cache.max_slots = config.max_kv_tokens or most
+        self.max_tokens = self.cache.max_slots = config.max_kv_tokens or most
+        """Bound of running sequences times the longest that any of them may become, in tokens."""
         # Where weights are streamed, memory is worth more to them, unless the settings differ.
         is_asked = plan is None or "prefix_cache" in config.model_fields_set
         self.prefixes = PrefixCache(self.cache, config.prefix_cache if is_asked else 0)
         """What earlier sequences have read."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Bound of running sequences times the longest that any of them may become, in tokens."""
-        return self._max_tokens
 
     def reserved_tokens(self, running: Sequence[ActiveSequence]) -> int:
         """Return what of the bound is taken by those that run."""
@@ -79,10 +75,10 @@ class Admission:
                 f"the prompt holds token ids outside 0..{self._target.vocabulary_size - 1}; "
                 "use the model's own tokenizer"
             )
-        if self._slots(1, [request]) > self._max_tokens:
+        if self._slots(1, [request]) > self.max_tokens:
             raise GenerationRequestError(
                 f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
-                f"{self._max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
+                f"{self.max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
             )
 
     def reduce(self) -> int | None:
@@ -109,14 +105,14 @@ class Admission:
         """
         count = len(running) + 1
         requests = [sequence.request, *(each.request for each in running)]
-        if count > self._num_rows or self._slots(count, requests) > self._max_tokens:
+        if count > self._num_rows or self._slots(count, requests) > self.max_tokens:
             return False
         rows = max(self.cache.num_rows, min(self._num_rows, len(running) + num_waiting))
-        if self._slots(rows, requests) > self._max_tokens:
+        if self._slots(rows, requests) > self.max_tokens:
             rows = count
         if rows != self.cache.num_rows:
             step = self.cache.slots_needed(1, 1)
-            self.cache.resize(rows, min(self.cache.capacity, self._max_tokens // rows // step * step))
+            self.cache.resize(rows, min(self.cache.capacity, self.max_tokens // rows // step * step))
         sequence.row = len(running)
         self.cache.clear(sequence.row)
         self.prefixes.begin(sequence)

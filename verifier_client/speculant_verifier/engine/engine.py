@@ -45,8 +45,8 @@ from speculant_verifier.speculation.controller import Cost, DraftLengthControlle
 class WeighingDrafter(Protocol):
     """A drafter that decides itself whether its time pays, and needs the times of passes."""
 
-    def weighed_s(self) -> float:
-        """Return the seconds spent so far that it weighed against what they bring."""
+    passes_s: float
+    """Seconds spent so far that it weighed against what they bring."""
 
     def note_pass(self, num_rows: int, width: int, seconds: float) -> None:
         """Take how long a pass of the target took, over so many tokens of each row."""
@@ -95,18 +95,21 @@ class Engine:
         self._is_full = False  # the first that waits does not fit beside those that run
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
-        self._admission = Admission(target, config, draft.k, prefill_chunk)
-        cache, self.prefixes = self._admission.cache, self._admission.prefixes
-        self._prefill = Prefill(target, cache, self.prefixes, self._admission.prefill_chunk, self.totals)
+        self.admission = Admission(target, config, draft.k, prefill_chunk)
+        """Which requests run, and the memory of their keys and values."""
+        cache, self.prefixes = self.admission.cache, self.admission.prefixes
+        self._prefill = Prefill(target, cache, self.prefixes, self.admission.prefill_chunk, self.totals)
         has_predictions = draft.strategy in CALIBRATED or draft.strategy == "model"
         self._controller = DraftLengthController(
             cost or target.typical_cost, has_predictions=has_predictions, is_measured=cost is not None
         )
         self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
-        self._verification = Verification(target, cache, config, draft, self.totals, self._records)
+        self.logits_cache = LogitsCache(target.name, config.target_cache)
+        """SpecExec's cache of the target's logits, which counts what it does."""
+        self._verification = Verification(target, cache, self.logits_cache, draft, self.totals, self._records)
         weights = () if target.offload is None else (target.offload,)
-        caches, parts = (self.prefixes, self.logits_cache), (self._drafting, *weights, self._admission)
+        caches, parts = (self.prefixes, self.logits_cache), (self._drafting, *weights, self.admission)
         self._pressure = MemoryPressure(target, caches, parts, self._drafting.spare_bytes, self.totals)
 
     @property
@@ -121,11 +124,6 @@ class Engine:
         return len(self._running)
 
     @property
-    def logits_cache(self) -> LogitsCache:
-        """SpecExec's cache of the target's logits, which counts what it does."""
-        return self._verification.logits_cache
-
-    @property
     def recorder(self) -> RecordWriter | None:
         """Writes finished requests; None if they are not recorded."""
         return None if self._records is None else self._records.writer
@@ -138,17 +136,12 @@ class Engine:
     @property
     def num_reserved_kv_tokens(self) -> int:
         """Tokens that the running sequences may come to need: their number times the longest that any may become."""
-        return self._admission.reserved_tokens(self._running.copy())  # a step may be changing it
-
-    @property
-    def max_kv_tokens(self) -> int:
-        """Bound of these; requests wait at it."""
-        return self._admission.max_tokens
+        return self.admission.reserved_tokens(self._running.copy())  # a step may be changing it
 
     @property
     def num_kv_bytes(self) -> int:
         """Memory of keys and values, that of free rows and slots included."""
-        return self._admission.cache.num_bytes
+        return self.admission.cache.num_bytes
 
     @property
     def num_waiting(self) -> int:
@@ -162,7 +155,7 @@ class Engine:
         try:
             if request.refusal:
                 raise GenerationRequestError(request.refusal)
-            self._admission.check(request)
+            self.admission.check(request)
             sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
             sequence.sampler = self._sampler(sequence)
         except SpeculantError as error:
@@ -269,7 +262,7 @@ class Engine:
         while self._waiting:
             sequence = self._waiting[0]
             try:
-                if not self._admission.admit(sequence, self._running, len(self._waiting)):
+                if not self.admission.admit(sequence, self._running, len(self._waiting)):
                     self._is_full = True
                     return
             except (RuntimeError, MemoryError) as error:
@@ -309,14 +302,14 @@ class Engine:
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         times = self.totals.times
         draft_s, pass_s = times.draft_s, times.forward_s
-        weighed_s = self._weighing.weighed_s() if self._weighing is not None else 0.0
+        weighed_s = self._weighing.passes_s if self._weighing is not None else 0.0
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts, self._drafting)
         width = 1 + max(map(len, drafts))
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
         if self._weighing is not None:
             self._weighing.note_pass(len(sequences), width, pass_s)
-            draft_s -= self._weighing.weighed_s() - weighed_s
+            draft_s -= self._weighing.passes_s - weighed_s
         if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth
             num_tokens = sum(len(output.token_ids) for output in outputs)
             self._controller.note_time(len(sequences), width, num_tokens, draft_s, pass_s)
@@ -348,7 +341,7 @@ class Engine:
     def _leave(self, sequence: ActiveSequence) -> None:
         self._running.remove(sequence)
         self._is_full = False
-        self._admission.release(sequence, self._running)
+        self.admission.release(sequence, self._running)
         self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)

@@ -14,10 +14,7 @@ import random
 import time
 from collections.abc import Sequence
 
-import numpy as np
-import torch
 from loguru import logger
-from numpy.typing import NDArray
 from torch import Tensor
 
 from speculant_graph.config import DraftConfig, RecordConfig
@@ -26,7 +23,7 @@ from speculant_verifier.engine.sequence import ActiveSequence, is_out_of_memory
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity, RequestRecord, Trace
-from speculant_verifier.sampling import top_tokens
+from speculant_verifier.sampling import top_logprobs
 
 _TOP_K = 16
 """Most probable tokens of the target that are kept of a position: more would teach a draft model next to nothing."""
@@ -133,22 +130,3 @@ class Records:
     def close(self) -> None:
         """Write what waits."""
         self.writer.close()
-
-
-def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
-    """Return the most probable tokens of every row and their log-probabilities, by one transfer from the device.
-
-    Args:
-        logits: shape ``[rows, V]``, any float type.
-        count: how many tokens; at most V are returned.
-
-    Returns:
-        The tokens, best first, and behind them their log-probabilities, shape ``[rows, 2 * min(count, V)]``.
-    """
-    with torch.no_grad():
-        token_ids = top_tokens(logits, count)
-        logprobs = logits.gather(-1, token_ids).float() - logits.float().logsumexp(-1, keepdim=True)
-        # JSON has no infinity, which a logit may be; float64 holds every token id and every float32.
-        found = torch.cat([token_ids.double(), logprobs.clamp_min(torch.finfo(torch.float32).min).double()], -1)
-    values: NDArray[np.float64] = found.cpu().numpy()
-    return values

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import target_row_width
 from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
@@ -37,23 +37,22 @@ class Verification:
         self,
         target: TargetModel,
         cache: SlotCache,
-        config: VerifierConfig,
+        logits_cache: LogitsCache,
         draft: DraftConfig,
         totals: EngineTotals,
         records: Records | None,
     ) -> None:
-        """Take the model, its cache, and the recorder, if there is one."""
+        """Take the model, its caches, and the recorder, if there is one."""
         self._target, self._cache, self._totals = target, cache, totals
         self._row_width = target_row_width(draft)
         self._records = records
-        self.logits_cache = LogitsCache(target.name, config.target_cache)
-        """Logits that are known already."""
+        self._logits_cache = logits_cache
 
     def emit_known(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
         outputs: list[StepOutput] = []
         for sequence in sequences:
-            while (logits := self.logits_cache.logits(sequence)) is not None:
+            while (logits := self._logits_cache.logits(sequence)) is not None:
                 assert sequence.sampler is not None
                 [target] = targets_of(
                     logits[None, None], [RowContext(sequence.sampler, sequence.token_ids, EMPTY_DRAFT)]
@@ -145,7 +144,7 @@ class Verification:
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
-            self.logits_cache.keep(sequence, draft, path, logits[: len(draft) + 1])
+            self._logits_cache.keep(sequence, draft, path, logits[: len(draft) + 1])
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error, sequence.is_refused = _message(error), isinstance(error, GenerationRequestError)
             return _Outcome(None, StepOutput(sequence, (), 0, "error"))

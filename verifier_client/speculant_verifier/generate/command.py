@@ -73,9 +73,9 @@ def run(arguments: Sequence[str]) -> int:
         try:
             return _generate(decoder, prompts, lines, settings)
         finally:
-            if decoder.recorder is not None:
-                decoder.recorder.flush()
-                sys.stderr.write(f"recorded: {decoder.recorder.statistics.line()}\n")
+            if decoder.engine.recorder is not None:
+                decoder.engine.recorder.flush()
+                sys.stderr.write(f"recorded: {decoder.engine.recorder.statistics.line()}\n")
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:

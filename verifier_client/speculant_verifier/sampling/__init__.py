@@ -1,6 +1,6 @@
 """From logits to tokens, by a request's own settings and random stream."""
 
-from speculant_verifier.sampling.distribution import Distribution, top_tokens
+from speculant_verifier.sampling.distribution import Distribution, top_logprobs, top_tokens
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of
 from speculant_verifier.sampling.sampler import Sampler, check_settings, end_token_ids_of, processors_of
 
@@ -13,5 +13,6 @@ __all__ = [
     "end_token_ids_of",
     "processors_of",
     "targets_of",
+    "top_logprobs",
     "top_tokens",
 ]

@@ -141,6 +141,25 @@ def top_tokens(logits: Tensor, count: int) -> Tensor:
     return candidates.gather(-1, logits.gather(-1, candidates).topk(count).indices)
 
 
+def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
+    """Return the most probable tokens of every row and their log-probabilities, by one transfer from the device.
+
+    Args:
+        logits: shape ``[..., V]``, any float type.
+        count: how many tokens; at most V are returned.
+
+    Returns:
+        The tokens, best first, and behind them their log-probabilities, float64, shape ``[..., 2 * min(count, V)]``.
+    """
+    with torch.no_grad():
+        token_ids = top_tokens(logits, count)
+        logprobs = logits.gather(-1, token_ids).float() - logits.float().logsumexp(-1, keepdim=True)
+        # JSON has no infinity, which a logit may be; float64 holds every token id and every float32.
+        found = torch.cat([token_ids.double(), logprobs.clamp_min(torch.finfo(torch.float32).min).double()], -1)
+    values: NDArray[np.float64] = found.cpu().numpy()
+    return values
+
+
 _WORD_BITS = 52
 """Of a word that become noise, which hence is below 53 ln 2."""
 

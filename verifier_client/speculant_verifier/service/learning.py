@@ -46,9 +46,9 @@ class Learning:
             poll_s: seconds between two looks at what was recorded.
         """
         assert decoder.adapters is not None
-        assert decoder.recorder is not None
+        assert decoder.engine.recorder is not None
         assert record.folder is not None
-        self._adapters, self._recorder, self._records = decoder.adapters, decoder.recorder, record.folder
+        self._adapters, self._recorder, self._records = decoder.adapters, decoder.engine.recorder, record.folder
         self._output = record.folder / "adapters" / PurePath(draft_model.name).name
         self._draft_model, self._train, self._poll_s = draft_model, train, poll_s
         self._process: subprocess.Popen[str] | None = None

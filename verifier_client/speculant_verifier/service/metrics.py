@@ -63,7 +63,7 @@ _GAUGES = (
     ("kv_tokens", "engine.num_kv_tokens", "Tokens that keys and values are kept of."),
     ("kv_reserved_tokens", "engine.num_reserved_kv_tokens",
      "Tokens that the running sequences may come to need keys and values of."),
-    ("kv_limit_tokens", "engine.max_kv_tokens", "Bound of these; requests wait at it."),
+    ("kv_limit_tokens", "admission.max_tokens", "Bound of these; requests wait at it."),
     ("kv_bytes", "engine.num_kv_bytes", "Memory of keys and values, free rows included, in bytes."),
     ("prefix_cache_bytes", "prefix_cache.num_bytes", "Memory of the prefix cache, in bytes."),
     ("target_cache_bytes", "target_cache.num_bytes", "Memory of the target cache, in bytes."),
@@ -156,6 +156,7 @@ def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
     """Return where numbers are, by the first word of their paths."""
     return {
         "engine": decoder.engine,
+        "admission": decoder.engine.admission,
         "prefix_cache": decoder.engine.prefixes,
         "settings": decoder.verifier_config,
         "totals": decoder.totals,
