@@ -43,11 +43,7 @@ def anonymous_bytes() -> int:
 
 def available_bytes() -> int | None:
     """Return the memory that programs may take, within limits of control groups; None where that can't be found out."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    free = [int(line.split()[1]) * 1024 for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
     return min([*free, *(limit - used for limit, used in _control_groups())], default=None)
 
 
@@ -58,12 +54,8 @@ def _control_groups(
 
     Pages of files are not counted as used, as the system takes them back before it ends a process.
     """
-    try:
-        lines = own.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
+    for line in _lines(own):
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):  # version 2, version 1
             continue
@@ -89,17 +81,21 @@ _GROUP_FILES = {
 
 
 def _status_bytes(name: str) -> int:
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
+    lines = _lines(Path("/proc/self/status"))
+    if not lines:
         # Kilobytes on Linux and BSD; only macOS, which has no /proc, counts bytes.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
 
 
 def _processor() -> str:
+    names = (line.split(":", 1)[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file of the system; none where it has no such file."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+        return []

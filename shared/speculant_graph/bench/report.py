@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from speculant_graph.machine import describe_machine
-from speculant_graph.view.formatting import PHASE_LABELS
 
 if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress
@@ -42,15 +41,9 @@ def begin(label: str) -> Tell:
 
 
 def show_build() -> Callable[[BuildProgress], None]:
-    """Return what shows how far a build is."""
-    shown: dict[str, Tell] = {}
-
-    def show(build: BuildProgress) -> None:
-        if build.phase not in shown:
-            shown[build.phase] = begin(f"corpus: {PHASE_LABELS[build.phase]}")
-        shown[build.phase](build.done, build.total)
-
-    return show
+    """Return what shows how far each phase of a build is."""
+    tell = begin("building a graph")
+    return lambda build: tell(build.done, build.total)
 
 
 def alternate(ways: Mapping[str, Callable[[int], T]], rounds: int, tell: Tell | None = None) -> dict[str, list[T]]:

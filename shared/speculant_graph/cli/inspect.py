@@ -124,15 +124,14 @@ def _explain(
 def _explain_order(
     graph: NgramGraph, tokenizer: CorpusTokenizer, context: Sequence[int], order: int, num_top: int
 ) -> dict[str, Any]:
-    match = graph.match_order(context, order)
     # An order longer than the prompt has no context at all.
     shown = context[-order:] if order <= len(context) else []
-    explained = {"order": order, "context_token_ids": list(shown), "context": tokenizer.decode(shown)}
-    if match is None:
-        return explained | {"count": 0, "num_successors": 0, "successors": []}
-    successors = graph.successors(match)
+    successors = graph.successors(shown)
     total = successors.total
-    return explained | {
+    return {
+        "order": order,
+        "context_token_ids": list(shown),
+        "context": tokenizer.decode(shown),
         "count": total,
         "num_successors": len(successors),
         "successors": [

@@ -133,7 +133,7 @@ def test_replaying_from_a_corpus(bench: Bench, corpus: Path, traces: Path, token
         assert result["mean_accepted_tokens"] == round(num_tokens / num_steps, 4)
     assert "lookup" in report["printed"]
     assert "relative" not in report["printed"], "no column without a figure"
-    phases = ("reading the tokenizer", "tokenising the traces", "corpus: counting", "traces, greedy, 4 nodes")
+    phases = ("reading the tokenizer", "tokenising the traces", "building a graph", "traces, greedy, 4 nodes")
     positions = [report["told"].index(phase) for phase in phases]
     assert positions == sorted(positions)
 

@@ -25,7 +25,7 @@ from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import describe_machine
-from speculant_verifier.console import ACCEPTED_STYLE, OWN_STYLE, print_event, quiet_transformers
+from speculant_verifier.console import legend, print_event, quiet_transformers
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.command import DemoSettings
@@ -130,10 +130,8 @@ def _build(path: Path, console: Console) -> None:
 
 def _show_stream(console: Console, name: str, events: Iterator[StepEvent]) -> GenerationResult:
     """Print text as it is decoded and return the result."""
-    legend = f"[dim]\\[{name}][/]"
-    if name != "plain" and console.color_system:
-        legend += f"  [{ACCEPTED_STYLE}]accepted from the draft[/]  [{OWN_STYLE}]the model's own[/]"
-    console.print(legend)
+    colors = [legend()] if name != "plain" and console.color_system else []
+    console.print(Text(f"[{name}]", "dim"), *colors, sep="  ")
     result = None
     for event in events:
         if name == "plain":
