@@ -161,14 +161,10 @@ class NgramGraph:
         Raises:
             GraphError: the n-gram is longer than what was counted, or empty.
         """
-        if not 0 < len(ngram) <= self.max_order + 1:
-            raise GraphError(
-                f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {len(ngram)}; ask for those"
-            )
+        level = self.trie.level(self._length(len(ngram)))
         node = self.core.find_ngram(self._token_array(ngram))
         if node < 0:
             return 0
-        level = self.trie.level(len(ngram))
         return int(level[node + 1, CUMULATIVE]) - int(level[node, CUMULATIVE])
 
     def counts(self, length: int) -> UInt32Array:

@@ -111,7 +111,7 @@ class GraphBuilder:
         watch = BuildReport()
         output = checked_output(output)
         with watch.watching(), workspace(output) as folder:
-            self._build(corpus, output, folder, watch, progress or _ignore, calibrate)
+            self._build(corpus, output, folder, watch, progress or (lambda _: None), calibrate)
         self.report = watch
         return NgramGraph.load(output)
 
@@ -161,8 +161,7 @@ class GraphBuilder:
             memory=int(self.config.memory),
             jobs=num_cores(),
             watch=watch,
-            on_count=lambda done, total: report(BuildProgress("count", done, total, stream.num_tokens)),
-            on_save=lambda done, total: report(BuildProgress("save", done, total, stream.num_tokens)),
+            on_progress=lambda phase, done, total: report(BuildProgress(phase, done, total, stream.num_tokens)),
         )
 
     def build_from_files(
@@ -308,7 +307,3 @@ def _ids(token_ids: Sequence[TokenId] | UInt32Array) -> UInt32Array:
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < DOCUMENT_SEPARATOR:
         raise GraphError("token ids must be 0 or more and inside the vocabulary; check the tokenizer")
     return array.astype(np.uint32, copy=False)
-
-
-def _ignore(_: BuildProgress) -> None:
-    pass

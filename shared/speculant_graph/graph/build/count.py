@@ -10,6 +10,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,15 @@ from speculant_graph import _core
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.graph.build.assemble import assemble_graph
 from speculant_graph.graph.build.keys import KeyLayout, PartRecords, emit_records, emitter_bytes
-from speculant_graph.graph.build.report import BuildReport
+from speculant_graph.graph.build.report import BuildReport, Phase
 from speculant_graph.graph.layout import MAX_NODES, UInt32Array, UInt64Array, require_vocabulary
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.workspace import writing
 from speculant_graph.machine import anonymous_bytes
 
-CountProgress = Callable[[int, int], None]
-"""Called with (done, all) in positions of the token stream."""
+CountProgress = Callable[[Phase, int, int], None]
+"""Called with (count, done, all) in positions of the token stream, and then with (save, done, all) in steps of writing
+and linking the levels."""
 
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16
@@ -89,8 +91,7 @@ def count_tokens(
     memory: int,
     jobs: int,
     watch: BuildReport | None = None,
-    on_count: CountProgress | None = None,
-    on_save: CountProgress | None = None,
+    on_progress: CountProgress = lambda _phase, _done, _all: None,
 ) -> None:
     """Count the n-grams of a token stream into a graph file.
 
@@ -105,8 +106,7 @@ def count_tokens(
         memory: most anonymous bytes of this process.
         jobs: threads.
         watch: measures it.
-        on_count: called with the positions that are counted.
-        on_save: called with the steps of writing and linking the levels.
+        on_progress: called at every step.
 
     Raises:
         CorpusError: the stream is empty.
@@ -126,9 +126,8 @@ def count_tokens(
         for part, result in zip(parts, count_partitions(token_ids, parts, layout, folder, jobs), strict=True):
             records.append(result)
             done += part.num_keys
-            if on_count is not None:
-                on_count(done, token_ids.size)
-    assemble_graph(output, folder, records, metadata, jobs, watch, on_save or _ignore)
+            on_progress("count", done, token_ids.size)
+    assemble_graph(output, folder, records, metadata, jobs, watch, partial(on_progress, "save"))
 
 
 def map_tokens(stream: Path) -> UInt32Array:
@@ -214,7 +213,3 @@ def _count_partition(
 
 def _space(num_keys: int, layout: KeyLayout) -> UInt64Array:
     return np.empty((num_keys, layout.num_words), np.uint64)
-
-
-def _ignore(_done: int, _all: int) -> None:
-    pass
