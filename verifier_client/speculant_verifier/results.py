@@ -121,11 +121,6 @@ class GenerationResult:
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
     @property
-    def drafted_share(self) -> float:
-        """Share of the emitted tokens that were drafted."""
-        return self.num_accepted / len(self.token_ids) if self.token_ids else 0.0
-
-    @property
     def mean_accepted_tokens(self) -> float | None:
         """Tokens emitted per forward pass, the model's own included; 1 is plain decoding. None without a pass.
 

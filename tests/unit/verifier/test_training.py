@@ -82,16 +82,15 @@ def test_a_training_learns_what_is_repeated_and_what_is_saved_is_what_was_measur
         CONFIG.model_copy(update={"epochs": 40}),
         report=seen.append,
     )
-    figures = result.figures
-    assert figures.after.loss < 0.5 * figures.before.loss
-    assert figures.after.acceptance > figures.before.acceptance + 0.2
-    assert figures.num_steps == 15
+    assert result.after.loss < 0.5 * result.before.loss
+    assert result.after.acceptance > result.before.acceptance + 0.2
+    assert result.num_steps == 15
     assert [line.partition(":")[0] for line in seen] == [f"step {step}/15" for step in (2, 4, 6, 8, 10, 12, 14, 15)]
-    assert figures.num_tokens == 120 * 24
-    assert figures.num_held_out == 1
+    assert result.num_tokens == 120 * 24
+    assert len(result.held_out) == 1
     assert result.end is None
     assert result.candidate is not None
-    assert read_adapter(result.candidate).note["loss"] == figures.after.loss
+    assert read_adapter(result.candidate).note["loss"] == result.after.loss
     assert [path.name for path in (tmp_path / "a").iterdir()] == [result.candidate.name]
     after = model.state_dict()
     for name, tensor in before.items():
@@ -106,8 +105,8 @@ def test_a_training_learns_what_is_repeated_and_what_is_saved_is_what_was_measur
     again = Trainer(with_adapter(base(), "tiny-llama", result.candidate)[0], "tiny-llama", CONFIG, tmp_path).evaluate(
         judges
     )
-    assert again.loss == pytest.approx(figures.after.loss, rel=1e-5)
-    assert again.acceptance == figures.after.acceptance
+    assert again.loss == pytest.approx(result.after.loss, rel=1e-5)
+    assert again.acceptance == result.after.acceptance
 
 
 def test_a_training_can_be_repeated(tmp_path: Path, records) -> None:
@@ -123,7 +122,7 @@ def test_an_interrupted_training_keeps_the_best_so_far(tmp_path: Path, records, 
 
     result = train(tmp_path, records, config=CONFIG.model_copy(update={"epochs": 40}), report=interrupt)
     assert isinstance(result.end, (KeyboardInterrupt, SystemExit))
-    assert result.figures.num_steps < 10
+    assert result.num_steps < 10
     assert result.candidate is not None
     with_adapter(base(), "tiny-llama", result.candidate)
 
@@ -133,7 +132,7 @@ def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records, 
     """With the higher rate numbers overflow soon, and the training ends."""
     result = train(tmp_path, records, config=TrainConfig(rank=4, learning_rate=learning_rate, epochs=60))
     assert result.candidate is None
-    assert math.isfinite(result.figures.after.loss)
-    assert result.figures.after == result.figures.before
+    assert math.isfinite(result.after.loss)
+    assert result.after == result.before
     with pytest.raises(ConfigError, match="two requests at least"):
         train(tmp_path, records[:1])

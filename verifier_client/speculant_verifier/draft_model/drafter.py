@@ -174,7 +174,7 @@ class ModelDrafter:
         if following is None:
             return
         model, self._tenants = following
-        self._passes = self._passes.of(model)
+        self._passes = DraftPasses(model, self._passes.num_rows)
         self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has noted some of the other model's
         self._price.allowance = Allowance()
         self._reliability, self._has_failed = Reliability(), False

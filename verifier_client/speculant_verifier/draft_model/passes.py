@@ -55,21 +55,17 @@ class DraftPasses:
 
     def __init__(self, model: TargetModel, num_rows: int) -> None:
         """Take the model, and the most sequences."""
-        self.model, self._num_rows = model, num_rows
+        self.model, self.num_rows = model, num_rows
         self._cache = model.new_cache(0)
         self._sequences: list[CachedSequence] = []  # by row
-
-    def of(self, model: TargetModel) -> DraftPasses:
-        """Return the same for another model, without sequences."""
-        return DraftPasses(model, self._num_rows)
 
     def add(self) -> CachedSequence | None:
         """Begin a sequence; None if all rows are taken."""
         row = len(self._sequences)
-        if row == self._num_rows:
+        if row == self.num_rows:
             return None
         if row == self._cache.num_rows:
-            self._cache.resize(min(self._num_rows, max(1, 2 * row)), self._cache.capacity)
+            self._cache.resize(min(self.num_rows, max(1, 2 * row)), self._cache.capacity)
         self._cache.clear(row)
         self._sequences.append(CachedSequence(row))
         return self._sequences[-1]

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from speculant_verifier.training.trainer import TrainingResult
 
 
+_SHOWN = ("num_steps", "num_tokens", "trainable_share", "duration_s")
+"""Of a result, what --json-output prints as it is."""
+
+
 class TrainSettings(ReportingSettings):
     """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
 
@@ -138,15 +142,20 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
 
 def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
     """Print what came of a training and of the gate, for people or programs."""
-    figures = result.figures
     if settings.json_output:
-        shown: dict[str, Any] = {"adapter": digest and str(settings.output), "digest": digest, **asdict(figures)}
-        shown["gate"] = None if verdict is None else verdict.figures()
+        shown: dict[str, Any] = {name: getattr(result, name) for name in _SHOWN} | {
+            "adapter": digest and str(settings.output),
+            "digest": digest,
+            "num_held_out": len(result.held_out),
+            "before": asdict(result.before),
+            "after": asdict(result.after),
+            "gate": None if verdict is None else verdict.figures(),
+        }
         sys.stdout.write(json.dumps(shown) + "\n")
         return
     sys.stdout.write(
-        f"held out: loss {figures.before.loss:.3f} -> {figures.after.loss:.3f}, "
-        f"acceptance {figures.before.acceptance:.1%} -> {figures.after.acceptance:.1%}\n"
+        f"held out: loss {result.before.loss:.3f} -> {result.after.loss:.3f}, "
+        f"acceptance {result.before.acceptance:.1%} -> {result.after.acceptance:.1%}\n"
     )
     reason = "no state was better than the beginning" if verdict is None else verdict.reason
     if verdict is not None and (compared := verdict.failures) is not None:

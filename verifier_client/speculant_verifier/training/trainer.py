@@ -62,33 +62,24 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingFigures:
-    """What a training did; how requests that were held out are drafted before and after it."""
+class TrainingResult:
+    """What came of a training; how requests that were held out are drafted before and after it."""
 
+    candidate: Path | None
+    """An adapter that may be published; None if none was better than what there was before."""
+    held_out: tuple[RequestRecord, ...]
+    """What the candidate is to be judged by: no training has seen these."""
+    end: BaseException | None
+    """Ctrl-C or SIGTERM, if the training ended by it."""
     num_steps: int
     num_tokens: int
     """Positions that were trained on, repetitions counted."""
-    num_held_out: int
-    """Requests that were held out."""
     before: Evaluation
     after: Evaluation
     """Of the best state, by its loss."""
     trainable_share: float
     """Share of all parameters."""
     duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """What came of a training."""
-
-    candidate: Path | None
-    """An adapter that may be published; None if none was better than what there was before."""
-    figures: TrainingFigures
-    held_out: tuple[RequestRecord, ...]
-    """What the candidate is to be judged by: no training has seen these."""
-    end: BaseException | None
-    """Ctrl-C or SIGTERM, if the training ended by it."""
 
 
 def train_adapter(
@@ -132,16 +123,17 @@ def train_adapter(
     except (KeyboardInterrupt, SystemExit) as interruption:
         end = interruption
     candidate, after = trainer.best or (None, before)
-    figures = TrainingFigures(
+    return TrainingResult(
+        candidate,
+        tuple(held_out),
+        end,
         num_steps=trainer.num_steps,
         num_tokens=sum(each.num_labels for each in chosen[: trainer.num_steps * GROUP]),
-        num_held_out=len(held_out),
         before=before,
         after=after,
         trainable_share=trainer.share,
         duration_s=time.monotonic() - started,
     )
-    return TrainingResult(candidate, figures, tuple(held_out), end)
 
 
 class Trainer:
