@@ -19,8 +19,7 @@ RANDOM = ["--model", "random:1M", "--tokenizer", str(MODEL_FOLDER), "--device", 
 GENERATE_KEYS = {
     "identical", "plain_tokens_per_s", "speculative_tokens_per_s", "speedup", "prompt_lookup_tokens_per_s",
     "mean_accepted_tokens", "acceptance_rate", "steps", "ttft_ms", "itl_ms_p50", "itl_ms_p99",
-    "phase_ms", "transformers_tokens_per_s", "plain_decode_tokens_per_s", "speculative_decode_tokens_per_s",
-    "decode_speedup",
+    "phase_ms", "transformers_tokens_per_s",
 }  # fmt: skip
 PHASES = {"draft", "forward", "verify", "commit", "other"}
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment, Segments
+from rich.status import Status
 from rich.style import Style
 from rich.text import Text
 
@@ -125,31 +124,14 @@ class RunMeter:
         )
 
 
-@contextmanager
-def waiting_for(what: str, color: ColorChoice) -> Iterator[None]:
-    """Show on a terminal what is waited for, if it takes longer than two seconds; on standard error.
+def waiting_for(what: str, color: ColorChoice) -> Status:
+    """Return a block in which a terminal shows what is waited for, on standard error.
 
     Args:
         what: for people, such as "loading my-model".
         color: as in :func:`make_console`.
     """
-    console = make_console(color, stderr=True)
-    if not console.is_interactive:
-        yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    progress = Progress(*columns, console=console, transient=True)
-    progress.add_task(what, total=None)
-
-    timer = threading.Timer(_DELAY_S, progress.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        progress.live.stop()
+    return make_console(color, stderr=True).status(Text(what))
 
 
 def quiet_transformers() -> None:

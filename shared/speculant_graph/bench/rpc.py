@@ -97,7 +97,6 @@ def run(arguments: Sequence[str]) -> int:
         "strategy": settings.draft.strategy,
         "k": settings.draft.k,
         "max_candidates": settings.draft.max_candidates,
-        **(results[0] if len(settings.batch) == 1 else {}),
         "results": results,
     }
     print_report("rpc", figures, arguments, as_json=settings.json_output)

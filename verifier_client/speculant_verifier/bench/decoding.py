@@ -126,7 +126,7 @@ class DecodingStatistics:
     """Runs of one way of decoding, added up."""
 
     def __init__(self, runs: Sequence[Decoded]) -> None:
-        """Count them, at least one. Decoding begins when every request of a run has its first token."""
+        """Count them, at least one."""
         rows = [row for run in runs for row in run.rows]
         self.num_tokens = sum(len(row.token_ids) for row in rows)
         self.num_steps = sum(row.num_steps for row in rows)
@@ -135,13 +135,6 @@ class DecodingStatistics:
         self.num_steps_without_drafter = sum(row.num_steps_without_drafter for row in rows)
         self.num_passes = sum(run.num_passes for run in runs)
         self.total_s = sum(run.total_s for run in runs)
-        decode_s, num_tokens = 0.0, 0
-        for run in runs:
-            arrivals = [row.arrivals for row in run.rows if row.arrivals]
-            begun_s = max((each[0][0] for each in arrivals), default=0.0)
-            decode_s += max((each[-1][0] for each in arrivals), default=0.0) - begun_s
-            num_tokens += sum(count for each in arrivals for seconds, count in each if seconds > begun_s)
-        self.decode_tokens_per_s = num_tokens / decode_s if decode_s else 0.0  # 0: none came after the first ones
         self._runs, self._rows = runs, rows
 
     @property

@@ -37,7 +37,7 @@ _PROMPT_LOOKUP_TOKENS = 10
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 8
 _WAYS = ("plain", "speculative", "transformers", "prompt_lookup")
 _COLUMNS = (
-    "workload", "requests", "tokens", *(f"{way}_tokens_per_s" for way in _WAYS), "speedup", "decode_speedup",
+    "workload", "requests", "tokens", *(f"{way}_tokens_per_s" for way in _WAYS), "speedup",
     "mean_accepted_tokens", "prompt_lookup_mean_accepted_tokens", "identical",
 )  # fmt: skip
 
@@ -140,14 +140,12 @@ def _figures(trials: Trials, compared: set[str]) -> dict[str, Any]:
     by_way = {way: trials.statistics(way) for way in trials.runs}
     plain, speculative = by_way["plain"], by_way["speculative"]
     is_identical = {way: trials.is_identical(way, "plain") for way in by_way}
-    plain_rate = plain.decode_tokens_per_s
     figures: dict[str, Any] = {
         "requests": len(trials.requests),
         "tokens": plain.num_tokens,
         "identical": all(is_identical[way] for way in compared & by_way.keys()) and is_identical["plain"],
         "identical_by_way": is_identical,
         "speedup": round(speculative.tokens_per_s / plain.tokens_per_s, 4),
-        "decode_speedup": round(speculative.decode_tokens_per_s / plain_rate, 4) if plain_rate else None,
         "mean_accepted_tokens": round(speculative.mean_accepted_tokens, 4),
         "acceptance_rate": round(speculative.num_accepted / max(1, speculative.num_drafted), 4),
         "drafted_per_step": round(speculative.num_drafted / speculative.num_steps, 4),
@@ -157,6 +155,5 @@ def _figures(trials: Trials, compared: set[str]) -> dict[str, Any]:
     for way in _WAYS:
         each = by_way.get(way)
         figures[f"{way}_tokens_per_s"] = None if each is None else round(each.tokens_per_s, 3)
-        figures[f"{way}_decode_tokens_per_s"] = None if each is None else round(each.decode_tokens_per_s, 3)
         figures[f"{way}_mean_accepted_tokens"] = None if each is None else round(each.mean_accepted_tokens, 4)
     return figures | speculative.timing() | {"phase_ms": speculative.phase_ms(), "plain_phase_ms": plain.phase_ms()}
