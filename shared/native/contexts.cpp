@@ -14,18 +14,31 @@ constexpr std::int64_t kMinSkipGramMatch = 2;
 constexpr std::size_t kMaxContexts = 123;
 
 /// Count a token behind `start`; what does not fit is dropped.
-void count_token(std::vector<Successor>& successors, std::size_t start, Token token) {
-  for (std::size_t index = start; index < successors.size(); ++index) {
-    if (successors[index].token == token) {
-      ++successors[index].count;
-      return;
-    }
+void count_token(std::vector<Successor>& successors, std::size_t start, Token token, std::uint32_t count = 1) {
+  const auto known = std::find_if(successors.begin() + static_cast<std::ptrdiff_t>(start), successors.end(),
+                                  [=](const Successor& each) { return each.token == token; });
+  if (known != successors.end()) {
+    known->count += count;
+  } else if (successors.size() - start < kMaxDistinct) {
+    successors.push_back({token, count});
   }
-  if (successors.size() - start < kMaxDistinct) successors.push_back({token, 1});
 }
 
-/// How many tokens before `end` are those of a history up to a position.
+/// Call `visit` with the newest positions of the chain of the tokens before `end`.
+template <class Visit>
+void walk_chain(const SessionHistory& history, std::size_t chain, const Token* end, Visit&& visit) {
+  std::int64_t position = history.newest_in_chain(chain, end);
+  for (int match = 0; match < kMaxMatches && position >= std::max<std::int64_t>(history.oldest(), 0); ++match) {
+    visit(position);
+    const std::int64_t distance = history.distance(chain, position);
+    if (distance == 0) break;
+    position -= distance;
+  }
+}
+
+/// How many tokens before `end` are those of a history up to a position, at most so many.
 std::int64_t match_length(const SessionHistory& history, std::int64_t position, const Token* end, std::int64_t most) {
+  most = std::min(most, position - history.oldest() + 1);
   std::int64_t length = 0;
   while (length < most && history.at(position - length) == end[-1 - length]) ++length;
   return length;
@@ -72,24 +85,16 @@ void SuffixMatches::begin(const SessionHistory& history, bool is_enabled) {
 void SuffixMatches::find_next(const Token* end) {
   const SessionHistory& history = *history_;
   const std::int64_t least = history.chain_length(chain_), too_long = shortest_found();
-  const std::int64_t newest = history.size() - 1, oldest = history.oldest();
   const std::size_t first = matches_.size();
-  std::int64_t position = history.newest_in_chain(chain_, end);
-  for (int match = 0; match < kMaxMatches && position >= oldest && position >= 0; ++match) {
-    if (position < newest) {
-      const std::int64_t length =
-          match_length(history, position, end, std::min<std::int64_t>(kMaxMatch, position - oldest + 1));
-      if (least <= length && length < too_long) {
-        std::size_t rank = matches_.size();
-        matches_.emplace_back();
-        for (; rank > first && matches_[rank - 1].length < length; --rank) matches_[rank] = matches_[rank - 1];
-        matches_[rank] = {position + 1, length};
-      }
-    }
-    const std::int64_t distance = history.distance(chain_, position);
-    if (distance == 0) break;
-    position -= distance;
-  }
+  walk_chain(history, chain_, end, [&](std::int64_t position) {
+    if (position == history.size() - 1) return;
+    const std::int64_t length = match_length(history, position, end, kMaxMatch);
+    if (length < least || length >= too_long) return;
+    std::size_t rank = matches_.size();
+    matches_.emplace_back();
+    for (; rank > first && matches_[rank - 1].length < length; --rank) matches_[rank] = matches_[rank - 1];
+    matches_[rank] = {position + 1, length};
+  });
   ++chain_;
 }
 
@@ -108,6 +113,7 @@ void ContextCollector::close(const Calibration& calibration, MatchedContext cont
   context.first = found_.first_open();
   context.last = found_.successors.size();
   if (context.first == context.last) return;
+  if (context.source != Source::kCorpus) context.distinct = static_cast<std::int64_t>(context.last - context.first);
   context.kind = Calibration::kind_of(context);
   context.backoff = calibration.backoff(context.kind);
   found_.contexts.push_back(context);
@@ -126,9 +132,7 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   std::size_t weighed = 0;
   const auto add_matches = [&](SuffixMatches& matches, Source source) {
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
-    const auto distinct = static_cast<std::int64_t>(found_.successors.size() - found_.first_open());
-    close(calibration,
-          {.source = source, .length = length, .total = total, .occurrences = total, .distinct = distinct});
+    close(calibration, {.source = source, .length = length, .total = total, .occurrences = total});
   };
   while (found_.contexts.size() < kMaxContexts) {
     for (; weighed < found_.contexts.size(); ++weighed) left *= found_.contexts[weighed].backoff;
@@ -188,31 +192,18 @@ void ContextCollector::add_children(const Sources& sources, const Calibration& c
 
 /// Add the positions that match but for the last token.
 void ContextCollector::add_skip_gram(const SessionHistory& history, const Calibration& calibration, const Token* end) {
-  const std::size_t chain = kNumChains - 1;
-  const std::int64_t newest = history.size() - 1, oldest = history.oldest();
-  std::int64_t position = history.newest_in_chain(chain, end - 1);
   std::int64_t total = 0, longest = 0;
   const std::size_t start = found_.first_open();
-  for (int match = 0; match < kMaxMatches && position >= oldest && position >= 0; ++match) {
-    if (position + 1 < newest && history.at(position + 1) != end[-1]) {
-      const std::int64_t length =
-          match_length(history, position, end - 1, std::min<std::int64_t>(kMaxMatch - 1, position - oldest + 1));
-      if (length >= kMinSkipGramMatch) {
-        longest = std::max(longest, length);
-        ++total;
-        const Token token = history.at(position + 2);
-        if (token >= 0) count_token(found_.successors, start, token);
-      }
-    }
-    const std::int64_t distance = history.distance(chain, position);
-    if (distance == 0) break;
-    position -= distance;
-  }
-  close(calibration, {.source = Source::kSkipGram,
-                      .length = longest,
-                      .total = total,
-                      .occurrences = total,
-                      .distinct = static_cast<std::int64_t>(found_.successors.size() - start)});
+  walk_chain(history, kNumChains - 1, end - 1, [&](std::int64_t position) {
+    if (position + 1 >= history.size() - 1 || history.at(position + 1) == end[-1]) return;
+    const std::int64_t length = match_length(history, position, end - 1, kMaxMatch - 1);
+    if (length < kMinSkipGramMatch) return;
+    longest = std::max(longest, length);
+    ++total;
+    const Token token = history.at(position + 2);
+    if (token >= 0) count_token(found_.successors, start, token);
+  });
+  close(calibration, {.source = Source::kSkipGram, .length = longest, .total = total, .occurrences = total});
 }
 
 /// Add the target's latest rows: in a row the first token counts most, each further one half of it, and an older row
@@ -220,7 +211,6 @@ void ContextCollector::add_skip_gram(const SessionHistory& history, const Calibr
 void ContextCollector::add_rows(const TargetRows& rows, const Calibration& calibration, const Token* end, int length) {
   const TargetRows::Rows* found = rows.find(end, length);
   if (found == nullptr) return;
-  auto& successors = found_.successors;
   const std::size_t start = found_.first_open();
   std::int64_t total = 0, num_rows = 0;
   std::uint32_t newest_weight = 1 << (kRowWidth + kRowDepth - 2);
@@ -230,23 +220,13 @@ void ContextCollector::add_rows(const TargetRows& rows, const Calibration& calib
     std::uint32_t weight = newest_weight;
     for (Token token : row) {
       if (token < 0) break;
-      const auto known = std::find_if(successors.begin() + static_cast<std::ptrdiff_t>(start), successors.end(),
-                                      [&](const Successor& each) { return each.token == token; });
-      if (known == successors.end()) {
-        successors.push_back({token, weight});
-      } else {
-        known->count += weight;
-      }
+      count_token(found_.successors, start, token, weight);
       total += weight;
       weight /= 2;
     }
     newest_weight /= 2;
   }
-  close(calibration, {.source = Source::kTargetRows,
-                      .length = length,
-                      .total = total,
-                      .occurrences = num_rows,
-                      .distinct = static_cast<std::int64_t>(successors.size() - start)});
+  close(calibration, {.source = Source::kTargetRows, .length = length, .total = total, .occurrences = num_rows});
 }
 
 }  // namespace speculant

@@ -39,7 +39,7 @@ struct MatchedContext {
   std::int64_t length;              // tokens that match
   std::int64_t total;               // sum of all its counts
   std::int64_t occurrences;         // how often it was seen
-  std::int64_t distinct;            // how many different tokens followed it
+  std::int64_t distinct = 0;        // how many different tokens followed it
   std::int64_t node = 0;            // corpus: its record
   std::size_t first = 0, last = 0;  // its successors in MatchedContexts::successors, the most frequent ones at least
   std::size_t kind = 0;             // its row of the back-off weights

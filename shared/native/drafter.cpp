@@ -102,15 +102,13 @@ bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) cons
   return true;
 }
 
-std::vector<Token> Sequence::learnable() const {
-  const std::int64_t num_accepted = size() - num_prompt_tokens_;
-  return num_accepted > 0 ? history.latest(num_accepted + kMaxMatch) : std::vector<Token>{};
-}
-
 std::vector<Token> Sequence::finish() {
-  if (!learns || memory->is_forgotten) return {};
-  std::vector<Token> tokens = learnable();
-  if (!tokens.empty()) memory->add(tokens);
+  const std::int64_t num_accepted = size() - num_prompt_tokens_;
+  if (!learns || memory->is_forgotten || num_accepted <= 0) return {};
+  // The last few tokens of the prompt make the first ones of an answer known to a later sequence whose prompt ends
+  // alike.
+  std::vector<Token> tokens = history.latest(num_accepted + kMaxMatch);
+  memory->add(tokens);
   return tokens;
 }
 

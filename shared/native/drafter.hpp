@@ -63,9 +63,6 @@ class Sequence {
               bool is_prompt);
   /// Whether the tokens from `position` on are these, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
-  /// What followed the prompt, or the newest of it, after the last few tokens of the prompt itself: those make the
-  /// first tokens of an answer known to a later sequence whose prompt ends alike.
-  std::vector<Token> learnable() const;
   /// End: what may be learned is added to the memory, and returned.
   std::vector<Token> finish();
 

@@ -81,14 +81,7 @@ Context Trie::match(std::span<const Token> tokens) const {
 std::int64_t Trie::argmax_child(Context context, Range range) const {
   const std::int64_t offset = level(context.order).record(context.node)[0] >> kTokenBits;
   if (offset < kArgmaxOverflow && range.low + offset < range.high) return range.low + offset;
-  const Level& below = level(context.order + 1);
-  std::int64_t best = range.low;
-  std::uint32_t most = 0;
-  for (std::int64_t child = range.low; child < range.high; ++child) {
-    const auto count = static_cast<std::uint32_t>(below.count(child));
-    if (count > most) best = child, most = count;
-  }
-  return best;
+  return level(context.order + 1).argmax(range);
 }
 
 void Trie::spell(std::int64_t length, std::int64_t start, std::span<std::uint32_t> ngrams) const {

@@ -68,6 +68,14 @@ struct Level {
   /// How often the n-gram occurs; negative only in a damaged file.
   std::int64_t count(std::int64_t node) const { return cumulative(node + 1) - cumulative(node); }
   std::int64_t total(Range range) const { return cumulative(range.high) - cumulative(range.low); }
+  /// The most frequent record of a range, of equals the first.
+  std::int64_t argmax(Range range) const {
+    std::int64_t best = range.low, most = 0;
+    for (std::int64_t node = range.low; node < range.high; ++node) {
+      if (count(node) > most) best = node, most = count(node);
+    }
+    return best;
+  }
 };
 
 class Trie {

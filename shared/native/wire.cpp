@@ -225,8 +225,7 @@ Struct message_of(std::string_view payload) {
 /// Writes fields in the order in which they are given.
 class Writer {
  public:
-  explicit Writer(std::size_t expected_bytes) {
-    message_.buffer_.reserve(expected_bytes + kEnvelopeBytes);
+  Writer() {
     message_.buffer_.resize(kEnvelopeBytes);
     message_.start_ = kEnvelopeBytes;
   }
@@ -256,7 +255,7 @@ class Writer {
   }
   void write(std::uint32_t field, const Message& message) { write(field, std::string_view(message.bytes)); }
   void write(std::uint32_t field, const Duration& duration) {
-    Writer writer(sizeof duration);
+    Writer writer;
     writer.write_fields(duration);
     write(field, writer.done().view());
   }
@@ -306,22 +305,18 @@ StreamDraftResponse read_stream_response(std::string_view payload) {
   return response;
 }
 
-Written write(const DraftRequest& request) {
-  Writer writer(128 + request.graph.size() + request.options.bytes.size() + 32 * request.session_ids.size() +
-                4 * (request.context_tokens.size() + request.feedback_nodes.size() + request.feedback_tokens.size()));
-  writer.write_fields(request);
+template <class Struct>
+Written write(const Struct& message) {
+  Writer writer;
+  writer.write_fields(message);
   return writer.done();
 }
 
-Written write(const DraftResponse& response) {
-  Writer writer(128 + 24 * response.sequence_statuses.size() + 16 * response.draft_tokens.size() +
-                8 * response.candidate_tokens.size());
-  writer.write_fields(response);
-  return writer.done();
-}
+template Written write(const DraftRequest& request);
+template Written write(const DraftResponse& response);
 
 void envelope(Written& message, std::uint64_t step_id) {
-  Writer head(0);
+  Writer head;
   const std::size_t size = message.view().size();
   head.write(1, step_id);
   head.length(2, size);

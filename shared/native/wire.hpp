@@ -96,8 +96,8 @@ class Written {
 };
 
 /// Write a message; arrays without elements are left out, as are numbers that are 0.
-Written write(const DraftRequest& request);
-Written write(const DraftResponse& response);
+template <class Struct>
+Written write(const Struct& message);
 /// Put a StreamDraftRequest or StreamDraftResponse round a message.
 void envelope(Written& message, std::uint64_t step_id);
 

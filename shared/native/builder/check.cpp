@@ -44,13 +44,11 @@ bool children_are_sound(const Level& level, const Level& next) {
   for (std::int64_t node = 0; node < level.size; ++node) {
     const Range children = children_of(level, node);
     if (next.total(children) > level.count(node)) return false;
-    std::int64_t best = children.low, most = 0;
-    for (std::int64_t child = children.low; child < children.high; ++child) {
-      const std::int64_t count = next.count(child);
-      if (count > most) best = child, most = count;
-      if (child > children.low && next.token(child) <= next.token(child - 1)) return false;
+    for (std::int64_t child = children.low + 1; child < children.high; ++child) {
+      if (next.token(child) <= next.token(child - 1)) return false;
     }
-    if (level.record(node)[kToken] >> kTokenBits != std::min(best - children.low, kArgmaxOverflow)) return false;
+    const std::int64_t offset = std::min(next.argmax(children) - children.low, kArgmaxOverflow);
+    if (level.record(node)[kToken] >> kTokenBits != offset) return false;
   }
   return true;
 }
