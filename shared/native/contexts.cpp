@@ -28,7 +28,7 @@ void count_token(std::vector<Successor>& successors, std::size_t start, Token to
 template <class Visit>
 void walk_chain(const SessionHistory& history, std::size_t chain, const Token* end, Visit&& visit) {
   std::int64_t position = history.newest_in_chain(chain, end);
-  for (int match = 0; match < kMaxMatches && position >= std::max<std::int64_t>(history.oldest(), 0); ++match) {
+  for (int match = 0; match < kMaxMatches && position >= history.oldest(); ++match) {
     visit(position);
     const std::int64_t distance = history.distance(chain, position);
     if (distance == 0) break;

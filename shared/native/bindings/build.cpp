@@ -22,21 +22,14 @@ void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
-/// A level of any kind, from its array with the closing record.
-template <class Table>
-MutableLevel level_of(const Table& array) {
-  const auto width = static_cast<std::int64_t>(array.shape(1));
-  require(array.shape(0) >= 1 && width >= 3 && width <= 4, "records have 3 or 4 words");
-  return {{array.data(), static_cast<std::int64_t>(array.shape(0)) - 1, width}};
-}
+constexpr std::int64_t kLeafWords = 3;
 
-/// A level of records with children.
+/// A level, from its array with the closing record. Those of records with children have 4 words.
 template <class Table>
-auto records_of(const Table& array) {
-  require(level_of(array).width == 4, "records with children have 4 words");
-  using Word = std::remove_pointer_t<decltype(array.data())>;
-  using Inner = std::conditional_t<std::is_const_v<Word>, const Record, Record>;
-  return std::span<Inner>(reinterpret_cast<Inner*>(array.data()), array.shape(0));
+MutableLevel level_of(const Table& array, std::int64_t min_width = 4) {
+  const auto width = static_cast<std::int64_t>(array.shape(1));
+  require(array.shape(0) >= 1 && width >= min_width && width <= 4, "records have 3 or 4 words, with children 4");
+  return {{array.data(), static_cast<std::int64_t>(array.shape(0)) - 1, width}};
 }
 
 using Keys = Table<std::uint64_t>;
@@ -159,7 +152,7 @@ void bind_finish(nb::module_& module) {
       "fill_unigram_index",
       [](const ConstRecords& unigrams, const Vector<std::uint32_t>& index) {
         nb::gil_scoped_release release;
-        fill_unigram_index(records_of(unigrams), as_span(index));
+        fill_unigram_index(level_of(unigrams), as_span(index));
       },
       "unigrams"_a, "index"_a.noconvert(),
       "Set ``index[token id]`` to the first record of level 1 with this token or a higher one.");
@@ -167,7 +160,7 @@ void bind_finish(nb::module_& module) {
       "mark_argmax",
       [](const Records& level, const ConstRecords& next_level, std::int64_t start, std::int64_t stop) {
         nb::gil_scoped_release release;
-        return mark_argmax(records_of(level), level_of(next_level), start, stop);
+        return mark_argmax(level_of(level), level_of(next_level, kLeafWords), start, stop);
       },
       "level"_a.noconvert(), "next_level"_a, "start"_a, "stop"_a,
       "Write the offset of the most frequent child, of equals the first, into records ``start`` to ``stop - 1``.\n"
@@ -177,7 +170,7 @@ void bind_finish(nb::module_& module) {
       [](const ConstRecords& unigrams, const Records& pairs, const Vector<const std::uint32_t>& index,
          std::int64_t start, std::int64_t stop) {
         nb::gil_scoped_release release;
-        link_pairs(records_of(unigrams), level_of(pairs), as_span(index), start, stop);
+        link_pairs(level_of(unigrams), level_of(pairs, kLeafWords), as_span(index), start, stop);
       },
       "unigrams"_a, "pairs"_a.noconvert(), "index"_a, "start"_a, "stop"_a,
       "Link the n-grams of two tokens whose first tokens are records ``start`` to ``stop - 1`` of level 1.");
@@ -186,7 +179,7 @@ void bind_finish(nb::module_& module) {
       [](const ConstRecords& grandparents, const ConstRecords& parents, const Records& level, std::int64_t start,
          std::int64_t stop) {
         nb::gil_scoped_release release;
-        link_children(records_of(grandparents), records_of(parents), level_of(level), start, stop);
+        link_children(level_of(grandparents), level_of(parents), level_of(level, kLeafWords), start, stop);
       },
       "grandparents"_a, "parents"_a, "level"_a.noconvert(), "start"_a, "stop"_a,
       "Link the children of parents ``start`` to ``stop - 1``, which are linked themselves.");

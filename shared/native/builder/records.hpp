@@ -11,13 +11,12 @@
 
 namespace speculant {
 
-/// A record of levels 1 to N, and of any level while a build counts.
-struct Record {
-  std::uint32_t token, cumulative, child, link;
-};
-
 /// A level while it is made.
 struct MutableLevel : Level {
+  void mark(std::int64_t node, std::int64_t argmax_offset) const {
+    const_cast<std::uint32_t*>(record(node))[kToken] =
+        static_cast<std::uint32_t>(token(node)) | static_cast<std::uint32_t>(argmax_offset) << kTokenBits;
+  }
   std::uint32_t& link(std::int64_t node) const { return const_cast<std::uint32_t*>(record(node))[width - 1]; }
 };
 
@@ -26,6 +25,11 @@ inline Range children_of(const Level& level, std::int64_t node) {
 }
 
 // Sorted keys to records: one pass writes all levels at once.
+
+/// A record of any level while a build counts, later of levels 1 to N.
+struct Record {
+  std::uint32_t token, cumulative, child, link;
+};
 
 /// Turns sorted keys, given in any portions, into records.
 ///
@@ -72,18 +76,18 @@ class Emitter {
 // do not exist.
 
 /// Set `index[token]` to the first record of level 1 with this token or a higher one.
-void fill_unigram_index(std::span<const Record> unigrams, std::span<std::uint32_t> index);
+void fill_unigram_index(const Level& unigrams, std::span<std::uint32_t> index);
 
 /// Write the offset of the most frequent child, of equals the first, into the records; return how many have children.
-std::int64_t mark_argmax(std::span<Record> level, const Level& next, std::int64_t start, std::int64_t stop);
+std::int64_t mark_argmax(const MutableLevel& level, const Level& next, std::int64_t start, std::int64_t stop);
 
 /// Link the n-grams of two tokens whose first tokens are the records of level 1.
-void link_pairs(std::span<const Record> unigrams, const MutableLevel& pairs, std::span<const std::uint32_t> index,
+void link_pairs(const Level& unigrams, const MutableLevel& pairs, std::span<const std::uint32_t> index,
                 std::int64_t start, std::int64_t stop);
 
 /// Link the children of records of `parents`, which are linked themselves.
-void link_children(std::span<const Record> grandparents, std::span<const Record> parents, const MutableLevel& level,
-                   std::int64_t start, std::int64_t stop);
+void link_children(const Level& grandparents, const Level& parents, const MutableLevel& level, std::int64_t start,
+                   std::int64_t stop);
 
 /// What no build would have written, or nothing; in time linear in the graph's size.
 std::optional<std::string> find_damage(const Trie& trie, std::span<const std::uint32_t> unigram_index);
