@@ -44,9 +44,6 @@ class AdminSettings(CommandSettings):
     """Token and certificates; the other settings have no effect here."""
 
 
-_ADAPTER_CALLS = {"list": "ListAdapters", "load": "LoadAdapter", "rollback": "RollbackAdapter"}
-
-
 def run(arguments: Sequence[str]) -> int:
     """Do it at every address; return 1 if it failed at any.
 
@@ -55,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
-    stub, method, request = _adapter_request(settings) if is_adapter else _graph_request(settings)
+    stub, method, request = _request(settings)
     from speculant_graph.rpc.addresses import split_addresses
     from speculant_graph.rpc.channel import Endpoint
 
@@ -74,30 +71,31 @@ def run(arguments: Sequence[str]) -> int:
     return int(any("error" in answer for answer in answers))
 
 
-def _graph_request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
-    """Return the stub of the sidecar's service, the method, and the request.
+def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
+    """Return the stub of the service, the method, and the request.
 
     Raises:
         ConfigError: an argument is missing, or there is one that the action does not take.
     """
-    from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc
+    from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
-    is_reload = settings.action == "reload"
-    if is_reload != bool(settings.name) or settings.adapter:
-        raise ConfigError("'list' takes no name, and 'reload' that of a graph", fix="see speculant admin --help")
-    request = drafter_pb2.ReloadGraphRequest(name=settings.name) if is_reload else drafter_pb2.ListGraphsRequest()
-    return drafter_pb2_grpc.DrafterAdminServiceStub, "ReloadGraph" if is_reload else "ListGraphs", request
-
-
-def _adapter_request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
-    """Return the same for the verifier's service."""
-    from speculant_graph.rpc.v1 import verifier_pb2, verifier_pb2_grpc
-
-    method = _ADAPTER_CALLS.get(settings.name)
-    if method is None or ("adapter" in settings.model_fields_set) != (settings.name == "load"):
-        raise ConfigError("'adapter' is followed by list, load NAME or rollback", fix="see speculant admin --help")
-    fields = {"name": settings.adapter} if settings.name == "load" else {}
-    return verifier_pb2_grpc.VerifierAdminServiceStub, method, getattr(verifier_pb2, f"{method}Request")(**fields)
+    graphs, adapters = drafter_pb2_grpc.DrafterAdminServiceStub, verifier_pb2_grpc.VerifierAdminServiceStub
+    adapter = [settings.adapter] if "adapter" in settings.model_fields_set else []  # "" is the model without one
+    match [settings.action, settings.name, *adapter]:
+        case ["list", ""]:
+            return graphs, "ListGraphs", drafter_pb2.ListGraphsRequest()
+        case ["reload", name] if name:
+            return graphs, "ReloadGraph", drafter_pb2.ReloadGraphRequest(name=name)
+        case ["adapter", "list"]:
+            return adapters, "ListAdapters", verifier_pb2.ListAdaptersRequest()
+        case ["adapter", "load", name]:
+            return adapters, "LoadAdapter", verifier_pb2.LoadAdapterRequest(name=name)
+        case ["adapter", "rollback"]:
+            return adapters, "RollbackAdapter", verifier_pb2.RollbackAdapterRequest()
+    raise ConfigError(
+        "no such action; write 'list', 'reload NAME', 'adapter list', 'adapter load NAME' or 'adapter rollback'",
+        fix="see speculant admin --help",
+    )
 
 
 def _ask(endpoint: Endpoint, stub: type[Any], method: str, request: Message, timeout_s: float) -> dict[str, Any]:

@@ -108,8 +108,8 @@ def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     [
         (["list"], "name the server's admin address by --address"),
         (["list", "--address", "nowhere"], "'nowhere' is not an address"),
-        (["reload", "--address", "localhost:1"], "'reload' that of a graph"),
-        (["adapter", "unload", "--address", "localhost:1"], "'adapter' is followed by list, load NAME or rollback"),
+        (["reload", "--address", "localhost:1"], "write 'list', 'reload NAME'"),
+        (["adapter", "unload", "--address", "localhost:1"], "'adapter load NAME' or 'adapter rollback'"),
         (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),
     ],
 )

@@ -159,8 +159,8 @@ class Candidate:
                 cwd=folder,  # settings of the bench's folder are not for engines
                 start_new_session=True,
             )
-        places = {"program": str(program), "model": str(model.absolute()), "most_drafted": _MOST_DRAFTED}
-        self._ask({**order, **places})
+        paths = {"program": str(program), "model": str(model.absolute()), "most_drafted": _MOST_DRAFTED}
+        self._ask({**order, **paths})
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
         """Continue prompts, greedily. Steps are counted for all of them together, in the first row."""
