@@ -79,7 +79,8 @@ class DraftPrice:
         # As measured lately: the machine may have become slower, and drafting is more than passes.
         self._overhead_s = 0.0  # of a pass of the draft model
         self._slowness = 1.0  # of passes of the target
-        self._rate = 0.0
+        self.rate = 0.0
+        """Tokens a second of all rows without a further pass, as of the latest decision; an order of magnitude."""
         self.allowance = Allowance()
         """What may be spent."""
 
@@ -99,8 +100,8 @@ class DraftPrice:
         # What a pass of the model adds is drafted, too: one node more of every row.
         times = self._target_s(len(gains), len(expected) + 1) + spent_s
         now = int(np.argmax(expected / times[:-1]))
-        self._rate = float(expected[now] / times[now])
-        best = LEAST_GAIN * self._rate
+        self.rate = float(expected[now] / times[now])
+        best = LEAST_GAIN * self.rate
         chosen = Choice(now, 0, [])
         ranked = sorted((row for row in wanted if wanted[row]), key=lambda row: -wanted[row][0])
         count = 1
@@ -116,11 +117,6 @@ class DraftPrice:
                 break
             count *= 2
         return chosen
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of all rows without a further pass, as of the latest decision; an order of magnitude."""
-        return self._rate
 
     def target_s(self, num_rows: int, num_drafted: int) -> float:
         """Return the seconds of a pass of the target over so many drafted nodes of each row."""

@@ -87,11 +87,6 @@ class CostTable:
     def _tables(self) -> dict[int, NDArray[np.float64]]:
         return {}
 
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """Measured batches, ascending."""
-        return tuple(batch for batch, _, _ in self._curves)
-
     def ms(self, batch: int, tokens: float) -> float:
         """Estimate the milliseconds of a pass.
 
@@ -99,7 +94,7 @@ class CostTable:
             batch: rows, at least 1.
             tokens: tokens of each row, at least 1; a mean over steps may lie between two whole numbers.
         """
-        batches = self.batches
+        batches = [measured for measured, _, _ in self._curves]
         if not batches[0] <= batch <= batches[-1]:
             nearest = 0 if batch < batches[0] else -1
             return _on(self._curves[nearest], tokens * batch / batches[nearest])
