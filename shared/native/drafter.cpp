@@ -118,8 +118,10 @@ std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, b
   return sequence;
 }
 
-std::shared_ptr<Sequence> Drafter::begin_after(std::span<const Token> tokens) {
+std::shared_ptr<Sequence> Drafter::begin_after(std::span<const Token> tokens, const DraftSettings& settings) {
   auto sequence = open(std::make_shared<LearnedMemory>(1), false, {});
+  if (settings.is_from_graph())
+    tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(trie.max_order())));
   accept(*sequence, tokens, true);
   return sequence;
 }

@@ -164,8 +164,8 @@ class Drafter {
   /// What a StrategyOptions asks for; looked up once for each.
   std::shared_ptr<const DraftSettings> settings_of(const std::string& options);
 
-  /// Begin a sequence of which these are the last tokens; nothing of it is remembered.
-  std::shared_ptr<Sequence> begin_after(std::span<const Token> tokens);
+  /// Begin a sequence of which these are the last tokens, to draft once as `settings` say; nothing is remembered.
+  std::shared_ptr<Sequence> begin_after(std::span<const Token> tokens, const DraftSettings& settings);
 
   /// Draft for a batch; drafts are noted in their sequences. `max_entries`: most entries of all distributions together;
   /// see draw_chains.

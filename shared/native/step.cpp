@@ -329,17 +329,18 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
                               std::size_t& max_entries) {
   const wire::DraftRequest& request = step.request;
   Drafter& drafter = *graph.drafter;
+  const auto settings = drafter.settings_of(request.options.bytes);
   std::vector<std::shared_ptr<Sequence>> sequences;
   std::vector<DraftRequest> wanted;
   for (std::size_t index : indices) {
     const auto& session = step.parts[index].session;
     const auto tokens = step.context(index);
-    sequences.push_back(session ? session->sequence : drafter.begin_after(tokens_of(tokens, drafter.vocabulary_size)));
+    sequences.push_back(session ? session->sequence
+                                : drafter.begin_after(tokens_of(tokens, drafter.vocabulary_size), *settings));
     const int budget = static_cast<int>(std::min<std::uint32_t>(request.node_budgets[index], kMaxNodes));
     const std::uint64_t position = session ? session->position() : request.positions[index] + tokens.size();
     wanted.push_back({sequences.back().get(), budget, request.seeds[index], position});
   }
-  const auto settings = drafter.settings_of(request.options.bytes);
   step.batches.push_back(std::make_unique<DraftBatch>(drafter.draft(wanted, *settings, max_entries)));
   DraftBatch& batch = *step.batches.back();
   for (std::size_t rank = 0; rank < indices.size(); ++rank) {

@@ -151,9 +151,9 @@ class Drafter:
         tokens relative to one, none if it is free.
         """
 
-    def begin_after(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Sequence:
+    def begin_after(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], settings: DraftSettings) -> Sequence:
         """
-        Begin a sequence of which these are the last tokens; nothing of it is remembered.
+        Begin a sequence of which these are the last tokens, to draft once so; nothing of it is remembered.
         """
 
     def accept(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:

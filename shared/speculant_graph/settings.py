@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import reprlib
 import tomllib
 from argparse import ArgumentParser, Namespace
@@ -162,10 +163,7 @@ def load_with_sources(
     except ValidationError as error:
         raise _setting_error(error, sources) from error
     except SettingsError as error:
-        reason = str(error).strip().splitlines()[-1].removeprefix("error parsing CLI: ")
-        is_variable = "EnvSettingsSource" in reason
-        advice = "lists and tables in variables are JSON" if is_variable else "correct it"
-        raise ConfigError(reason, fix=f"{advice}; see speculant {command} --help") from error
+        raise _source_error(str(error), command) from error
     return loaded, sources
 
 
@@ -178,6 +176,18 @@ def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSou
     return "default"
 
 
+def _source_error(text: str, command: str) -> ConfigError:
+    """Return what a command line or a variable can't be read for, which is known before any value is looked at."""
+    reason = text.strip().splitlines()[-1].removeprefix("error parsing CLI: ")
+    if is_table := re.search(r"for (\S+): not enough values", reason):
+        return ConfigError(f"{is_table[1]} takes names and values", fix="write NAME=VALUE", field=is_table[1])
+    if in_variable := re.search(r'field "(\w+)" from source "EnvSettingsSource"', reason):
+        begin = f"SPECULANT_{in_variable[1]}__".upper()
+        named = " or ".join(name for name in os.environ if name.upper().startswith(begin))
+        return ConfigError(f"{named} can't be read", fix="lists and tables in variables are JSON")
+    return ConfigError(reason, fix=f"correct it; see speculant {command} --help")
+
+
 def _setting_error(error: ValidationError, sources: Sequence[PydanticBaseSettingsSource]) -> ConfigError:
     """Return pydantic's first error as one of the setting, and of the file that it stands in."""
     first: Any = error.errors()[0]
@@ -185,6 +195,9 @@ def _setting_error(error: ValidationError, sources: Sequence[PydanticBaseSetting
     location = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
     field = ".".join(location)
     origin = origin_of(location[0], location[1], sources) if len(location) > 1 else "default"
+    variable = f"SPECULANT_{'__'.join(location).upper()}"
+    if origin == "environment" and variable in os.environ:
+        origin = variable
     file = f"{origin}: " if origin not in ("default", "environment") else ""
     if first["type"] == "extra_forbidden":
         return ConfigError(f"{file}there is no setting {field}", fix="--help lists those there are", field=field)
@@ -322,8 +335,8 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     except ValueError as error:  # UTF-8 or TOML
         raise ConfigError(f"the configuration file '{path}' is no TOML: {error}", fix="correct it there") from error
     for section, values in content.items():
+        if not isinstance(values, dict):
+            raise ConfigError(f"'{path}': {section} stands in no section", fix="write it below one, such as [draft]")
         if section not in SECTIONS:
             raise _unknown_section(f"a table of '{path}'", section)
-        if not isinstance(values, dict):
-            raise ConfigError(f"'{path}': {section} is a section", fix=f"write [{section}] and its settings below")
     return path

@@ -14,6 +14,7 @@ _EXPECTED = {
     "list": "a list",
     "tuple": "a list",
     "frozen_set": "a list",
+    "path": "a path",
     "dict": "an object",
     "model": "an object",
     "byte_size": "a number of bytes, as 2GB or 512MB",

@@ -116,6 +116,7 @@ def test_a_graph_is_replaced(serve: Serve, tmp_path: Path) -> None:
     assert drafted(server, session_id=before, position=1) == (3, 2), "open sessions keep what they have"
     graphs = server.admin.ListGraphs(pb.ListGraphsRequest()).graphs
     assert [(graph.name, graph.generation, graph.open_sessions) for graph in graphs] == [("two", 1, 0), ("more", 3, 1)]
+    assert server.admin.ReloadGraph(pb.ReloadGraphRequest()).graph.name == "two", "the default one"
 
 
 def test_what_is_no_graph_or_of_another_tokenizer_leaves_the_old_one(serve: Serve, tmp_path: Path) -> None:

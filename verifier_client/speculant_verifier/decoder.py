@@ -96,6 +96,8 @@ class SpeculativeDecoder:
         graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
+        if graph is not None:
+            require_same(graph.metadata.tokenizer, self.target.fingerprint)
         self._owns_drafter, self._owns_target = drafter is None, target is None
         if self.target.offload is not None:
             wide = {"k": self.target.offload.plan.most_nodes, "max_depth": _DEEP}
@@ -148,7 +150,6 @@ class SpeculativeDecoder:
         """Return what drafts by n-grams, as configured."""
         curve = self.costs.curve(1) if self.costs is not None else None
         if graph is not None:
-            require_same(graph.metadata.tokenizer, self.target.fingerprint)
             return LocalDrafter(graph, self.draft_config, cost=curve)
         if sidecar is not None:
             return client_of(

@@ -203,10 +203,12 @@ void bind_drafter(nb::module_& module) {
           "tokens relative to one, none if it is free.")
       .def(
           "begin_after",
-          [](Drafter& self, const Ids& ids) {
-            return exclusively([&] { return self.begin_after(tokens_of(as_span(ids), self.vocabulary_size)); });
+          [](Drafter& self, const Ids& ids, const DraftSettings& settings) {
+            return exclusively(
+                [&] { return self.begin_after(tokens_of(as_span(ids), self.vocabulary_size), settings); });
           },
-          "token_ids"_a, "Begin a sequence of which these are the last tokens; nothing of it is remembered.")
+          "token_ids"_a, "settings"_a,
+          "Begin a sequence of which these are the last tokens, to draft once so; nothing of it is remembered.")
       .def(
           "accept",
           [](Drafter& self, Sequence& sequence, const Ids& ids, bool is_prompt) {

@@ -24,7 +24,7 @@ Action = Literal["list", "reload", "adapter"]
 
 
 class AdminSettings(CommandSettings):
-    """Look after running sidecars: list graphs, reload NAME.
+    """Look after running sidecars: list graphs, reload NAME, or the default graph.
 
     Or after running verifiers with a draft model: adapter list, adapter load NAME, adapter rollback.
     """
@@ -84,7 +84,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
     match [settings.action, settings.name, *adapter]:
         case ["list", ""]:
             return graphs, "ListGraphs", drafter_pb2.ListGraphsRequest()
-        case ["reload", name] if name:
+        case ["reload", name]:
             return graphs, "ReloadGraph", drafter_pb2.ReloadGraphRequest(name=name)
         case ["adapter", "list"]:
             return adapters, "ListAdapters", verifier_pb2.ListAdaptersRequest()
@@ -93,7 +93,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
         case ["adapter", "rollback"]:
             return adapters, "RollbackAdapter", verifier_pb2.RollbackAdapterRequest()
     raise ConfigError(
-        "no such action; write 'list', 'reload NAME', 'adapter list', 'adapter load NAME' or 'adapter rollback'",
+        "no such action; write 'list', 'reload [NAME]', 'adapter list', 'adapter load NAME' or 'adapter rollback'",
         fix="see speculant admin --help",
     )
 

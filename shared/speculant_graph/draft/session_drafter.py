@@ -246,7 +246,7 @@ class SessionDrafter:
         settings = self._settings(options)
         with self._lock:
             return self.core.draft(
-                [self.core.begin_after(_as_array(context)) for context in contexts],
+                [self.core.begin_after(_as_array(context), settings) for context in contexts],
                 list(budgets),
                 [seed % NUM_SEEDS for seed in seeds],
                 [position % NUM_SEEDS for position in positions],

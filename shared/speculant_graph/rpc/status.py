@@ -79,6 +79,8 @@ def from_status(code: grpc.StatusCode, details: str | None) -> SpeculantError:
     reason = " ".join((details or "no details").split())
     if found := _NO_SERVER.fullmatch(reason):
         reason = f"no server answers there ({found[1]})"
+    if code is grpc.StatusCode.UNIMPLEMENTED and reason == "Method not found!":
+        reason = "another service answers there; give the address of the one that is meant"
     return ERROR_OF_STATUS.get(code, DrafterUnavailableError)(f"{code.name}: {reason}")
 
 

@@ -237,13 +237,14 @@ class GrpcEndpoint:
         try:
             if path is not None:
                 self._locks.append(lock_socket(path, option))
+            else:
+                bind_tcp(address, option).close()  # gRPC gives no reason, and does with one of a name's addresses
             if path is None and self._credentials is not None:
                 port = self._server.add_secure_port(grpc_target(address), self._credentials)
             else:
                 port = self._server.add_insecure_port(grpc_target(address))
         except (RuntimeError, OSError) as error:
             if path is None:
-                bind_tcp(address, option).close()  # raises with the reason, which gRPC does not
                 raise failure_of(address, "it was in use; try again, or choose another", option) from error
             reason = (
                 f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else "no socket can be made there"

@@ -108,7 +108,6 @@ def test_adapters_of_verifiers(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     [
         (["list"], "name the server's admin address by --address"),
         (["list", "--address", "nowhere"], "'nowhere' is not an address"),
-        (["reload", "--address", "localhost:1"], "write 'list', 'reload NAME'"),
         (["adapter", "unload", "--address", "localhost:1"], "'adapter load NAME' or 'adapter rollback'"),
         (["list", "--address", "example.com:1", "--token", "hush"], "client.token would travel to example.com:1"),
     ],
