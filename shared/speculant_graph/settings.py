@@ -182,8 +182,8 @@ def _source_error(text: str, command: str) -> ConfigError:
     if is_table := re.search(r"for (\S+): not enough values", reason):
         return ConfigError(f"{is_table[1]} takes names and values", fix="write NAME=VALUE", field=is_table[1])
     if in_variable := re.search(r'field "(\w+)" from source "EnvSettingsSource"', reason):
-        begin = f"SPECULANT_{in_variable[1]}__".upper()
-        named = " or ".join(name for name in os.environ if name.upper().startswith(begin))
+        section = f"SPECULANT_{in_variable[1]}".upper()
+        named = " or ".join(name for name in os.environ if name.upper().partition("__")[0] == section)
         return ConfigError(f"{named} can't be read", fix="lists and tables in variables are JSON")
     return ConfigError(reason, fix=f"correct it; see speculant {command} --help")
 

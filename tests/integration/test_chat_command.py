@@ -59,7 +59,7 @@ def answers(decoder: SpeculativeDecoder, *messages: str, system: str = "") -> li
 
 
 def test_commands(model: Path, decoder, capsys, monkeypatch) -> None:
-    say(monkeypatch, "/help", "/system Be brief", "One", "", "Two", "//x", "/clear", "One", "/quit", "never")
+    say(monkeypatch, "/help", "/system Be brief", "One", "", "Two", "//x", "/clear", "One", "/quit now", "never")
     assert main(["chat", "--model", str(model), *OWN, "--strategy", "tree"]) == 0
     shown = capsys.readouterr()
     one, two, third = answers(decoder, "One", "Two", "/x", system="Be brief")
@@ -67,6 +67,12 @@ def test_commands(model: Path, decoder, capsys, monkeypatch) -> None:
     assert shown.err.count("8 tokens, ") == 4
     assert shown.err.count(", ended by length\n") == 4
     assert all(name in shown.err for name in COMMANDS)
+
+
+def test_a_line_that_is_no_text(model: Path, capsys, monkeypatch) -> None:
+    say(monkeypatch, "\udcff")
+    assert main(["chat", "--model", str(model), *OWN]) == 1
+    assert "chat: the line is not valid text; give UTF-8\n" in capsys.readouterr().err
 
 
 class Script:

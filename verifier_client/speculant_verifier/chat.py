@@ -202,7 +202,7 @@ class Conversation:
                 if not self._input.is_typed:
                     raise
                 continue  # the line that was being typed is forgotten
-            if line.strip() == "/quit":
+            if line.split()[:1] == ["/quit"]:
                 break
             if line.strip():
                 self._handle(line)
@@ -227,6 +227,11 @@ class Conversation:
     def _ask(self, message: str) -> None:
         from speculant_verifier.harmony import ChannelSplitter
 
+        try:
+            message.encode()
+        except UnicodeEncodeError:  # bytes of a pipe that are none, as Python reads them
+            self._fail("speculant: chat: the line is not valid text; give UTF-8")
+            return
         asked = [*self._messages, {"role": "user", "content": message}]
         splitter = ChannelSplitter(self._harmony, self._decoder.target.decode) if self._harmony else None
         answer, meter = Answer(self._answers, splitter), RunMeter(self._decoder)

@@ -131,7 +131,7 @@ def waiting_for(what: str, color: ColorChoice) -> Status:
         what: for people, such as "loading my-model".
         color: as in :func:`make_console`.
     """
-    return make_console(color, stderr=True).status(Text(what))
+    return make_console("never" if color == "never" else "auto", stderr=True).status(Text(what))
 
 
 def quiet_transformers() -> None:

@@ -25,6 +25,7 @@ from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
 from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig
 from speculant_graph.draft.cost import COST_CURVES
+from speculant_graph.draft.options import require_source
 from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
@@ -73,6 +74,7 @@ class BenchRpcSettings(ReportingSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchRpcSettings, "bench rpc", arguments)
+    require_source(settings.draft, has_graph=True)
     with tempfile.TemporaryDirectory(prefix="speculant-bench-") as name:
         folder = Path(name)
         if settings.graph is None:

@@ -110,6 +110,7 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
             {"SPECULANT_SERVER__WROKERS": "2"},
             "config: SPECULANT_SERVER__WROKERS: there is no setting server.wrokers; ",
         ),
+        ("", {"SPECULANT_DRAFT": "{k}"}, "config: SPECULANT_DRAFT can't be read; lists and tables in variables"),
         (
             "",
             {"SPECULANT_DRAFT__SOURCES": "corpus"},
