@@ -179,10 +179,10 @@ def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSou
 def _source_error(text: str, command: str) -> ConfigError:
     """Return what a command line or a variable can't be read for, which is known before any value is looked at."""
     reason = text.strip().splitlines()[-1].removeprefix("error parsing CLI: ")
-    if is_table := re.search(r"for (\S+): not enough values", reason):
-        return ConfigError(f"{is_table[1]} takes names and values", fix="write NAME=VALUE", field=is_table[1])
-    if in_variable := re.search(r'field "(\w+)" from source "EnvSettingsSource"', reason):
-        section = f"SPECULANT_{in_variable[1]}".upper()
+    if table := re.search(r"for (\S+): not enough values", reason):
+        return ConfigError(f"{table[1]} takes names and values", fix="write NAME=VALUE", field=table[1])
+    if found := re.search(r'field "(\w+)" from source "EnvSettingsSource"', reason):
+        section = f"SPECULANT_{found[1]}".upper()
         named = " or ".join(name for name in os.environ if name.upper().partition("__")[0] == section)
         return ConfigError(f"{named} can't be read", fix="lists and tables in variables are JSON")
     return ConfigError(reason, fix=f"correct it; see speculant {command} --help")

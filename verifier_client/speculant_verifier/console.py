@@ -129,7 +129,7 @@ def waiting_for(what: str, color: ColorChoice) -> Status:
 
     Args:
         what: for people, such as "loading my-model".
-        color: as in :func:`make_console`.
+        color: whether to colour; 'always' is no more than 'auto', as it is for a terminal alone.
     """
     return make_console("never" if color == "never" else "auto", stderr=True).status(Text(what))
 
