@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import reprlib
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -43,10 +41,11 @@ from speculant_graph.config import (
     ServiceConfig,
     TrainConfig,
     VerifierConfig,
+    shown_problem,
 )
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
-from speculant_graph.validation_messages import humanise
+from speculant_graph.similar import question
 
 CONFIG_VARIABLE = "SPECULANT_CONFIG"
 DEFAULT_FILE = Path("speculant.toml")
@@ -56,11 +55,7 @@ TypedPath = Annotated[Path, "as typed"]
 """A path in a list of arguments, exactly as it was typed."""
 
 
-_SECRET_WORDS = frozenset({"token", "key", "password"})
-_VALUES = reprlib.Repr()
-"""Shows values that were typed, and the ends of long ones."""
-_VALUES.maxstring = _VALUES.maxlong = 120
-
+_BOOLEANS = ("true", "false")
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
 """Settings -> their common names."""
 
@@ -200,11 +195,10 @@ def _setting_error(error: ValidationError, sources: Sequence[PydanticBaseSetting
         origin = variable
     file = f"{origin}: " if origin not in ("default", "environment") else ""
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{file}there is no setting {field}", fix="--help lists those there are", field=field)
-    value = first.get("input")
-    is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(location[-1].split("_"))
-    shown = f" (got {_VALUES.repr(value)})" if is_shown else ""
-    return ConfigError(f"{file}{field}: {humanise(first)}{shown}", field=field)
+        asked = question(field, [f"{location[0]}.{name}" for name in _fields_of(location[0])])
+        fix = f"{asked} --help lists those there are".strip()
+        return ConfigError(f"{file}there is no setting {field}", fix=fix, field=field)
+    return ConfigError(f"{file}{shown_problem(first, field)}", field=field)
 
 
 def flags_of(
@@ -245,15 +239,44 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
     """Parse a command line; lists become JSON, as otherwise their items would be split at commas and read as JSON."""
     parsed: Namespace
-    parsed, unknown = ArgumentParser.parse_known_args(parser, *arguments)
+    rest, switches = _take_switches(parser, arguments[0])
+    parsed, unknown = ArgumentParser.parse_known_args(parser, rest, *arguments[1:])
     if unknown:
-        similar = get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, 1)
-        fix = f"is it {similar[0]}? See" if similar else "see"
-        raise ConfigError(f"unknown arguments: {' '.join(unknown)}", fix=f"{fix} {parser.prog} --help")
+        asked = question(unknown[0].partition("=")[0], parser._option_string_actions)
+        see = f"{asked} See" if asked else "see"
+        raise ConfigError(f"unknown arguments: {' '.join(unknown)}", fix=f"{see} {parser.prog} --help")
+    for name, value in switches.items():
+        setattr(parsed, name, value)
     for name, value in vars(parsed).items():
         if isinstance(value, list) and name in typed_lists:
             setattr(parsed, name, json.dumps(value))
     return parsed
+
+
+def _take_switches(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Take switches that are written as files write them, such as ``--measure-costs false``, out of a command line.
+
+    Returns:
+        The other arguments, and per destination the value, to be validated as a file's.
+    """
+    switches: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for flag, action in parser._option_string_actions.items():
+        if isinstance(action.const, bool):
+            names[flag if action.const else flag.replace("--no-", "--", 1)] = action.dest
+    rest: list[str] = []
+    left = list(arguments)
+    while left:
+        if (argument := left.pop(0)) == "--":
+            return [*rest, argument, *left], switches
+        flag, has_value, value = argument.partition("=")
+        if flag not in names:
+            rest.append(argument)
+        elif has_value or not left or left[0] not in _BOOLEANS:
+            switches[names[flag]] = value if has_value else "true"
+        else:
+            switches[names[flag]] = left.pop(0)
+    return rest, switches
 
 
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:

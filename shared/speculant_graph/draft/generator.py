@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require_k
 from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, StrategyName, TokenId
 
@@ -74,10 +77,11 @@ class DraftGenerator:
 
         Raises:
             ConfigError: the strategy needs more than a graph, or the tokenizer for a text prompt can't be loaded.
-            DraftRequestError: there is no such strategy.
+            DraftRequestError: there is no such strategy, k is out of its bounds, or the prompt is neither text nor
+                token ids of the graph's vocabulary.
             TokenizerMismatchError: the tokenizer of the graph's name is not the one the graph was built with.
         """
-        context = self._encoded(prompt) if isinstance(prompt, str) else prompt
+        context = self._encoded(prompt) if isinstance(prompt, str) else self._known(prompt)
         configured = self.config.strategy if "strategy" in self.config.model_fields_set else "greedy"
         return self.draft(context, self.config.k if k is None else k, strategy or configured, seed)
 
@@ -98,7 +102,7 @@ class DraftGenerator:
 
         Args:
             context: at least the last N tokens of the sequence, or all of them if there are fewer.
-            k: most tokens to draft, up to 2,048; none if it is not positive.
+            k: most tokens to draft, 0 to 2,048.
             strategy: ``greedy`` takes the most probable successor, of equals the lowest id; ``sampling`` draws from
                 the distribution of successors and returns it.
             seed: seed of the draws.
@@ -107,12 +111,34 @@ class DraftGenerator:
 
         Raises:
             ConfigError: the strategy needs more than a graph.
-            DraftRequestError: there is no such strategy, an option is out of its bounds, or these are no token ids.
+            DraftRequestError: there is no such strategy, k or an option is out of its bounds, or these are no token
+                ids.
         """
+        k = require_k(k)
         positions = [len(context) if position is None else position]
         return self._drafter.draft_contexts([context], [k], [seed], positions, replace(options, strategy=strategy))[0]
 
+    def _known(self, prompt: Sequence[TokenId]) -> Sequence[TokenId]:
+        size = self.graph.vocabulary_size
+        try:
+            is_known = not any(isinstance(token, bool) for token in prompt) and all(
+                0 <= operator.index(token) < size for token in prompt
+            )
+        except TypeError:
+            is_known = False
+        if is_known and not isinstance(prompt, bytes | bytearray):
+            return prompt
+        raise DraftRequestError(
+            f"the prompt {reprlib.repr(prompt)} is neither text nor a list of token ids from 0 to {size - 1}",
+            fix="give one of them, by the graph's tokenizer",
+            field="prompt",
+        )
+
     def _encoded(self, text: str) -> list[TokenId]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DraftRequestError("the prompt is not valid Unicode", fix="give UTF-8", field="prompt") from error
         if self._tokenizer is None:
             expected = self.graph.metadata.tokenizer
             tokenizer = CorpusTokenizer.load(expected.name, self._hf_token, special_tokens="parse")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import numpy as np
 from pydantic import ValidationError
 
 from speculant_graph._core import ROW_WIDTH, DraftSettings
@@ -52,6 +53,18 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
         first = error.errors(include_url=False)[0]
         name, problem = first["loc"][0], humanise(first)
         raise DraftRequestError(f"the option {name} {problem}; correct it, or leave it out") from None
+
+
+def require_k(k: int) -> int:
+    """Return a number of tokens to draft, if the setting ``draft.k`` might have it.
+
+    Raises:
+        DraftRequestError: it is out of bounds, or no number.
+    """
+    try:
+        return DraftConfig(k=int(k) if isinstance(k, np.integer) else k).k
+    except ConfigError as error:
+        raise DraftRequestError(error.message.removeprefix("draft."), fix=error.fix, field="k") from None
 
 
 def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
 
 from speculant_graph.config import DEFAULT_MODEL, GraphConfig
 from speculant_graph.corpus.documents import list_corpus_files
@@ -72,12 +71,7 @@ class GraphBuilder:
             ConfigError: a setting is out of bounds, or there is none of this name.
         """
         named = {"tokenizer_name": str(tokenizer_name), "max_order": max_order}
-        try:
-            self.config = GraphConfig.model_validate(named | settings)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            name = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"{name}: {problem['msg']}; see GraphConfig") from error
+        self.config = GraphConfig(**named | settings)
         self.report: BuildReport | None = None
         """What the last build took."""
         self._graph: NgramGraph | None = None

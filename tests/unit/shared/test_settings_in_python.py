@@ -1,0 +1,146 @@
+"""Settings that are built in Python, switches with a value, and names that are similar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speculant_graph.config import Config, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.draft.generator import DraftGenerator
+from speculant_graph.errors import ConfigError, DraftRequestError, SpeculantError
+from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.settings import AllSettings, load_settings
+from speculant_graph.similar import similar
+from speculant_graph.types import Fingerprint
+from support.configs import KINDS
+
+
+def refusal(kind: type[Config], **values: object) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        kind(**values)
+    assert "\n" not in str(caught.value)
+    assert caught.value.message
+    assert caught.value.fix
+    return caught.value
+
+
+@pytest.mark.parametrize("section", KINDS)
+def test_settings_refuse_in_one_line_that_names_the_setting(section: str) -> None:
+    kind = KINDS[section]
+    assert kind.section() == section
+    assert refusal(kind, nonsense=1).field == f"{section}.nonsense"
+    for name, info in kind.model_fields.items():
+        wrong = object()
+        assert refusal(kind, **{name: wrong}).field.startswith(f"{section}.{name}")
+        if info.annotation is not bool:
+            assert refusal(kind, **{name: True}).field == f"{section}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (DraftConfig, {"k": 3_000}, r"draft\.k: must be less than or equal to 2048 \(got 3000\)"),
+        (DraftConfig, {"k": -1}, r"draft\.k: must be greater than or equal to 0 \(got -1\)"),
+        (DraftConfig, {"strategy": "beam"}, r"draft\.strategy: must be 'greedy', .* \(got 'beam'\)"),
+        (DraftConfig, {"max_dept": 3}, r"there is no setting draft\.max_dept; is it max_depth\?"),
+        (GenerationConfig, {"rule": "xx"}, r"generation\.rule: must be 'follow', .* \(got 'xx'\)"),
+        (VerifierConfig, {"hf_token": 3}, r"verifier\.hf_token: must be text; "),
+    ],
+)
+def test_what_settings_say(kind: type[Config], values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**values)
+
+
+def test_builders_say_the_same() -> None:
+    with pytest.raises(ConfigError, match=r"graph\.max_order: must be less than or equal to 10 \(got 11\)"):
+        GraphBuilder("tokenizer", max_order=11)
+
+
+@pytest.fixture(scope="module")
+def generator() -> DraftGenerator:
+    graph = build_from_token_ids([1, 2, 3, 1, 2, 3], Fingerprint("test", "00" * 32, 100), max_order=3)
+    return DraftGenerator(graph)
+
+
+@pytest.mark.parametrize("k", [-1, 2_049, 3_000, True, 2.5, "x"])
+def test_k_is_one_rule(generator: DraftGenerator, k: int) -> None:
+    for ask in (
+        lambda: DraftConfig(k=k),
+        lambda: generator.generate([1], k=k),
+        lambda: generator.draft([1], k, "tree"),
+    ):
+        with pytest.raises(SpeculantError, match="k: must "):
+            ask()
+
+
+def test_k_may_be_anything_within_its_bounds(generator: DraftGenerator) -> None:
+    assert generator.generate([1], k=0).token_ids == ()
+    assert generator.generate([1], k=np.int64(2)).token_ids == (2, 3)  # type: ignore[arg-type]
+    assert len(generator.generate([1], k=2_048)) == 2_048
+
+
+@pytest.mark.parametrize("prompt", ["\ud800", None, 3, [100], [999_999], [-1], [1, True], [1.5], [[1]], ["a"], b"ab"])
+def test_prompts_that_are_neither_text_nor_tokens(generator: DraftGenerator, prompt: object) -> None:
+    with pytest.raises(DraftRequestError, match=r"^the prompt .*; give ") as caught:
+        generator.generate(prompt)  # type: ignore[arg-type]
+    assert (len(str(caught.value).splitlines()), caught.value.field) == (1, "prompt")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SWITCHES = [
+    (section, name)
+    for section, kind in KINDS.items()
+    for name, info in kind.model_fields.items()
+    if info.annotation is bool
+]
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_switches_take_what_files_write(elsewhere: Path, value: bool) -> None:
+    for section, name in SWITCHES:
+        flag, text = f"--{section}.{name}".replace("_", "-"), str(value).lower()
+        for arguments in ([flag, text], [f"{flag}={text}"]):
+            settings = load_settings(AllSettings, "config", arguments)
+            assert getattr(getattr(settings, section), name) is value, arguments
+    (elsewhere / "speculant.toml").write_text(f"[client]\nlearn = {str(not value).lower()}\n", encoding="utf-8")
+    assert load_settings(AllSettings, "config", ["--learn", str(value).lower()]).client.learn is value
+    with pytest.raises(ConfigError, match=r"client\.learn: must be true or false \(got 'maybe'\)"):
+        load_settings(AllSettings, "config", ["--learn=maybe"])
+
+
+FLAGS = ("--draft.max-learned-tokens", "--draft.max-depth", "--generation.top-k", "--top-k", "--draft.temperature")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("--draft.filler-top-n", None),
+        ("--draft.max-dpeth", "--draft.max-depth"),
+        ("--verifier.max-depth", "--draft.max-depth"),
+        ("--draft.temprature", "--draft.temperature"),
+        ("--tpo-k", "--top-k"),
+        ("--draft.x", None),
+        ("", None),
+    ],
+)
+def test_only_what_resembles_is_suggested(name: str, found: str | None) -> None:
+    assert similar(name, FLAGS) == found
+
+
+def test_what_is_suggested_is_accepted() -> None:
+    for section, kind in KINDS.items():
+        for name in kind.model_fields:
+            if len(name) < 4 or f"{name}s" in kind.model_fields:
+                continue
+            error = refusal(kind, **{name + "s": "x"})
+            suggested = error.fix.removeprefix("is it ").removesuffix("?")
+            assert suggested in kind.model_fields, f"{section}.{name}"
