@@ -76,7 +76,9 @@ def flags() -> frozenset[str]:
         for name in BENCHES:
             main(["bench", name, "--help"])
         main(["config", "show", "--help"])
-    return frozenset(re.findall(r"(--[a-z][a-z0-9.-]*)", printed.getvalue()))
+    found = re.findall(r"(--[a-z][a-z0-9.-]*)", printed.getvalue())
+    # A switch that is on unless '--no-…' is given takes 'true' and 'false' by its own name.
+    return frozenset(found) | {flag.replace("--no-", "--", 1) for flag in found}
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
