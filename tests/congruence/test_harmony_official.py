@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.conversation.harmony import ChannelSplitter
+from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
 from speculant_verifier.text import Detokenizer
 from support.harmony import HARMONY_NAMES, harmony_tokenizer
 

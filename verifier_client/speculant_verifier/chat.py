@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from rich.console import Console
 
+    from speculant_verifier.conversation.tool_calls import Splitter
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.harmony import ChannelSplitter
     from speculant_verifier.results import StepEvent
 
 COMMANDS = {
@@ -110,7 +110,7 @@ class Input:
 class Answer:
     """One answer as it comes. Thoughts, and what was drafted, are shown on a terminal."""
 
-    def __init__(self, console: Console, splitter: ChannelSplitter | None) -> None:
+    def __init__(self, console: Console, splitter: Splitter | None) -> None:
         """Begin.
 
         Args:
@@ -176,12 +176,9 @@ class Conversation:
         Raises:
             GenerationError: the model has no chat template that takes messages of a user.
         """
-        from speculant_verifier.harmony import HarmonyTokens
-
         decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fails now rather than after the first message
         self._decoder, self._config, self._input = decoder, config, source
         self._answers, self._notes, self._system = answers, notes, system
-        self._harmony = HarmonyTokens.of(decoder)
         self._messages: list[dict[str, str]] = []
         self._has_failed = False
 
@@ -225,16 +222,13 @@ class Conversation:
             self._fail(f"there is no command {name}; /help lists them, and // begins a message with a slash")
 
     def _ask(self, message: str) -> None:
-        from speculant_verifier.harmony import ChannelSplitter
-
         try:
             message.encode()
         except UnicodeEncodeError:  # bytes of a pipe that are none, as Python reads them
             self._fail("speculant: chat: the line is not valid text; give UTF-8")
             return
         asked = [*self._messages, {"role": "user", "content": message}]
-        splitter = ChannelSplitter(self._harmony, self._decoder.target.decode) if self._harmony else None
-        answer, meter = Answer(self._answers, splitter), RunMeter(self._decoder)
+        answer, meter = Answer(self._answers, self._decoder.chat_format.parser()), RunMeter(self._decoder)
         reason, error, interruption = "", "", None
         try:
             with closing(self._events(asked)) as events:

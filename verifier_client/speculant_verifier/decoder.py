@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -25,6 +26,8 @@ from speculant_graph.draft.options import NEED_GRAPH
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
+from speculant_verifier.conversation.chat_format import ChatFormat
+from speculant_verifier.conversation.template_prompt import Message
 from speculant_verifier.draft_model.adapters import Adapters
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
 from speculant_verifier.engine import Engine
@@ -36,7 +39,7 @@ from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
-from speculant_verifier.text import Batch, Message, Prompt, Prompts, chat_tokens
+from speculant_verifier.text import Batch, Prompt, Prompts
 
 _DEEP = 128
 """Longest path that is drafted where weights are read for every pass, unless it is set: long drafts cost little."""
@@ -236,6 +239,15 @@ class SpeculativeDecoder:
         """What was decoded since the decoder was made; it goes on counting."""
         return self.engine.totals
 
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """How the model converses.
+
+        Raises:
+            ConfigError: the model was made without a tokenizer.
+        """
+        return ChatFormat(self.target.tokenizer)
+
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
         """Return the token ids of a conversation by the model's own chat template, ready to be continued.
 
@@ -246,7 +258,7 @@ class SpeculativeDecoder:
         Raises:
             GenerationError: the tokenizer has no template, or the template refuses the messages.
         """
-        return chat_tokens(self.target.tokenizer, messages, **options)
+        return self.chat_format.render(messages, **options)
 
     def close(self) -> None:
         """Free the engine, and the drafter and the model unless the caller brought them."""

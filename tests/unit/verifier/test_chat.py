@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant_graph.errors import GenerationError
-from speculant_verifier.text import chat_tokens
+from speculant_verifier.conversation.template_prompt import chat_tokens
 from support.tiny_models import BOS, EOS, byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]

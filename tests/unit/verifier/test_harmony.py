@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from speculant_graph.types import TokenId
-from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.conversation.harmony import ChannelSplitter
+from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
 from speculant_verifier.text import Detokenizer
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
 from support.http_api import tiny_decoder
@@ -123,4 +124,4 @@ def test_other_templates_are_not_harmony_s(template: str | None) -> None:
     with tiny_decoder("llama") as decoder:
         decoder.target._tokenizer = harmony_tokenizer("bytes")
         decoder.target.tokenizer.chat_template = template
-        assert HarmonyTokens.of(decoder) is None
+        assert decoder.chat_format.harmony is None

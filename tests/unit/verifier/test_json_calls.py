@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_verifier.tool_calls import JsonCalls
+from speculant_verifier.conversation.json_calls import JsonCalls
 
 
 def split(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:

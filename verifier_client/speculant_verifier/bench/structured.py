@@ -97,7 +97,7 @@ class _Runs:
     """Runs on one model."""
 
     def __init__(self, target: TargetModel, batch: int, nodes: int) -> None:
-        from speculant_verifier.tool_calls import STRICT
+        from speculant_verifier.conversation.tool_calls import STRICT
 
         self._target, self._batch, self._nodes = target, batch, nodes
         self._random = random.Random(0)

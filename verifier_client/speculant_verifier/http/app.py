@@ -27,7 +27,6 @@ from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http import METRICS_TYPE, PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.harmony import HarmonyTokens
 from speculant_verifier.http.builders import (
     AnswerBuilder,
     ChatBuilder,
@@ -87,7 +86,7 @@ def create_app(
         ConfigError: the model was given without its tokenizer.
     """
     model_id = config.model_id or PurePath(decoder.target.name).name
-    model = ServedModel(model_id, decoder.target, TokenTexts(decoder.target), HarmonyTokens.of(decoder))
+    model = ServedModel(model_id, decoder.target, TokenTexts(decoder.target), decoder.chat_format)
     mapping = RequestMapping(decoder, load, defaults, model_id)
     store = ResponseStore()
 
@@ -115,7 +114,7 @@ def create_app(
     async def complete(request: CompletionRequest, connection: Request) -> Response:
         """Continue texts."""
         context = await mapping.completion(request, connection.scope[PRINCIPAL])
-        return respond(CompletionBuilder(context, replace(model, harmony=None)), is_stream=request.stream)
+        return respond(CompletionBuilder(context, replace(model, chat_format=None)), is_stream=request.stream)
 
     @app.post("/v1/responses")
     async def respond_by_items(request: ResponsesRequest, connection: Request) -> Response:

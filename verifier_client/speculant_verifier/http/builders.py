@@ -17,11 +17,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import SessionOptions, TokenId
-from speculant_verifier.harmony import ChannelSplitter, HarmonyTokens
+from speculant_verifier.conversation.chat_format import ChatFormat
+from speculant_verifier.conversation.tool_calls import Piece, Splitter
 from speculant_verifier.http.errors import ApiError
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
-from speculant_verifier.tool_calls import CallStyle, JsonCalls, Piece, Splitter
 
 Fields = dict[str, Any]
 """An object of JSON."""
@@ -89,8 +89,8 @@ class ServedModel:
     """The model."""
     texts: TokenTexts
     """Of its tokens."""
-    harmony: HarmonyTokens | None
-    """Splits what it writes into channels."""
+    chat_format: ChatFormat | None
+    """How it converses; None if its answers are text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class RequestContext:
     """Options of its session with the drafter."""
     with_usage: bool = False
     """Whether a stream ends with token counts."""
-    calls: CallStyle | None = None
-    """How calls of tools are written; None if there are no tools."""
+    tool_names: frozenset[str] | None = None
+    """The tools that the model may call; None if there are none."""
     predicted: tuple[TokenId, ...] = ()
     """The prediction."""
 
@@ -236,7 +236,7 @@ class ChatBuilder(AnswerBuilder):
         """Return what a choice that has ended consists of."""
         content = choice.texts["content"] or (None if choice.calls else "")
         message: Fields = {"role": "assistant", "content": content, "refusal": None}
-        if isinstance(choice.splitter, ChannelSplitter):
+        if self._model.chat_format is not None and self._model.chat_format.harmony is not None:
             message["reasoning_content"] = choice.texts["reasoning"]
         if choice.calls:
             message["tool_calls"] = choice.calls
@@ -282,9 +282,7 @@ def to_json(fields: Fields) -> str:
 
 def _splitter(context: RequestContext, model: ServedModel) -> Splitter | None:
     """Return what splits an answer; None where all of it is text."""
-    if model.harmony is not None:
-        return ChannelSplitter(model.harmony, model.target.decode, finds_calls=context.calls is not None)
-    return None if context.calls is None else JsonCalls(context.calls.mark, context.calls.end)
+    return None if model.chat_format is None else model.chat_format.parser(context.tool_names)
 
 
 def _is_json(text: str) -> bool:

@@ -16,6 +16,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.serving.access import Principal
 from speculant_graph.types import SessionOptions, TokenId
+from speculant_verifier.conversation.tool_calls import STRICT, CallStyle
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.builders import RequestContext
 from speculant_verifier.http.errors import ApiError, no_such_model
@@ -23,7 +24,6 @@ from speculant_verifier.http.schemas import ChatMessage, ChatRequest, Completion
 from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import Load, changed, session_options
 from speculant_verifier.structured.grammar import example_of, grammar_of_choices, grammar_of_regex
-from speculant_verifier.tool_calls import STRICT, CallStyle, style_of
 
 _MAX_DRAWN_SEED = 1 << 53
 """Seeds are given to clients whose only numbers are doubles."""
@@ -57,10 +57,7 @@ class RequestMapping:
             model_id: the model's name for clients.
         """
         self._decoder, self._load, self._defaults, self._model_id = decoder, load, defaults, model_id
-        tokenizer = decoder.target.tokenizer
-        template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-        self._template_takes_effort = "reasoning_effort" in template
-        self._style = style_of(template)
+        self._style = decoder.chat_format.style
 
     async def chat(self, request: ChatRequest, principal: Principal) -> RequestContext:
         """Prepare a conversation.
@@ -71,7 +68,7 @@ class RequestMapping:
         config, session = self._begin(request, principal, num_prompts=1)
         options: dict[str, Any] = {}
         if request.reasoning_effort is not None:
-            if not self._template_takes_effort:
+            if not self._decoder.chat_format.takes_effort:
                 raise ApiError(
                     400,
                     "not supported here: 'reasoning_effort', the model's chat template does not take it; leave it out",
@@ -97,7 +94,8 @@ class RequestMapping:
         config = config.model_copy(update={"prediction": (*before, *predicted, *exemplary)})
         param = "tools" if form else "response_format"
         context = await self._context([prompt], config, session, request, param)
-        return replace(context, calls=self._style if tools else None, predicted=tuple(predicted))
+        names = frozenset(tool["function"]["name"] for tool in tools) if tools else None
+        return replace(context, tool_names=names, predicted=tuple(predicted))
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> RequestContext:
         """Prepare texts to continue.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from speculant_graph.serving.access import Principal
+from speculant_verifier.conversation.tool_calls import Piece
 from speculant_verifier.http.builders import (
     AnswerBuilder,
     Fields,
@@ -21,7 +22,6 @@ from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.responses_schemas import ChosenFunction, Content, Item, ResponsesRequest
 from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.results import GenerationResult, StepEvent
-from speculant_verifier.tool_calls import Piece
 
 _Event = tuple[str, Fields]
 """Its type, without "response.", and its fields."""

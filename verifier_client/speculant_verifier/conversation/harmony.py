@@ -14,16 +14,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from speculant_graph.errors import GenerationError
 from speculant_graph.types import TokenId
-from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
+from speculant_verifier.conversation.tool_calls import Piece, PieceKind, joined
 from speculant_verifier.text import Detokenizer
-from speculant_verifier.tool_calls import Piece, PieceKind, joined
 
-_NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
 _LONGEST_HEADER = 64
 """In tokens; what goes on for longer without a message is none."""
@@ -31,30 +28,6 @@ _LONGEST_HEADER = 64
 _RECIPIENT = re.compile(r"\bto=functions\.([a-zA-Z0-9_.-]+)")
 
 _Kind = Literal["control"] | PieceKind
-
-
-@dataclass(frozen=True, slots=True)
-class HarmonyTokens:
-    """Ids of the control tokens."""
-
-    names: dict[TokenId, str]
-    """All of them, as they are spelt."""
-
-    @classmethod
-    def of(cls, decoder: SpeculativeDecoder) -> HarmonyTokens | None:
-        """Return those of a decoder's tokenizer, or None if its chat template is not harmony's."""
-        tokenizer = decoder.target.tokenizer
-        added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        if not added.keys() >= set(_NAMES):
-            return None
-        try:
-            prompt = decoder.chat_prompt([{"role": "user", "content": "Hello"}])
-        except GenerationError:
-            return None
-        assistant = tokenizer.encode("assistant", add_special_tokens=False)
-        if prompt[-len(assistant) - 1 :] != [added["<|start|>"], *assistant]:
-            return None
-        return cls({added[name]: name for name in _NAMES})
 
 
 class ChannelSplitter:

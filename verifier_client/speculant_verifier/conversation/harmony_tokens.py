@@ -1,0 +1,38 @@
+"""The control tokens of harmony, the format of gpt-oss, and whether a tokenizer has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from transformers import PreTrainedTokenizerBase
+
+from speculant_graph.types import TokenId
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
+_NAMES = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyTokens:
+    """Ids of the control tokens."""
+
+    names: dict[TokenId, str]
+    """All of them, as they are spelt."""
+
+    @classmethod
+    def find(cls, tokenizer: PreTrainedTokenizerBase) -> Self | None:
+        """Return the control tokens of a tokenizer; None if it lacks any."""
+        added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        return cls({added[name]: name for name in _NAMES}) if added.keys() >= set(_NAMES) else None
+
+    @property
+    def ids(self) -> dict[str, TokenId]:
+        """Name -> id."""
+        return {name: token_id for token_id, name in self.names.items()}
+
+    @property
+    def stops(self) -> frozenset[TokenId]:
+        """Tokens that end an answer: its end, and a call that waits for its output."""
+        return frozenset(self.ids[name] for name in (RETURN, CALL))
