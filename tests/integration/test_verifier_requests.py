@@ -30,6 +30,7 @@ BAD = {
         "no graph 'x' in this process",
     ),
     "schema": (request(json_schema="{"), "json_schema is no JSON"),
+    "answer": (request(max_tokens=10**6), "max_tokens: the prompt has"),
     "length": (pb.GenerateRequest(prompt="a " * 9_000), "but the model"),
 }
 

@@ -75,8 +75,12 @@ class Load:
         finally:
             self.num_sequences -= num_held
 
-    def require_capacity(self, num_sequences: int) -> None:
-        """Refuse a request of so many sequences, if it would not be taken now.
+    def require_capacity(self, num_sequences: int, num_prompts: int = 1) -> None:
+        """Refuse a request that could not be admitted now.
+
+        Args:
+            num_sequences: of all prompts together.
+            num_prompts: how many prompts they share, for the message.
 
         Raises:
             GenerationRequestError: they are more than any request may have.
@@ -85,15 +89,38 @@ class Load:
         """
         if self.is_draining:
             raise DrafterUnavailableError("the verifier is shutting down; ask another")
-        if num_sequences > self._most_samples:
+        most = self._most_samples
+        if num_prompts > most:
             raise GenerationRequestError(
-                f"n asks for {num_sequences} samples, but a request may have {self._most_samples}; ask for fewer"
+                f"prompt holds {num_prompts} prompts, but a request may have {most}; send fewer",
+                field="prompt",
+            )
+        if num_sequences > most:
+            each = f" ({num_sequences // num_prompts} for each of {num_prompts} prompts)" if num_prompts > 1 else ""
+            raise GenerationRequestError(
+                f"n asks for {num_sequences} samples{each}, but a request may have {most}; ask for fewer", field="n"
             )
         if self.num_sequences + num_sequences > self._most:
             self.num_refused += 1
             raise DraftLimitError(
                 f"{self.num_sequences} sequences are under way; try again in {_RETRY_S:g} s", _RETRY_S
             )
+
+
+def context_problem(num_prompt_tokens: int, max_tokens: int, max_length: int) -> str:
+    """Return why the context can't hold as many new tokens as a client asked for, or nothing.
+
+    Args:
+        num_prompt_tokens: length of the prompt.
+        max_tokens: what the client asked for; the limit of the server's settings ends with the context instead.
+        max_length: the model's context, in tokens, prompt and answer together.
+    """
+    if num_prompt_tokens + max_tokens <= max_length:
+        return ""
+    return (
+        f"the prompt has {num_prompt_tokens} tokens and the request asks for {max_tokens} new ones, but the model's "
+        f"context holds {max_length}; ask for at most {max_length - num_prompt_tokens}, or shorten the prompt"
+    )
 
 
 async def events_of(

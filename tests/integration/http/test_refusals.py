@@ -9,12 +9,19 @@ import httpx2
 import openai
 import pytest
 
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.http.responses_schemas import ResponsesRequest
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
 from support.http_api import MODEL, Api, serving, tiny_decoder
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 COMPLETION = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": CHAT,
+    "completions": COMPLETION,
+    "responses": {"model": MODEL, "input": "Hello", "max_output_tokens": 2},
+}
 
 
 def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
@@ -45,7 +52,14 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
         ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
         ("chat/completions", {"max_completion_tokens": 3}, "max_tokens", "differ"),
         ("chat/completions", {"min_tokens": 3}, "min_tokens", "more than max_tokens"),
-        ("completions", {"prompt": ["a"] * 9, "n": 2}, "n", "18 samples"),
+        ("completions", {"prompt": ["a"] * 9, "n": 2}, "n", "18 samples (2 for each of 9 prompts)"),
+        ("completions", {"prompt": ["a"] * 100}, "prompt", "100 prompts, but a request may have 16"),
+        ("completions", {"prompt": [[1]] * 17}, "prompt", "17 prompts"),
+        ("chat/completions", {"n": 17}, "n", "n asks for 17 samples, but"),
+        ("completions", {"max_tokens": 508}, "max_tokens", "ask for at most 507"),
+        ("completions", {"prompt": ["a", "b" * 10], "max_tokens": 503}, "max_tokens", "ask for at most 502"),
+        ("chat/completions", {"max_tokens": None, "max_completion_tokens": 600}, "max_completion_tokens", "at most"),
+        ("responses", {"max_output_tokens": 600}, "max_output_tokens", "at most"),
         ("completions", {"prompt": None}, "prompt", "missing"),
         ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
         (
@@ -63,9 +77,26 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_is_named(api: Api, path: str, body: dict[str, Any], param: str, says: str) -> None:
-    error = error_of(api.post(path, (CHAT if path.startswith("chat") else COMPLETION) | body))
+    error = error_of(api.post(path, BODIES[path] | body))
     assert error["param"] == param
     assert says in error["message"]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_options_of_speculation_outside_of_their_object_are_refused(api: Api, path: str) -> None:
+    def refusal(name: str, value: object = "x") -> str:
+        error = error_of(api.post(path, BODIES[path] | {name: value}))
+        assert error["param"] == name
+        assert error["code"] == "unsupported_parameter"
+        return str(error["message"])
+
+    known = SpeculantOptions.model_fields.keys()
+    for name in known:
+        assert refusal(name) == f"not supported here: '{name}'; put it into the object speculant"
+    served = {"chat/completions": ChatRequest, "completions": CompletionRequest, "responses": ResponsesRequest}[path]
+    for name in DraftConfig.model_fields.keys() - known - served.model_fields.keys():
+        assert f"the server's setting draft.{name} decides" in refusal(name, 3)
+    assert api.post(path, BODIES[path] | {"strategy": None, "rule": None}).status_code == 200
 
 
 def test_other_models_are_not_found(api: Api) -> None:
@@ -87,7 +118,9 @@ def test_prompts_that_are_too_long(api: Api, decoder: SpeculativeDecoder) -> Non
         error = error_of(api.post(path, body))
         assert error["code"] == "context_length_exceeded"
         assert "512" in error["message"]
-    longest = api.post("completions", COMPLETION | {"prompt": "x" * 511, "max_tokens": 5}).json()
+    error = error_of(api.post("completions", COMPLETION | {"prompt": "x" * 511, "max_tokens": 5}))
+    assert error["code"] == "context_length_exceeded"
+    longest = api.post("completions", COMPLETION | {"prompt": "x" * 511, "max_tokens": None}).json()  # 16 by default
     assert longest["choices"][0]["finish_reason"] == "length"
     [result] = decoder.generate(["x" * 511], GenerationConfig(max_tokens=5))
     assert longest["choices"][0]["text"] == result.text

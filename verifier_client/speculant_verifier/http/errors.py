@@ -22,7 +22,7 @@ from speculant_graph.errors import (
     UnauthenticatedError,
 )
 from speculant_graph.validation_messages import humanise
-from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 
 _RETRY_AFTER_S = "1"
 _TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}; no other parts are served'
@@ -129,10 +129,13 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     ]
     if unknown:
         names = ", ".join(f"'{name}'" for name in unknown[:8])
-        is_ours = unknown[0] in SpeculantOptions.model_fields
-        message = f"not supported here: {names}; {'put it into the object speculant' if is_ours else 'leave it out'}"
+        message = f"not supported here: {names}; leave it out"
         return ApiError(400, message, param=unknown[0], code="unsupported_parameter")
     path, problem = paths[0], problems[0]
+    if problem["type"] == "misplaced":
+        found = problem["ctx"]["names"]
+        message = f"not supported here: {', '.join(map(repr, found))}; {problem['msg']}"
+        return ApiError(400, message, param=found[0], code="unsupported_parameter")
     if problem["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: it breaks at character {int(path[0]) + 1}; correct it there")
     if not path:

@@ -22,7 +22,7 @@ from speculant_verifier.http.builders import RequestContext
 from speculant_verifier.http.errors import ApiError, no_such_model
 from speculant_verifier.http.schemas import ChatMessage, ChatRequest, CompletionRequest, NamedTool, SpeculantOptions
 from speculant_verifier.model import TargetModel
-from speculant_verifier.requests import Load, changed, session_options
+from speculant_verifier.requests import Load, changed, context_problem, session_options
 from speculant_verifier.structured.grammar import example_of, grammar_of_choices, grammar_of_regex
 
 _MAX_DRAWN_SEED = 1 << 53
@@ -124,7 +124,7 @@ class RequestMapping:
             raise no_such_model(self._model_id)
         session = self.session(request.speculant, principal)
         config = generation_config(request, self._defaults, self._decoder.target)
-        self._load.require_capacity(num_prompts * config.n)
+        self._load.require_capacity(num_prompts * config.n, num_prompts)
         return config, session
 
     async def _context(
@@ -141,6 +141,9 @@ class RequestMapping:
                 param = "messages" if isinstance(request, ChatRequest) else "prompt"
                 message = f"{param}: {len(prompt)} tokens, but the model's context holds {longest}, answer included"
                 raise ApiError(400, f"{message}; shorten it", param=param, code="context_length_exceeded")
+            name, asked = _asked_tokens(request)
+            if asked is not None and (problem := context_problem(len(prompt), asked, longest)):
+                raise ApiError(400, f"{name}: {problem}", param=name, code="context_length_exceeded")
             try:  # in a thread, so that the form is known when the answer is decoded
                 await asyncio.to_thread(self._decoder.target.grammar, config, prompt)
             except GenerationRequestError as error:
@@ -161,6 +164,12 @@ class RequestMapping:
         except UnicodeEncodeError as error:
             raise ApiError(400, f"{param} is not valid Unicode; give UTF-8", param=param) from error
         return [self._decoder.target.encode(each) if isinstance(each, str) else each for each in prompts]
+
+
+def _asked_tokens(request: ChatRequest | CompletionRequest) -> tuple[str, int | None]:
+    """Return how many new tokens a request asks for, and the field that says so."""
+    newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+    return ("max_tokens", request.max_tokens) if newer is None else ("max_completion_tokens", newer)
 
 
 def _template_refusal(error: GenerationError) -> str:

@@ -6,7 +6,9 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from speculant_graph.config import DraftConfig
 from speculant_graph.types import RuleName
 
 _MAX_PROMPTS = 1024
@@ -119,8 +121,27 @@ class StructuredOutputs(Schema):
     """A grammar, in llguidance's variant of Lark."""
 
 
+_SPECULANT_NAMES = SpeculantOptions.model_fields.keys()
+_SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES
+"""Settings of drafts that belong to the server."""
+
+
 class AnyRequest(Schema):
     """What all endpoints take."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_misplaced(cls, values: Any) -> Any:
+        """Refuse options of speculation that stand outside of their object, where they would have no effect."""
+        if not isinstance(values, dict):
+            return values
+        names = sorted(name for name, value in values.items() if value is not None and name not in cls.model_fields)
+        if misplaced := [name for name in names if name in _SPECULANT_NAMES]:
+            raise PydanticCustomError("misplaced", "put it into the object speculant", {"names": misplaced})
+        if misplaced := [name for name in names if name in _SERVER_NAMES]:
+            reason = f"the server's setting draft.{misplaced[0]} decides; leave it out"
+            raise PydanticCustomError("misplaced", "{reason}", {"names": misplaced, "reason": reason})
+        return values
 
     model: str
     """The model's name, as in /v1/models."""

@@ -20,7 +20,7 @@ from speculant_graph.serving.grpc_endpoint import Call, CallInterceptor
 from speculant_graph.types import RuleName, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapter, Adapters
-from speculant_verifier.requests import Load, changed, events_of, session_options
+from speculant_verifier.requests import Load, changed, context_problem, events_of, session_options
 from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
@@ -91,6 +91,11 @@ class VerifierService:
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
         self._load.require_capacity(config.n)
         prompt = await asyncio.to_thread(_token_ids, request, decoder)
+        if request.sampling.HasField("max_tokens"):
+            max_length = decoder.target.max_length
+            # A prompt that is too long by itself is refused with its own message when it is admitted.
+            if len(prompt) < max_length and (problem := context_problem(len(prompt), config.max_tokens, max_length)):
+                raise GenerationRequestError(f"max_tokens: {problem}", field="max_tokens")
         await asyncio.to_thread(decoder.target.grammar, config, prompt)  # so that it is known when it is decoded
         async with aclosing(events_of(decoder, self._load, [prompt], config, options)) as events:
             async for event in events:
