@@ -16,6 +16,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Servers of tests are on this machine. What a proxy variable does, tests of it set themselves.
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
+
 # No test cuts the power, and the disk of a busy machine takes longer for a graph than everything else of its build.
 os.fsync = lambda _descriptor: None
 

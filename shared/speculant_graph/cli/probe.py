@@ -67,10 +67,10 @@ def _problem(address: str) -> str:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from speculant_graph.rpc.addresses import grpc_target
+    from speculant_graph.rpc.channel import open_channel
 
     # A new channel each time, as an old one would wait longer and longer before it tries again.
-    with grpc.insecure_channel(grpc_target(address)) as channel:
+    with open_channel(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:  # a call's RpcError is the call itself

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from ipaddress import ip_address
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from urllib.parse import quote
 
@@ -99,7 +101,44 @@ def grpc_target(address: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address is this machine's own, whatever the network."""
+    found = _literal(host)
+    return host.lower() == "localhost" if found is None else found.is_loopback
+
+
+def stays_local(address: str) -> bool:
+    """Return whether a connection to ``address`` can't leave this machine, so that no proxy may see it.
+
+    Args:
+        address: ``unix:///path`` or ``host:port``.
+
+    Raises:
+        ConfigError: it has neither of the two forms.
+    """
+    return socket_path(address) is not None or host_stays_local(address.rpartition(":")[0])
+
+
+def host_stays_local(host: str) -> bool:
+    """Return the same of a host: a name, or an address with or without brackets.
+
+    A name is looked up only where a variable names a proxy. It is local if all of its addresses are.
+    """
+    if (found := _literal(host)) is not None:
+        return found.is_loopback or found.is_unspecified
+    if is_loopback(host):
+        return True
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return False
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):  # a proxy may know it
+        return False
+    return all(map(is_loopback, addresses))
+
+
+def _literal(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that a host is written as; IPv4 where IPv6 stands for it. None: it is a name."""
+    try:
+        found = ip_address(host.strip("[]"))
     except ValueError:
-        return host == "localhost"
+        return None
+    return getattr(found, "ipv4_mapped", None) or found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING
 import grpc
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path
+from speculant_graph.rpc.addresses import grpc_target, is_loopback, socket_path, stays_local
 
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest message a client takes or sends; the server's default as well."""
+
+
+_NO_PROXY = (
+    ("grpc.enable_http_proxy", 0),
+    # GRPC_ADDRESS_HTTP_PROXY ignores that switch; it proxies what is in this list, instead of that of its own variable.
+    ("grpc.address_http_proxy_enabled_addresses", ""),
+)
 
 
 def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -34,8 +41,6 @@ class Endpoint:
 
     address: str
     """As it was configured, for messages to people."""
-    target: str
-    """As gRPC takes it."""
     options: tuple[tuple[str, str | int], ...]
     """Of the channel."""
     credentials: grpc.ChannelCredentials | None = field(default=None, repr=False)
@@ -75,7 +80,6 @@ class Endpoint:
         )
         return cls(
             address,
-            grpc_target(address),
             options,
             _credentials(config) if is_encrypted else None,
             _metadata(
@@ -87,9 +91,32 @@ class Endpoint:
 
     def connect(self) -> grpc.Channel:
         """Return a channel. It connects on first use and reconnects by itself."""
-        if self.credentials is None:
-            return grpc.insecure_channel(self.target, options=self.options)
-        return grpc.secure_channel(self.target, self.credentials, options=self.options)
+        return open_channel(self.address, self.options, self.credentials)
+
+
+def open_channel(
+    address: str,
+    options: Iterable[tuple[str, str | int]] = (),
+    credentials: grpc.ChannelCredentials | None = None,
+) -> grpc.Channel:
+    """Return a channel; all channels of this project are made here.
+
+    Loopback addresses and Unix sockets never use a proxy. Others use one as gRPC documents it, by ``grpc_proxy``,
+    ``https_proxy`` or ``http_proxy``, but for hosts in ``no_grpc_proxy`` or ``no_proxy``.
+
+    Args:
+        address: ``unix:///path`` or ``host:port``.
+        options: of the channel.
+        credentials: None does not encrypt.
+
+    Raises:
+        ConfigError: the address has neither of the two forms.
+    """
+    target = grpc_target(address)
+    given = [*options, *(_NO_PROXY if stays_local(address) else ())]
+    if credentials is None:
+        return grpc.insecure_channel(target, options=given)
+    return grpc.secure_channel(target, credentials, options=given)
 
 
 def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Channel:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speculant_graph.errors import ConfigError
-from speculant_graph.rpc.addresses import MAX_SOCKET_PATH_BYTES, grpc_target, socket_path
+from speculant_graph.rpc import addresses
+from speculant_graph.rpc.addresses import MAX_SOCKET_PATH_BYTES, grpc_target, is_loopback, socket_path, stays_local
 
 
 def test_addresses() -> None:
@@ -35,3 +36,35 @@ def test_other_addresses_are_refused(address: str) -> None:
 def test_too_long_socket_paths_are_refused() -> None:
     with pytest.raises(ConfigError, match=f"at most {MAX_SOCKET_PATH_BYTES}"):
         socket_path("unix:///" + "a" * MAX_SOCKET_PATH_BYTES)
+
+
+LOCAL = ("unix:///d.sock", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "0.0.0.0:1", "LocalHost:1")
+REMOTE = ("10.0.0.1:1", "[2001:db8::1]:1", "[::ffff:10.0.0.1]:1", "169.254.1.1:1")
+NAMES = {
+    "me": ["127.0.1.1"],
+    "me6": ["::1", "127.0.0.1"],
+    "both": ["127.0.0.1", "10.0.0.1"],
+    "drafter.example": ["10.0.0.1"],
+}
+
+
+def test_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def resolve(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        if host not in NAMES:
+            raise OSError
+        return [(0, 0, 0, "", (address, 0)) for address in NAMES[host]]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", resolve)
+    assert not stays_local("me:1")  # without a proxy it makes no difference
+    assert not asked
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
+    assert all(map(stays_local, LOCAL))
+    assert not any(map(stays_local, REMOTE))
+    assert not asked
+    local = [name for name in (*NAMES, "unknown") if stays_local(f"{name}:1")]
+    assert local == ["me", "me6"]
+    assert is_loopback("[::ffff:127.0.0.1]")
+    assert not is_loopback("0.0.0.0")

@@ -121,7 +121,7 @@ def start_llama_server(order: dict[str, Any]) -> Decode:
     ]  # fmt: skip
     process = subprocess.Popen(command)
     atexit.register(process.terminate)
-    http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=_START_TIMEOUT_S)
+    http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=_START_TIMEOUT_S, trust_env=False)
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while True:
         if process.poll() is not None or time.monotonic() > deadline_s:

@@ -20,6 +20,7 @@ from speculant_graph.bench.processes import OwnDrafter, await_health, free_port,
 from speculant_graph.bench.report import Tell, begin, print_report, show_build
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.rpc.addresses import host_stays_local
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_verifier.bench.workload import read_prompts
 from speculant_verifier.demo import MODEL_FOLDER
@@ -125,6 +126,7 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
         base_url=url,
         headers={"authorization": f"Bearer {key}"} if key else {},
         timeout=_TIMEOUT_S,
+        trust_env=not host_stays_local(httpx2.URL(url).host),  # no proxy between a bench and its own machine
         limits=httpx2.Limits(max_connections=settings.streams, max_keepalive_connections=settings.streams),
     ) as session:
         fields = {
