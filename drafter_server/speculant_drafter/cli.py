@@ -41,7 +41,9 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(server.admin_listen, "--server.admin-listen")
     require_port(server.metrics_listen, "--server.metrics-listen")
     from speculant_drafter.server import DrafterServer
+    from speculant_graph.draft.options import STRATEGIES, warn_of_unread
     from speculant_graph.serving.process import serve_until_stopped
 
+    warn_of_unread(settings.draft, STRATEGIES)  # requests choose among them
     serve_until_stopped(lambda: DrafterServer(server, settings.draft, settings.access), "drafter")
     return 0

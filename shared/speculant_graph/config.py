@@ -139,8 +139,8 @@ class DraftConfig(Config):
     """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
     distribution, which is returned as q; a tree for the rules 'tree-wor' and 'tree-iid', else a chain. 'adaptive': a
     chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'specexec':
-    the tree, however much verifying it costs. A verifier's own: 'nasd', a chain from n-grams of the sequence, stored
-    as it is decoded; 'model', the draft model alone."""
+    the tree, however much verifying it costs. A verifier's own: 'nasd', a chain from n-grams of the tenant's
+    sequences, stored as they are decoded; 'model', the draft model alone."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
@@ -155,6 +155,13 @@ class DraftConfig(Config):
     """Most children of a node."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""
+    n: Annotated[int, Field(ge=2, le=16)] = 4
+    """'nasd': tokens of the longest n-gram, one more than its context."""
+    filler_top_k: Annotated[int, Field(ge=0, le=64)] = 3
+    """'nasd': how many of the target's most probable tokens are learned at every position; 1 or 0 learns what goes out
+    alone."""
+    stop_if_unknown: bool = True
+    """'nasd': end a draft at an unknown context; otherwise a random token stands there."""
 
 
 class VerifierConfig(Config):

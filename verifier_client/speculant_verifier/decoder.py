@@ -22,7 +22,7 @@ from speculant_graph.config import (
     VerifierConfig,
 )
 from speculant_graph.corpus.tokenize import require_same
-from speculant_graph.draft.options import NEED_GRAPH
+from speculant_graph.draft.options import NEED_GRAPH, warn_of_unread
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Drafter, SessionOptions, TokenId
@@ -107,6 +107,8 @@ class SpeculativeDecoder:
             unset = {name: value for name, value in wide.items() if name not in self.draft_config.model_fields_set}
             self.draft_config = self.draft_config.model_copy(update=unset)
         strategy = self.draft_config.strategy
+        if sidecar is None:  # its client does the same
+            warn_of_unread(self.draft_config)
         wanted = draft_model if draft_model is not None and draft_model.name else None
         has_ngrams = graph_path is not None or sidecar is not None
         require_strategy(strategy, wanted, has_drafter=drafter is not None, has_ngrams=has_ngrams)
@@ -163,7 +165,7 @@ class SpeculativeDecoder:
                 cost=curve,
             )
         if self.draft_config.strategy == "nasd":
-            return NasdDrafter()
+            return NasdDrafter(self.draft_config, self.target.vocabulary_size)
         if drafts and self.draft_config.strategy != "model":
             return LocalDrafter(None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size)
         return NullDrafter()  # the other strategies draft from a graph alone

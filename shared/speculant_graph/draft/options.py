@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields
 
 import numpy as np
+from loguru import logger
 from pydantic import ValidationError
 
 from speculant_graph._core import ROW_WIDTH, DraftSettings
@@ -22,9 +24,41 @@ CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec")
 NEED_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
 """Strategies that draft from a graph and nothing else."""
 
+READ_BY: dict[str, tuple[StrategyName, ...]] = {
+    "max_candidates": ("sampling",),
+    "temperature": ("sampling",),
+    "sources": ("adaptive", "tree", "specexec"),
+    "max_depth": ("sampling", "adaptive", "tree", "specexec", "model"),
+    "max_branches": ("sampling", "tree", "specexec", "model"),
+    "max_learned_tokens": ("adaptive", "tree", "specexec", "nasd"),
+    "n": ("nasd",),
+    "filler_top_k": ("nasd",),
+    "stop_if_unknown": ("nasd",),
+}
+"""Settings of ``[draft]`` that not every strategy reads, and the strategies that do."""
+
 REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
 """Settings that a request may choose."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
+
+
+def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = ()) -> None:
+    """Log every setting that was changed and that no strategy reads.
+
+    Args:
+        config: what a user has set.
+        strategies: those that may be used; the configured one by default.
+    """
+    used = strategies or (config.strategy,)
+    for name, readers in READ_BY.items():
+        is_changed = getattr(config, name) != DraftConfig.model_fields[name].default
+        if is_changed and name in config.model_fields_set and not set(readers).intersection(used):
+            logger.warning(
+                "draft.{} is set and does nothing: strategy {} does not read it; leave it out, or choose {}",
+                name,
+                " or ".join(used),
+                " or ".join(readers),
+            )
 
 
 def options_of(config: DraftConfig) -> DraftOptions:
@@ -34,7 +68,10 @@ def options_of(config: DraftConfig) -> DraftOptions:
         ConfigError: something was set that no request can choose.
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
+    warn_of_unread(config)
     for name in sorted(given.keys() - {*REQUEST_OPTIONS, "k"}):  # the number of nodes comes with every step
+        if READ_BY.get(name, ()) == ("nasd",):
+            continue  # a sidecar never drafts by it
         if given[name] != DraftConfig.model_fields[name].default:
             raise ConfigError(f"draft.{name} is for all clients of a sidecar; leave it out here, and set it there")
     return DraftOptions(**{name: value for name, value in given.items() if name in REQUEST_OPTIONS})
@@ -110,4 +147,6 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
 
 def target_row_width(config: DraftConfig) -> int:
     """Return how many of the target's top tokens a strategy learns at every verified position; 0 if it learns none."""
-    return ROW_WIDTH if config.strategy in (*CALIBRATED, "nasd") and "recycled" in config.sources else 0
+    if config.strategy == "nasd":
+        return config.filler_top_k if config.filler_top_k > 1 else 0
+    return ROW_WIDTH if config.strategy in CALIBRATED and "recycled" in config.sources else 0

@@ -10,13 +10,14 @@ from scipy.stats import chisquare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from speculant_graph import (
+    GreedyProcessor,
     INgramStorage,
     MultinomialProcessor,
     NGramStorage,
     OneLevelNGramStorage,
     ngram_assisted_speculative_generate,
 )
-from speculant_graph.errors import GenerationRequestError
+from speculant_graph.errors import ConfigError, DraftRequestError, GenerationRequestError
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
 WORDS = ["The", "capital", "of", "France", "is", "Paris", "Berlin", "London", "city", "Germany"]
@@ -199,3 +200,79 @@ def test_5_samples_have_the_distribution_of_the_target(kind, is_right):
     frequencies = torch.stack(expected) * num_samples / torch.stack(expected).sum()
     p_value = chisquare(list(counts.values()), frequencies.tolist()).pvalue
     assert p_value > 1e-4 if is_right else p_value < 1e-6
+
+
+@pytest.mark.parametrize("kind", [NGramStorage, OneLevelNGramStorage])
+@pytest.mark.parametrize(
+    "sizes", [("3", 10), (1, 10), (True, 10), (2.0, 10), (None, 10), (3, 0), (3, -1), (3, "x"), (3, True), (3, 10, 0)]
+)
+def test_sizes_that_no_storage_can_have(kind, sizes):
+    with pytest.raises(ConfigError, match=r"^(n|vocab_size|max_contexts) is .*; give a whole number of at least [12]$"):
+        kind(*sizes)
+
+
+@pytest.mark.parametrize("kind", [NGramStorage, OneLevelNGramStorage])
+@pytest.mark.parametrize(
+    "tokens",
+    [[[1, 2]], None, (1, 2), torch.tensor([1, 2]), torch.tensor([[1.0]]), torch.tensor([[True]]), torch.tensor([[10]]),
+     torch.tensor([[-1]])],
+)  # fmt: skip
+def test_what_is_no_tensor_of_tokens(kind, tokens):
+    storage, right = kind(3, 10), torch.tensor([[1, 2]])
+    storage.initialize(right)
+    for ask in (
+        lambda: storage.initialize(tokens),
+        lambda: storage.next_token(tokens),
+        lambda: storage.update(tokens, right),
+        lambda: storage.update(right, tokens),
+    ):
+        with pytest.raises(DraftRequestError, match=r"^(input_ids|next_tokens) (is|holds) .*; give ") as caught:
+            ask()
+        assert len(str(caught.value).splitlines()) == 1
+    assert (3, 1) not in storage.counts, "nothing was learned"
+
+
+def test_tables_are_views_that_go_on_changing():
+    storage, one_level = NGramStorage(3, 10), OneLevelNGramStorage(3, 10)
+    counts, ngrams, pairs, tops = storage.counts, storage.ngrams, one_level.counts, one_level.ngrams
+    for each in (storage, one_level):
+        each.update(torch.tensor([[1, 2]]), torch.tensor([[5]]))
+    assert counts == {2: {(2,): {5: 1}}, 3: {(1, 2): {5: 1}}}
+    assert ngrams == {2: {(2,): 5}, 3: {(1, 2): 5}}
+    assert (pairs, tops) == ({(1, 2): {5: 1}}, {(1, 2): 5})
+
+
+class OfTheDocument(NGramStorage):
+    """A caller's own, which writes into the tables as the document's does."""
+
+    def update(self, input_ids, next_tokens):
+        for row, tokens in zip(input_ids.tolist(), next_tokens.tolist(), strict=True):
+            gram = tuple(row[-2:])
+            self.counts[3].setdefault(gram, {}).update(dict.fromkeys(tokens, 1))
+            self.ngrams[3].setdefault(gram, tokens[0])
+
+
+def test_what_a_subclass_writes_into_the_tables_is_kept():
+    storage = OfTheDocument(3, 10)
+    storage.update(torch.tensor([[1, 2]]), torch.tensor([[5, 6]]))
+    tokens, known = storage.next_token(torch.tensor([[1, 2]]))
+    assert (int(tokens), bool(known)) == (5, True)
+    NGramStorage.update(storage, torch.tensor([[1, 2]]), torch.tensor([[6]]))
+    assert storage.counts[3] == {(1, 2): {5: 1, 6: 2}}
+    assert int(storage.next_token(torch.tensor([[1, 2]]))[0]) == 6
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf"), "1", True, None])
+def test_temperatures_that_no_processor_can_have(temperature):
+    for kind in (GreedyProcessor, MultinomialProcessor):
+        with pytest.raises(ConfigError, match=r"^temperature is .*; give a positive number") as caught:
+            kind(temperature)
+        assert ("GreedyProcessor" in str(caught.value)) == (kind is MultinomialProcessor), "no advice to do the same"
+
+
+def test_storages_and_prompts_that_do_not_suit_the_model(llama):
+    with pytest.raises(ConfigError, match="for 10 tokens and the model has 258; make it with vocab_size=258"):
+        ngram_assisted_speculative_generate(SHORT, NGramStorage(3, 10), llama)
+    for prompt in (None, ["a"], 3):
+        with pytest.raises(GenerationRequestError, match="inputs are no list of token ids"):
+            ngram_assisted_speculative_generate(prompt, NGramStorage(3, VOCABULARY), llama)

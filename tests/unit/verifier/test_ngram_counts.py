@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.types import Feedback, SequenceStep
+from speculant_graph.config import DraftConfig
+from speculant_graph.draft.options import target_row_width
+from speculant_graph.errors import GenerationRequestError
+from speculant_graph.types import Feedback, SequenceStep, SessionOptions
+from speculant_verifier.papers import nasd_drafter
 from speculant_verifier.papers.nasd_drafter import NasdDrafter, NGramCounts
 
 VOCABULARY = 4
@@ -33,7 +37,11 @@ class Oracle:
                 self.followers.setdefault(key, []).extend(token_ids)
                 self.recent = [other for other in self.recent if other != key] + [key]
         while len(self.recent) > self.max_contexts:
-            del self.followers[self.recent.pop(0)]
+            sizes = Counter(map(len, self.recent))
+            fullest = min(sizes, key=lambda length: (-sizes[length], length))
+            forgotten = next(context for context in self.recent if len(context) == fullest)
+            self.recent.remove(forgotten)
+            del self.followers[forgotten]
 
     def learn_all(self, token_ids: Sequence[int]) -> None:
         for i in range(1, len(token_ids)):
@@ -80,12 +88,15 @@ def test_counts_equal_counting_everything(
         else:
             counts.count(token_ids, alternatives)
             oracle.learn(token_ids, alternatives)
-    assert len(counts.counts) == len(oracle.followers) <= max_contexts
-    assert list(counts.counts) == oracle.recent
+    assert len(counts) == len(oracle.followers) <= max_contexts
+    for order, table in counts.counts.items():
+        assert list(table) == [context for context in oracle.recent if len(context) == order - 1]
     for context in [*contexts, *oracle.followers]:
         assert counts.successor(context) == oracle.successor(context)
-    assert counts.counts == {context: Counter(followers) for context, followers in oracle.followers.items()}
-    assert counts.most_frequent == {context: oracle.successor(context) for context in oracle.followers}
+    stored = {context: table for each in counts.counts.values() for context, table in each.items()}
+    assert stored == {context: Counter(followers) for context, followers in oracle.followers.items()}
+    most_frequent = {context: token for each in counts.most_frequent.values() for context, token in each.items()}
+    assert most_frequent == {context: oracle.successor(context) for context in oracle.followers}
 
 
 TOKENS = st.integers(0, 4)
@@ -122,15 +133,78 @@ def test_storages_learn_what_was_emitted_and_what_else_was_probable(prompt: list
             text.append(token)
 
 
-def test_another_text_and_other_sequences_teach_nothing() -> None:
+def test_tenants_learn_over_sequences_and_not_from_each_other() -> None:
     drafter = NasdDrafter()
-    for session_id, text in ((1, [1, 2, 1, 2]), (2, [1, 3, 1])):
-        drafter.open(session_id)
-        drafter.draft([SequenceStep(session_id, text, 0)])
-    one, two = drafter.draft([SequenceStep(1, [1, 2, 1], 1), SequenceStep(2, [1, 3, 1], 1)])
-    assert (one.token_ids, two.token_ids) == ((2,), (3,))
+
+    def draft(session_id: int, text: list[int], **options: Any) -> tuple[int, ...]:
+        drafter.open(session_id, SessionOptions(**options))
+        [drafted] = drafter.draft([SequenceStep(session_id, text, 1)])
+        drafter.finish(session_id)
+        drafter.finish(session_id)
+        return drafted.token_ids
+
+    assert draft(1, [1, 2, 3]) == ()
+    assert draft(2, [1, 2]) == (3,), "the tenant's storage goes on learning"
+    assert draft(3, [1, 2], tenant="other") == ()
+    assert draft(4, [7, 8, 7], tenant="other", learn=False) == (8,)
+    assert draft(5, [7], tenant="other") == (), "it was not to be learned from"
+    assert draft(6, [1, 2], learn=False) == (3,)
+    with pytest.raises(GenerationRequestError, match="leave 'docs' out"):
+        drafter.open(7, SessionOptions(graph="docs"))
+    drafter.close()
+    assert draft(8, [1, 2]) == ()
+
+
+def test_another_text_of_a_session_is_learned_anew() -> None:
+    drafter = NasdDrafter()
+    drafter.open(1)
+    drafter.draft([SequenceStep(1, [1, 2, 1, 2], 0)])
     [other] = drafter.draft([SequenceStep(1, [4, 5, 4], 1)])
     assert other.token_ids == (5,)
-    drafter.finish(1)
-    drafter.finish(1)
-    assert drafter.statistics.drafted_nodes == 3
+    assert drafter.statistics.drafted_nodes == 1
+
+
+def test_settings_of_the_strategy() -> None:
+    def drafts(text: list[int], size: int = 11, **settings: Any) -> tuple[int, ...]:
+        drafter = NasdDrafter(DraftConfig(strategy="nasd", **settings), size)
+        drafter.open(1)
+        return drafter.draft([SequenceStep(1, text, 3)])[0].token_ids
+
+    text = [1, 2, 5, 3, 2, 6, 3, 2, 6, 1, 2]
+    assert drafts(text)[0] == 5, "after (1, 2)"
+    assert drafts(text, n=2)[0] == 6, "after (2,)"
+    assert drafts([1, 9]) == ()
+    unknown = drafts([1, 9], stop_if_unknown=False)
+    assert len(unknown) == 3
+    assert all(0 <= token < 11 for token in unknown)
+    drafter = NasdDrafter(DraftConfig(strategy="nasd", max_learned_tokens=0))
+    for session_id, text in ((1, [1, 2, 1, 2]), (2, [1])):
+        drafter.open(session_id)
+        [drafted] = drafter.draft([SequenceStep(session_id, text, 1)])
+        assert drafted.token_ids == ((1,) if session_id == 1 else ()), "nothing is learned for later sequences"
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 2, 3])
+def test_so_many_of_the_most_probable_tokens_are_learned(top_k: int) -> None:
+    config = DraftConfig(strategy="nasd", filler_top_k=top_k)
+    drafter = NasdDrafter(config)
+    drafter.open(1)
+    [draft] = drafter.draft([SequenceStep(1, [1], 1)])
+    width = target_row_width(config)
+    assert width == (top_k if top_k > 1 else 0)
+    feedback = Feedback(draft.draft_id, [0], np.array([[7, 8, 9][:width]], np.int64)) if width else None
+    drafter.draft([SequenceStep(1, [1, 7], 1, feedback=feedback)])
+    [table] = drafter._sequences[1].tables
+    assert set(table.counts[2][1,]) == {7, 8, 9} & {7, *[7, 8, 9][:width]}
+
+
+def test_idle_tenants_go_where_all_hold_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nasd_drafter, "_MAX_ALL_CONTEXTS", 10)
+    drafter = NasdDrafter(DraftConfig(strategy="nasd", n=2))
+    for session_id, tenant in enumerate("abc", 1):
+        drafter.open(session_id, SessionOptions(tenant=tenant))
+        drafter.draft([SequenceStep(session_id, list(range(8)), 0)])
+        if tenant != "b":
+            drafter.finish(session_id)
+    drafter.open(4, SessionOptions(tenant="d"))
+    assert set(drafter._tenants) == {"b", "d"}, "b is being decoded"

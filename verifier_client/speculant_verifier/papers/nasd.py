@@ -16,10 +16,12 @@ Descriptions of NASD contradict each other by one here and there. These storages
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from numbers import Integral, Real
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,9 +30,7 @@ from transformers import DynamicCache, PreTrainedModel
 from speculant_graph.errors import ConfigError, DraftRequestError, GenerationRequestError
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_graph.types import TokenId
-from speculant_verifier.papers.nasd_drafter import DEFAULT_MAX_CONTEXTS, Context, NGramCounts
-
-_Value = TypeVar("_Value")
+from speculant_verifier.papers.nasd_drafter import DEFAULT_MAX_CONTEXTS, NGramCounts
 
 
 class INgramStorage(ABC):
@@ -47,12 +47,10 @@ class INgramStorage(ABC):
             vocab_size: tokens of the model.
 
         Raises:
-            ConfigError: n is below 2.
+            ConfigError: n is no whole number of at least 2, or vocab_size none of at least 1.
         """
-        if n < 2:
-            raise ConfigError(f"n of an n-gram storage is {n}; give at least 2")
-        self.n = n
-        self.vocab_size = vocab_size
+        self.n = _at_least(2, "n", n)
+        self.vocab_size = _at_least(1, "vocab_size", vocab_size)
 
     @abstractmethod
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,8 +86,8 @@ class NGramStorage(INgramStorage):
     """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens decides.
 
     Dictionaries over tensors of any integer type on any device; answers are on the device of the question. Padding is
-    not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for tensors of
-    another shape or type, before anything is learned.
+    not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for what is no
+    tensor, for tensors of another shape or type and for tokens outside of the vocabulary, before anything is learned.
     """
 
     _keeps_shorter_contexts: ClassVar[bool] = True
@@ -100,35 +98,29 @@ class NGramStorage(INgramStorage):
         Args:
             n: tokens of the longest n-gram, one more than its context.
             vocab_size: tokens of the model; random tokens, where nothing is known, are below it.
-            max_contexts: most contexts stored, about 450 bytes each; beyond it those go that were learned from the
-                longest time ago.
+            max_contexts: most contexts stored, about 450 bytes each; beyond it those of the fullest order go that were
+                learned from the longest time ago.
 
         Raises:
-            ConfigError: n is below 2.
+            ConfigError: n is no whole number of at least 2, or another number none of at least 1.
         """
         super().__init__(n, vocab_size)
-        shortest = 1 if self._keeps_shorter_contexts else n - 1
-        self._table = NGramCounts(n, shortest_context=shortest, max_contexts=max_contexts)
+        most, shortest = _at_least(1, "max_contexts", max_contexts), 1 if self._keeps_shorter_contexts else self.n - 1
+        self._table = NGramCounts(self.n, shortest_context=shortest, max_contexts=most)
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """By order, how often each token followed each context; collected anew at every access."""
-        return self._by_order(self._table.counts)
+        """By order, how often each token followed each context: the tables themselves, which go on changing."""
+        return self._table.counts
 
     @property
     def ngrams(self) -> Mapping[Any, Any]:
-        """By order, the top token after each context: the one with the highest count."""
-        return self._by_order(self._table.most_frequent)
-
-    def _by_order(self, table: Mapping[Context, _Value]) -> dict[int, dict[Context, _Value]]:
-        orders: dict[int, dict[Context, _Value]] = {order: {} for order in range(2, self.n + 1)}
-        for context, value in table.items():
-            orders[len(context) + 1][context] = value
-        return orders
+        """By order, the top token after each context: the one with the highest count. The tables themselves, too."""
+        return self._table.most_frequent
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Predict by :class:`INgramStorage`; a random token depends on the length of the sequence alone."""
-        found = [self._table.successor(end) for end in _rows("input_ids", input_ids, self.n - 1)]
+        found = [self._table.successor(end) for end in self._rows("input_ids", input_ids, self.n - 1)]
         unknown = int(uniform(0, input_ids.shape[1], PROPOSAL_STREAM) * self.vocab_size)
         token_ids = [unknown if token_id is None else token_id for token_id in found]
         known = [token_id is not None for token_id in found]
@@ -139,7 +131,7 @@ class NGramStorage(INgramStorage):
 
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
         """Learn successors by :class:`INgramStorage`."""
-        contexts, rows = _rows("input_ids", input_ids, self.n - 1), _rows("next_tokens", next_tokens)
+        contexts, rows = self._rows("input_ids", input_ids, self.n - 1), self._rows("next_tokens", next_tokens)
         if len(contexts) != len(rows):
             raise DraftRequestError(
                 f"{len(contexts)} contexts came with {len(rows)} rows of next tokens; give one row per context"
@@ -149,8 +141,25 @@ class NGramStorage(INgramStorage):
 
     def initialize(self, input_ids: Tensor) -> None:
         """Learn sequences by :class:`INgramStorage`."""
-        for token_ids in _rows("input_ids", input_ids):
+        for token_ids in self._rows("input_ids", input_ids):
             self._table.learn(token_ids)
+
+    def _rows(self, name: str, tensor: Tensor, num_tokens: int | None = None) -> list[list[int]]:
+        """Return the last tokens of every row, or all of them."""
+        if not isinstance(tensor, Tensor):
+            problem = f"{name} is no tensor but {type(tensor).__name__}"
+        elif tensor.ndim != 2 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+            problem = f"{name} is {tensor.dtype} {list(tensor.shape)}"
+        else:
+            tensor = tensor if num_tokens is None else tensor[:, -num_tokens:]
+            rows: list[list[int]] = tensor.tolist()
+            wrong = next((token for row in rows for token in row if not 0 <= token < self.vocab_size), None)
+            if wrong is None:
+                return rows
+            raise DraftRequestError(
+                f"{name} holds the token {wrong}", fix=f"give tokens from 0 to {self.vocab_size - 1}", field=name
+            )
+        raise DraftRequestError(problem, fix="give token ids as a tensor of integers [batch, length]", field=name)
 
 
 class OneLevelNGramStorage(NGramStorage):
@@ -161,22 +170,19 @@ class OneLevelNGramStorage(NGramStorage):
     @property
     def counts(self) -> Mapping[Any, Any]:
         """How often each token followed each context of n - 1 tokens."""
-        return self._table.counts
+        return self._table.counts[self.n]
 
     @property
     def ngrams(self) -> Mapping[Any, Any]:
         """The top token after each context: the one with the highest count."""
-        return self._table.most_frequent
+        return self._table.most_frequent[self.n]
 
 
-def _rows(name: str, tensor: Tensor, num_tokens: int | None = None) -> list[list[int]]:
-    """Return the last tokens of every row, or all of them."""
-    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-    if tensor.ndim != 2 or not is_integer:
-        shape = list(tensor.shape)
-        raise DraftRequestError(f"{name} is {tensor.dtype} {shape}; give token ids as integers [batch, length]")
-    rows: list[list[int]] = (tensor if num_tokens is None else tensor[:, -num_tokens:]).tolist()
-    return rows
+def _at_least(least: int, name: str, value: object) -> int:
+    """Return a whole number that is large enough."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{name} is {value!r}", fix=f"give a whole number of at least {least}", field=name)
+    return int(value)
 
 
 class GreedyProcessor:
@@ -186,10 +192,12 @@ class GreedyProcessor:
         """Divide logits by a temperature, which changes the probabilities but not the most probable token.
 
         Raises:
-            ConfigError: the temperature is not positive.
+            ConfigError: the temperature is no positive number.
         """
-        if temperature <= 0.0:
-            raise ConfigError(f"temperature is {temperature}; give a positive one, or use GreedyProcessor")
+        is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
+        if not (is_number and 0.0 < temperature < math.inf):
+            fix = "give a positive number" + (", or use GreedyProcessor" if type(self) is not GreedyProcessor else "")
+            raise ConfigError(f"temperature is {temperature!r}", fix=fix, field="temperature")
         self.temperature = temperature
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -263,10 +271,22 @@ def ngram_assisted_speculative_generate(
 
     Raises:
         GenerationRequestError: the prompt is empty, too long for the target, or holds tokens it does not have.
+        ConfigError: the storage is for fewer tokens than the target has.
     """
     config = target.config.get_text_config()
     vocabulary_size: int = config.vocab_size
-    prompt = list(map(int, inputs))
+    if getattr(ngramstorage, "vocab_size", vocabulary_size) < vocabulary_size:
+        raise ConfigError(
+            f"the storage is for {ngramstorage.vocab_size} tokens and the model has {vocabulary_size}",
+            fix=f"make it with vocab_size={vocabulary_size}",
+            field="vocab_size",
+        )
+    try:
+        prompt = list(map(int, inputs))
+    except (TypeError, ValueError) as error:
+        raise GenerationRequestError(
+            "inputs are no list of token ids", fix="give whole numbers", field="inputs"
+        ) from error
     if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary_size:
         raise GenerationRequestError(
             f"the prompt is empty, or has tokens outside of the model's {vocabulary_size}; use its own tokenizer"

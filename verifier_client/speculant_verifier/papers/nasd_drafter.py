@@ -1,4 +1,4 @@
-"""The strategy ``nasd``: every sequence drafts from an n-gram storage of its own, which learns as it is decoded.
+"""The strategy ``nasd``: sequences draft from n-grams of their tenant's sequences, counted as these are decoded.
 
 NASD in the engine, batched and under any rule; :mod:`speculant_verifier.papers.nasd` has the document's own loop. Both
 count n-grams while a sequence grows: contexts are mapped to their most frequent successor, in dictionaries, a few
@@ -12,6 +12,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from speculant_graph.config import DraftConfig
+from speculant_graph.errors import GenerationRequestError
+from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_graph.types import Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions, TokenId
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
@@ -30,16 +33,22 @@ class NGramCounts:
         Args:
             n: tokens of the longest n-gram, one more than its context, at least 2.
             shortest_context: tokens of the shortest context, at most n - 1.
-            max_contexts: most contexts stored, at least 1; beyond it those go that were learned from the longest time
-                ago.
+            max_contexts: most contexts stored, at least 1; beyond it those of the fullest order go that were learned
+                from the longest time ago.
         """
         self.n, self.max_contexts = n, max_contexts
-        self._lengths = range(n - 1, shortest_context - 1, -1)
-        # Two tables of plain values: the garbage collector has nothing to look through in them.
-        self.counts: OrderedDict[Context, dict[TokenId, int]] = OrderedDict()
-        """What followed each context, and how often; the context learned from the longest time ago is first."""
-        self.most_frequent: dict[Context, TokenId] = {}
-        """The successor of each context that :meth:`successor` gives."""
+        self._shortest = shortest_context
+        orders = range(shortest_context + 1, n + 1)
+        # Tables of plain values: the garbage collector has nothing to look through in them.
+        self.counts: dict[int, OrderedDict[Context, dict[TokenId, int]]] = {each: OrderedDict() for each in orders}
+        """By order, what followed each context, and how often; the context learned from the longest time ago is
+        first."""
+        self.most_frequent: dict[int, dict[Context, TokenId]] = {each: {} for each in orders}
+        """By order, the successor of each context that :meth:`successor` gives."""
+
+    def __len__(self) -> int:
+        """Contexts stored."""
+        return sum(map(len, self.counts.values()))
 
     def learn(self, token_ids: Sequence[TokenId]) -> None:
         """Learn every n-gram of a sequence."""
@@ -53,62 +62,84 @@ class NGramCounts:
         Several tokens are alternatives, not a continuation.
         """
         end = tuple(context[1 - self.n :])
-        all_counts, most_frequent = self.counts, self.most_frequent
-        for length in self._lengths if token_ids else ():
-            if length > len(end):
-                continue
+        for length in range(len(end), self._shortest - 1, -1) if token_ids else ():
             key = end[-length:]
+            all_counts, most_frequent = self.counts[length + 1], self.most_frequent[length + 1]
             counts = all_counts.get(key)
             if counts is None:
                 counts = all_counts[key] = {}
-                most_frequent[key] = token_ids[0]
             else:
                 all_counts.move_to_end(key)
+            top = most_frequent.setdefault(key, token_ids[0])
             for token_id in token_ids:
                 count = counts[token_id] = counts.get(token_id, 0) + 1
-                if count > counts[most_frequent[key]]:  # not at a tie: the first to reach a count stays
-                    most_frequent[key] = token_id
-        while len(all_counts) > self.max_contexts:
-            forgotten, _ = all_counts.popitem(last=False)
-            del most_frequent[forgotten]
+                if count > counts.get(top, 0):  # not at a tie: the first to reach a count stays
+                    top = most_frequent[key] = token_id
+        while len(self) > self.max_contexts:
+            order = max(self.counts, key=lambda each: len(self.counts[each]))
+            forgotten, _ = self.counts[order].popitem(last=False)
+            self.most_frequent[order].pop(forgotten, None)
 
     def successor(self, context: Sequence[TokenId]) -> TokenId | None:
         """Return the most frequent successor of the longest end of a context that is stored; None if none is.
 
         Of successors seen equally often, the first that reached the count. Reading changes nothing.
         """
-        end = tuple(context[1 - self.n :])
-        for length in self._lengths:
-            if length <= len(end) and (token_id := self.most_frequent.get(end[-length:])) is not None:
+        return longest_successor(tuple(context[1 - self.n :]), self)
+
+
+def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
+    """Return the most frequent successor of the longest end of a context that one of the tables has; None if none."""
+    for length in range(len(end), 0, -1):
+        key = end[-length:]
+        for table in tables:
+            known = table.most_frequent.get(length + 1)
+            if known is not None and (token_id := known.get(key)) is not None:
                 return token_id
-        return None
+    return None
 
 
-_ORDER = 4
-"""Tokens of the longest n-gram, as in the document's experiments."""
-_FILLERS = 3
-"""Of the target's most probable tokens at a verified position, so many are learned beside the one that was emitted."""
 _MAX_CONTEXTS = 250_000
-"""Kept for a sequence, some 120 MB; those that were learned from the longest time ago go first."""
+"""Kept for a tenant, some 120 MB."""
+_MAX_ALL_CONTEXTS = 1_000_000
+"""Kept for all tenants together; beyond it the storages of idle tenants go, the longest unused first."""
 
 
 @dataclass(slots=True)
-class _Storage:
-    """What a sequence has taught."""
+class _Sequence:
+    """An open sequence."""
 
-    counts: NGramCounts
+    options: SessionOptions
+    shared: NGramCounts | None
+    """Its tenant's storage; None if there is none."""
+    own: NGramCounts | None
+    """What it learns itself, if that is not for its tenant."""
     token_ids: list[TokenId] = field(default_factory=list)
     """Those that were learned."""
     draft_id: int = 0
     """Its latest draft."""
+    filler_top_k: int = 0
+    """Of the target's most probable tokens after the latest draft, so many are learned."""
+
+    @property
+    def tables(self) -> tuple[NGramCounts, ...]:
+        """What it drafts from."""
+        return tuple(table for table in (self.own, self.shared) if table is not None)
 
 
 class NasdDrafter:
-    """Drafts chains, the most frequent successor again and again; ends them where a context is unknown."""
+    """Drafts chains, the most frequent successor again and again, from one storage for all sequences of a tenant."""
 
-    def __init__(self) -> None:
-        """Begin without sequences."""
-        self._storages: dict[int, _Storage] = {}
+    def __init__(self, config: DraftConfig | None = None, vocabulary_size: int = 0) -> None:
+        """Begin without sequences.
+
+        Args:
+            config: ``n``, ``filler_top_k``, ``stop_if_unknown`` and ``max_learned_tokens``.
+            vocabulary_size: random tokens at unknown contexts are below it; with 0 a draft ends there.
+        """
+        self._config, self._vocabulary_size = config or DraftConfig(strategy="nasd"), vocabulary_size
+        self._tenants: OrderedDict[str, NGramCounts] = OrderedDict()  # the longest unused first
+        self._sequences: dict[int, _Sequence] = {}
         self._draft_ids = itertools.count(1)
         self._num_steps = self._num_nodes = 0
 
@@ -123,8 +154,31 @@ class NasdDrafter:
         return DrafterStatistics(steps=self._num_steps, drafted_nodes=self._num_nodes)
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
-        """Begin with an empty storage; nothing is learned from other sequences."""
-        self._storages[session_id] = _Storage(NGramCounts(_ORDER, max_contexts=_MAX_CONTEXTS))
+        """Begin a sequence, which drafts from what its tenant's sequences have taught.
+
+        Raises:
+            GenerationRequestError: the options name a graph.
+        """
+        wanted = options or SessionOptions()
+        if wanted.graph:
+            raise GenerationRequestError(f"strategy nasd drafts from no graph; leave '{wanted.graph}' out")
+        most = min(_MAX_CONTEXTS, self._config.max_learned_tokens * (self._config.n - 1))
+        shared = self._storage(wanted.tenant or "", most) if most else None
+        teaches = shared is not None and wanted.learn is not False
+        own = None if teaches else NGramCounts(self._config.n, max_contexts=_MAX_CONTEXTS)
+        self._sequences[session_id] = _Sequence(wanted, shared, own)
+
+    def _storage(self, tenant: str, max_contexts: int) -> NGramCounts:
+        storage = self._tenants.get(tenant)
+        if storage is None:
+            storage = self._tenants[tenant] = NGramCounts(self._config.n, max_contexts=max_contexts)
+        self._tenants.move_to_end(tenant)
+        in_use = {id(sequence.shared) for sequence in self._sequences.values()} | {id(storage)}
+        num_contexts = sum(map(len, self._tenants.values()))
+        for name in list(self._tenants):
+            if num_contexts > _MAX_ALL_CONTEXTS and id(self._tenants[name]) not in in_use:
+                num_contexts -= len(self._tenants.pop(name))
+        return storage
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Learn what is new of every sequence, and continue it."""
@@ -134,43 +188,51 @@ class NasdDrafter:
         return drafts
 
     def finish(self, session_id: int) -> None:
-        """Forget a sequence."""
-        self._storages.pop(session_id, None)
+        """Forget a sequence; what it taught its tenant stays."""
+        self._sequences.pop(session_id, None)
 
     def close(self) -> None:
-        """Forget all sequences."""
-        self._storages.clear()
+        """Forget all."""
+        self._sequences.clear()
+        self._tenants.clear()
 
     def _draft(self, step: SequenceStep) -> Draft:
-        storage = self._storages[step.session_id]
-        if storage.token_ids != step.token_ids[: len(storage.token_ids)]:  # another text than before
-            self.open(step.session_id)
-            storage = self._storages[step.session_id]
-        _learn(storage, step)
-        storage.draft_id = next(self._draft_ids)
-        window = storage.token_ids[1 - _ORDER :]
+        sequence, config = self._sequences[step.session_id], self._config
+        if sequence.token_ids != step.token_ids[: len(sequence.token_ids)]:  # another text than before
+            self.open(step.session_id, sequence.options)
+            sequence = self._sequences[step.session_id]
+        _learn(sequence, step, config.n)
+        sequence.draft_id, sequence.filler_top_k = next(self._draft_ids), config.filler_top_k
+        end = tuple(sequence.token_ids[1 - config.n :])
         drafted: list[TokenId] = []
-        while len(drafted) < step.node_budget and (token_id := storage.counts.successor(window)) is not None:
+        while len(drafted) < step.node_budget:
+            token_id = longest_successor(end, *sequence.tables)
+            if token_id is None:
+                if config.stop_if_unknown or not self._vocabulary_size:
+                    break
+                position = len(sequence.token_ids) + len(drafted)
+                token_id = int(uniform(step.seed, position, PROPOSAL_STREAM) * self._vocabulary_size)
             drafted.append(token_id)
-            window = [*window, token_id][1 - _ORDER :]
+            end = (*end, token_id)[1 - config.n :]
         return Draft(
             token_ids=tuple(drafted),
             parents=tuple(range(len(drafted))),
-            draft_id=storage.draft_id,
+            draft_id=sequence.draft_id,
             strategy="nasd",
             terminated_early=len(drafted) < step.node_budget,
         )
 
 
-def _learn(storage: _Storage, step: SequenceStep) -> None:
+def _learn(sequence: _Sequence, step: SequenceStep, n: int) -> None:
     """Count each new token as a successor, and beside it what else the target thought probable there."""
-    known, feedback = len(storage.token_ids), step.feedback
+    known, feedback = len(sequence.token_ids), step.feedback
     fillers: dict[int, list[TokenId]] = {}
-    if feedback is not None and feedback.draft_id == storage.draft_id:
+    if sequence.filler_top_k > 1 and feedback is not None and feedback.draft_id == sequence.draft_id:
         # A chain's node j + 1 was followed by the position j + 1 behind the sequence that was drafted for.
-        rows = zip(feedback.nodes, feedback.rows[:, :_FILLERS].tolist(), strict=True)
+        rows = zip(feedback.nodes, feedback.rows[:, : sequence.filler_top_k].tolist(), strict=True)
         fillers = {known + node: row for node, row in rows}
-    storage.token_ids += step.token_ids[known:]
-    for index in range(max(1, known), len(storage.token_ids)):
-        context = storage.token_ids[max(0, index + 1 - _ORDER) : index]
-        storage.counts.count(context, (storage.token_ids[index], *fillers.get(index, ())))
+    sequence.token_ids += step.token_ids[known:]
+    [table, *_] = sequence.tables
+    for index in range(max(1, known), len(sequence.token_ids)):
+        context = sequence.token_ids[max(0, index + 1 - n) : index]
+        table.count(context, (sequence.token_ids[index], *fillers.get(index, ())))
