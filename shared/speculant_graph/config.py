@@ -261,6 +261,26 @@ class ServerConfig(Config):
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+_DEFAULT_PORTS = (("http://", ":80"), ("https://", ":443"))
+
+
+def _split_origins(origins: object) -> object:
+    return [part.strip() for part in origins.split(",") if part.strip()] if isinstance(origins, str) else origins
+
+
+def _check_origin(origin: str) -> str:
+    origin = origin.lower()  # as browsers write it
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ValueError("must be '*', or scheme and host of a page, as in https://app.example:8443")
+    if any(origin.startswith(scheme) and origin.endswith(port) for scheme, port in _DEFAULT_PORTS):
+        raise ValueError("must not name its scheme's own port, which browsers leave out")
+    return origin
+
+
+_Origin = Annotated[str, AfterValidator(_check_origin)]
+
+
 class ServiceConfig(Config):
     """The verifier as a service."""
 
@@ -275,6 +295,9 @@ class ServiceConfig(Config):
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
     """Most requests that wait for a slot in the batch; more are refused until there is capacity."""
+    cors_origins: Annotated[tuple[_Origin, ...], BeforeValidator(_split_origins)] = ()
+    """Origins of web pages that may call the HTTP API from a browser, such as https://app.example, several of them
+    separated by commas; '*': all pages. Empty: none."""
 
 
 def _not_tiny(temperature: float) -> float:

@@ -19,11 +19,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from loguru import logger
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import SpeculantError
-from speculant_graph.serving.access import AccessPolicy
+from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy
 from speculant_graph.serving.http import METRICS_TYPE, PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
@@ -50,6 +51,9 @@ MAX_REQUESTS = 1_024
 MAX_BODY_BYTES = 4 << 20
 """Longest body or message; a context of 131,072 tokens is text of half a megabyte."""
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses")
+_CORS_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+_CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
+"""Headers of answers that pages may read."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
@@ -146,8 +150,19 @@ def create_app(
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
     rules = AccessRules(API, MAX_REQUESTS, MAX_BODY_BYTES)
-    return AccessMiddleware(
+    guarded = AccessMiddleware(
         app, rules, read_policy, refuse, read_problem, lambda path, status: count_request(endpoint_of(path), status)
+    )
+    if not config.cors_origins:
+        return guarded
+    # Before access, as browsers ask first without a key, and as pages must be able to read refusals, too.
+    return CORSMiddleware(
+        guarded,
+        allow_origins=config.cors_origins,
+        allow_methods=_CORS_METHODS,
+        allow_headers=("*",),
+        allow_private_network=True,
+        expose_headers=_CORS_EXPOSED,
     )
 
 
