@@ -24,6 +24,8 @@ torch or the command line.
 
 from __future__ import annotations
 
+from speculant_graph.file_names import displayed
+
 
 class SpeculantError(Exception):
     """Base of all errors raised on purpose."""
@@ -36,6 +38,7 @@ class SpeculantError(Exception):
             fix: what to do about it, if the message does not end in it.
             field: the setting or the field of a request that is wrong, as in ``verifier.model_name``.
         """
+        message, fix = displayed(message), displayed(fix)
         super().__init__(f"{message}; {fix}" if fix else message)
         self.message, self.fix, self.field = message, fix, field
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -10,6 +9,8 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
+
+from speculant_graph.file_names import displayed, json_text
 
 if TYPE_CHECKING:
     from loguru import Message, Record
@@ -61,7 +62,7 @@ def _has_colors() -> bool:
 
 
 def _write_text(message: Message) -> None:
-    sys.stderr.write(message)
+    sys.stderr.write(displayed(message))
     sys.stderr.flush()
 
 
@@ -83,4 +84,4 @@ def json_line(record: Record) -> str:
     if (exception := record["exception"]) is not None and exception.type is not None:
         line["exception"] = exception.type.__name__
         line["traceback"] = "".join(traceback.format_exception(exception.type, exception.value, exception.traceback))
-    return json.dumps(line, default=str, ensure_ascii=True) + "\n"
+    return json_text(line) + "\n"

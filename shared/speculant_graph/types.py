@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, overload
+
+from pydantic import AfterValidator, PlainSerializer
+
+from speculant_graph.file_names import name_of_stored, stored_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
 
 TokenId = int
 """Index into a tokenizer's vocabulary."""
+
+FileName = Annotated[str, AfterValidator(name_of_stored), PlainSerializer(stored_name, str, when_used="json")]
+"""Name of a file or a folder, in which bytes that are not UTF-8 are half surrogate pairs, as ``os.fsdecode`` makes
+them; stored by :func:`~speculant_graph.file_names.stored_name`."""
 
 StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "nasd", "model"]
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
@@ -48,7 +56,7 @@ DrafterState = Literal["ok", "off", "unavailable"]
 class Fingerprint:
     """Identity of a tokenizer: equal digests mean that token ids mean the same text."""
 
-    name: str
+    name: FileName
     """Name or folder the tokenizer was loaded from, for messages to people."""
     sha256: str
     """Hex digest of vocabulary, merges and special tokens."""

@@ -61,7 +61,7 @@ def write_gguf(source: Path, path: Path) -> None:
         for part, tensor in _as_llama(name, weight):
             stored = names.get_name(part, try_suffixes=(".weight", ".bias"))
             writer.add_tensor(stored, tensor.contiguous().numpy())
-    with replacing(path) as temporary:
+    with replacing(path, gguf.GGUFReader) as temporary:
         writer.write_header_to_file(temporary)
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

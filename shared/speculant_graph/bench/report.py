@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ from pydantic import BeforeValidator
 from rich.console import Console
 from rich.table import Table
 
+from speculant_graph.file_names import json_text
 from speculant_graph.machine import describe_machine
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def print_report(
     sys.stdout.flush()
     if as_json:
         report = {**figures, "machine": machine, "command": ["speculant", "bench", name, *arguments]}
-        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.write(json_text(report) + "\n")
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +11,7 @@ from pydantic_settings import CliPositionalArg
 
 from speculant_graph.config import ClientConfig
 from speculant_graph.errors import ConfigError
+from speculant_graph.file_names import json_text
 from speculant_graph.settings import CommandSettings, load_settings
 from speculant_graph.view.formatting import printable
 
@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"speculant: admin: {endpoint.address}: {printable(answer['error'])}\n")
     action = f"adapter {settings.name}" if is_adapter else settings.action
     report = {"action": action, "verifiers" if is_adapter else "sidecars": answers}
-    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    sys.stdout.write(json_text(report, indent=2) + "\n")
     return int(any("error" in answer for answer in answers))
 
 

@@ -13,6 +13,7 @@ from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource
 
 from speculant_graph.config import Config
 from speculant_graph.errors import ConfigError
+from speculant_graph.file_names import displayed
 from speculant_graph.settings import (
     SECTIONS,
     AllSettings,
@@ -74,6 +75,6 @@ def _toml_value(value: Any) -> str:
         case float():
             return repr(value)
         case str() | Path():
-            text = json.dumps(str(value), ensure_ascii=False)
+            text = json.dumps(displayed(str(value)), ensure_ascii=False)
             return "".join(sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in text)
     return json.dumps(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import platform
 import random
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError
+from speculant_graph.file_names import json_text
 from speculant_graph.settings import DEFAULT_FILE, AllSettings, CommandSettings, config_file, load_settings
 from speculant_graph.types import Fingerprint, SequenceStep
 from speculant_graph.version import VERSION
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
             {"check": each.check, "status": each.status, "detail": each.detail, "fix": each.fix or None}
             for each in results
         ]
-        sys.stdout.write(json.dumps({"healthy": not has_failed, "checks": rows}) + "\n")
+        sys.stdout.write(json_text({"healthy": not has_failed, "checks": rows}) + "\n")
     return int(has_failed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pydantic_settings import CliPositionalArg
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.errors import ConfigError
+from speculant_graph.file_names import json_text
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import num_cores
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
@@ -164,7 +164,7 @@ def export(arguments: Sequence[str]) -> int:
     sys.stdout.write(f"{printable(str(output))}: {counted(contexts, 'context')}, {file_bytes / 1e6:.1f} MB\n")
     if settings.json_output:
         report = {"output": str(output), "contexts": contexts, "file_bytes": file_bytes}
-        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.write(json_text(report) + "\n")
     return 0
 
 
@@ -208,7 +208,7 @@ def _print_graph(
             **(dataclasses.asdict(report) if report else {}),
             **facts,
         }
-        sys.stdout.write(json.dumps(summary) + "\n")
+        sys.stdout.write(json_text(summary) + "\n")
 
 
 def sentence_of(output: Path, graph: NgramGraph) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pydantic_settings import CliPositionalArg
 
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.file_names import json_text
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.view.formatting import checked_prompt, counted, printable
 
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         report["coverage"] = {"path": str(settings.coverage)} | _cover(graph, tokenizer, files, settings.graph)
         _show_coverage(report["coverage"])
     if settings.json_output:
-        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.write(json_text(report) + "\n")
     return 0
 
 

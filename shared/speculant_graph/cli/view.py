@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.errors import ConfigError
+from speculant_graph.file_names import displayed, json_text
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.types import StrategyName
 from speculant_graph.view.formatting import checked_prompt, counted, printable
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.config import DraftConfig
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.ngrams import NgramGraph
-    from speculant_graph.graph.workspace import replacing
+    from speculant_graph.graph.workspace import replace_bytes
     from speculant_graph.log import log_to_stderr
     from speculant_graph.view.look_up import GraphLookUp, described, listed
     from speculant_graph.view.snapshot import render_snapshot
@@ -56,13 +56,12 @@ def run(arguments: Sequence[str]) -> int:
     fingerprint = graph.metadata.tokenizer
     tokenizer = CorpusTokenizer.load(settings.tokenizer or fingerprint.name, special_tokens="parse")
     tokenizer.require(fingerprint)
-    name, draft = settings.path.stem, DraftConfig(strategy=settings.strategy, k=settings.nodes)
+    name, draft = displayed(settings.path.stem), DraftConfig(strategy=settings.strategy, k=settings.nodes)
     answer = GraphLookUp(graph, draft, tokenizer).answer(
         Question(text=prompt[-MAX_CHARACTERS:], successors=settings.successors)
     )
     graphs = [described(graph, name, 1, is_default=True)]
-    with replacing(settings.output) as temporary:
-        temporary.write_text(render_snapshot(listed(graphs, draft), answer, name), "utf-8")
+    replace_bytes(settings.output, render_snapshot(listed(graphs, draft), answer, name).encode())
     order, num_tokens, num_nodes = answer["matched_order"], answer["num_tokens"], len(answer["draft"]["nodes"])
     known = f"after the last {order} of {counted(num_tokens, 'prompt token')}"
     unknown = "the graph's most frequent tokens; " + ("no end of the prompt is in it" if prompt else "no prompt")
@@ -76,5 +75,5 @@ def run(arguments: Sequence[str]) -> int:
             "prompt_tokens": num_tokens,
             "file_bytes": settings.output.stat().st_size,
         }
-        sys.stdout.write(json.dumps(figures) + "\n")
+        sys.stdout.write(json_text(figures) + "\n")
     return 0

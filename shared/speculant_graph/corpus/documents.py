@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from speculant_graph.config import GraphConfig
 from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
+from speculant_graph.types import FileName
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -50,7 +51,7 @@ _LISTED_FIELDS = 12
 class CorpusFile(NamedTuple):
     """A file whose text is in the token stream."""
 
-    name: str
+    name: FileName
     """Its path as it was given; ``-`` is standard input."""
     size_bytes: int
     """Its size as it is stored."""

@@ -201,7 +201,7 @@ class CorpusTokenizer:
             file, config_file = _download(name, hf_token, is_local=is_local)
             revision = file.parent.name  # the hub's cache has one folder for each commit
         try:
-            tokenizer = Tokenizer.from_file(str(file))
+            tokenizer = Tokenizer.from_buffer(file.read_bytes())  # it opens no path that is not UTF-8
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(

@@ -39,6 +39,7 @@ ALWAYS_ENOUGH = 4
 """Occurrences that are enough for llama.cpp whatever the length of a context."""
 
 _WORD = np.dtype("<i4")
+_RECORD_WORDS = LONGEST + 3
 _CONTEXTS_AT_A_TIME = 1 << 16
 
 
@@ -67,7 +68,13 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
     if not 0.0 <= min_share <= 1.0:
         raise ConfigError(f"min_share = {min_share} is no share; take a number from 0 to 1")
     num_contexts, length = 0, min(LONGEST, graph.max_order)
-    with replacing(Path(path)) as temporary, temporary.open("wb") as file:
+
+    def check(written: Path) -> None:
+        words = np.memmap(written, _WORD, "r") if num_contexts else np.empty(0, _WORD)
+        if words.size != num_contexts * _RECORD_WORDS or np.any(words[LONGEST::_RECORD_WORDS] != 1):
+            raise ValueError("it holds other records than were written")
+
+    with replacing(Path(path), check) as temporary, temporary.open("wb") as file:
         for first, bounds in _portions(graph, length):
             records = _records(graph, length, first, bounds, min_count, min_share)
             file.write(records.data)
@@ -108,7 +115,7 @@ def _records(
     has_successors = np.diff(bounds) > 0
     starts = (bounds[:-1] - bounds[0])[has_successors]
     if not starts.size:
-        return np.empty((0, LONGEST + 3), _WORD)
+        return np.empty((0, _RECORD_WORDS), _WORD)
     of_successors = np.diff(below[:, CUMULATIVE])
     best, totals = np.maximum.reduceat(of_successors, starts), np.add.reduceat(of_successors, starts)
     kept = (counts[has_successors] >= min_count) & (best >= min_share * totals)
@@ -116,7 +123,7 @@ def _records(
     owners = np.repeat(np.arange(starts.size), np.diff(np.append(starts, of_successors.size)))
     candidates = np.flatnonzero(of_successors == best[owners])
     indices = candidates[np.searchsorted(owners[candidates], np.flatnonzero(kept))]
-    records = np.full((indices.size, LONGEST + 3), -1, _WORD)
+    records = np.full((indices.size, _RECORD_WORDS), -1, _WORD)
     records[:, :length] = graph.ngrams(length, first, first + num_contexts)[has_successors][kept]
     records[:, LONGEST] = 1
     records[:, LONGEST + 1] = below[indices, TOKEN] & TOKEN_MASK

@@ -118,7 +118,7 @@ class NewGraphFile:
 @contextmanager
 def new_graph_file(path: Path, folder: Path, metadata: GraphMetadata) -> Iterator[NewGraphFile]:
     """Begin a graph file in a folder, which is brought to its path at the end; after an error nothing remains of it."""
-    with replacing(path, folder) as temporary, temporary.open("xb+", buffering=0) as file:
+    with replacing(path, _check, folder) as temporary, temporary.open("xb+", buffering=0) as file:
         yield NewGraphFile(path, file, metadata)
 
 
@@ -159,8 +159,13 @@ def write_pickled(graph: object, path: str | Path) -> None:
         GraphFileError: the file can't be written.
     """
     path = checked_output(path)
-    with workspace(path) as folder, replacing(path, folder) as temporary, temporary.open("xb") as file:
+    with workspace(path) as folder, replacing(path, _check, folder) as temporary, temporary.open("xb") as file:
         pickle.dump(graph, file, protocol=5)
+
+
+def _check(path: Path) -> None:
+    """Read back a file that was written."""
+    read_graph(path, verify=True, complete=False)
 
 
 def read_graph(path: str | Path, *, verify: bool, complete: bool) -> tuple[Trie, GraphMetadata]:

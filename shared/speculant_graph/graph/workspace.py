@@ -7,12 +7,13 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from speculant_graph.errors import GraphFileError
+from speculant_graph.errors import GraphFileError, SpeculantError
 
 _NAME_BYTES = 200
 """File systems take names of 255 bytes; of long ones the beginning must do."""
@@ -61,26 +62,76 @@ def _lock(folder: Path, output: Path) -> TextIO:
 
 
 @contextmanager
-def replacing(path: Path, folder: Path | None = None) -> Iterator[Path]:
-    """Give a path to write a new file to, which replaces ``path`` at the end, on disk, or is gone after an error.
+def replacing(
+    path: Path, check: Callable[[Path], object], folder: Path | None = None, *, is_folder: bool = False
+) -> Iterator[Path]:
+    """Give a path to write to; what is there at the end replaces ``path``, once it is on disk and passed the check.
+
+    After any error, an interruption included, ``path`` is as it was, and nothing else is left. A link stays a link: the
+    file that it points to is replaced. Permissions and owner of the old file stay.
 
     Args:
-        path: where the file will be.
-        folder: where it is written, on the same file system; beside ``path`` if None.
+        path: the file.
+        check: reads back what was written; an error of it says what is wrong there.
+        folder: where it is written, on the same file system; beside the file if None.
+        is_folder: a new folder is written, at a path where nothing is.
 
     Raises:
-        GraphFileError: the file can't be written.
+        GraphFileError: the file can't be written, failed the check, or is there and is no ordinary file.
     """
-    temporary = (folder or path.parent) / f".{_beginning(path)}.{secrets.token_hex(4)}.tmp"
+    target = Path(os.path.realpath(path))
+    if is_folder and os.path.lexists(target):
+        raise GraphFileError(f"{path} is there already", fix="choose another path")
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise GraphFileError(f"{path} is there and is not an ordinary file", fix="choose another path")
+    temporary = (folder or target.parent) / f".{_beginning(target)}.{secrets.token_hex(4)}.tmp"
     with writing(path):
         try:
             yield temporary
+            for file in temporary.rglob("*") if is_folder else ():
+                sync(file)
             sync(temporary)
-            temporary.replace(path)
+            try:
+                check(temporary)
+            except (SpeculantError, ValueError) as error:
+                raise GraphFileError(
+                    f"{path} stays as it was: what was to replace it can't be read back ({error})",
+                    fix="check the disk, and report it if that is well",
+                ) from error
+            with contextlib.suppress(FileNotFoundError):
+                _keep_access(target, temporary)
+            temporary.replace(target)
             with contextlib.suppress(PermissionError):  # a folder to write into only: the name gets to disk in time
-                sync(path.parent)
+                sync(target.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a small file, as :func:`replacing` does.
+
+    Raises:
+        GraphFileError: see there.
+    """
+
+    def check(written: Path) -> None:
+        if written.read_bytes() != content:
+            raise ValueError("other bytes are on the disk")
+
+    with replacing(path, check) as temporary:
+        temporary.write_bytes(content)
+
+
+def _keep_access(old: Path, new: Path) -> None:
+    """Give a new file owner and permissions of the old one."""
+    before, now = old.stat(), new.stat()
+    if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.chown(new, before.st_uid, before.st_gid)
+    new.chmod(stat.S_IMODE(before.st_mode))
 
 
 @contextmanager
@@ -94,7 +145,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise GraphFileError(
-            f"{path} can't be written ({error.strerror})", fix="check folder, permissions and space"
+            f"{path} can't be written ({error.strerror or error})", fix="check folder, permissions and space"
         ) from error
 
 

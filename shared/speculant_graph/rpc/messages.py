@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from speculant_graph.file_names import displayed
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, Fingerprint, TokenId
 
 if TYPE_CHECKING:
@@ -123,4 +124,4 @@ class OpenAnswer:
 
 def public_name(tokenizer: str) -> str:
     """Return a tokenizer's name, as others may see it: without the folder of this machine that it was read from."""
-    return Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer
+    return displayed(Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speculant_graph.errors import ConfigError
+from speculant_graph.file_names import displayed
 
 PHASE_LABELS = {
     "tokenize": "tokenising",
@@ -22,10 +23,11 @@ def counted(number: int, noun: str) -> str:
 def printable(text: str) -> str:
     """Return a text in which characters that are no print, such as those that steer a terminal, are escapes.
 
-    Names of files and the metadata of a graph may hold any character, half surrogate pairs included.
+    Names of files and the metadata of a graph may hold any character, and names bytes that are not UTF-8.
     """
     return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in displayed(text)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,8 @@ from speculant_graph.bench.report import COMMAS, begin, print_report
 from speculant_graph.config import VerifierConfig
 from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.workspace import replacing
+from speculant_graph.file_names import json_text
+from speculant_graph.graph.workspace import replace_bytes
 from speculant_graph.settings import ReportingSettings, load_settings
 
 
@@ -69,6 +69,5 @@ def run(arguments: Sequence[str]) -> int:
     if settings.output is not None:
         curve = costs.curve(settings.batch[0])
         content = {"tokens": curve.tokens, "relative": curve.relative, "batch": settings.batch[0], **describe(target)}
-        with replacing(settings.output) as temporary:
-            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        replace_bytes(settings.output, json_text(content).encode() + b"\n")
     return 0

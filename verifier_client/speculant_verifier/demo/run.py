@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from speculant_graph.bench.report import alternate
 from speculant_graph.cli.graphs import show_progress
 from speculant_graph.client import DrafterClient, NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
+from speculant_graph.file_names import json_text
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import describe_machine
@@ -199,5 +199,5 @@ def _report(console: Console, outcomes: Sequence[_Outcome], arguments: Sequence[
             "machine": describe_machine(),
             "command": ["speculant", "demo", *arguments],
         }
-        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.write(json_text(report) + "\n")
     return 0 if everything["identical"] else 1

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.workspace import replace_bytes
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -84,6 +85,20 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     )
 
 
+def require_whole(folder: Path) -> None:
+    """Refuse a folder that does not hold all of an adapter.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    read_adapter(folder)
+    try:
+        with safe_open(folder / WEIGHTS_FILE, "pt") as weights:  # compares the file's size with its tensors'
+            weights.keys()
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{folder / WEIGHTS_FILE} is damaged: {sentence(error)} {_AGAIN}") from error
+
+
 def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
     """Return a copy of a model with an adapter added to its weights, which costs nothing per pass.
 
@@ -143,7 +158,7 @@ def quiet_peft() -> Iterator[None]:
 def add_to_note(folder: Path, figures: Mapping[str, Any]) -> None:
     """Add figures to the note in an adapter's folder."""
     note = {**_read_json(folder / NOTE_FILE), **figures}
-    (folder / NOTE_FILE).write_text(json.dumps(note), encoding="utf-8")
+    replace_bytes(folder / NOTE_FILE, json.dumps(note).encode())
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic_settings import CliPositionalArg
 
 from speculant_graph.errors import ConfigError
+from speculant_graph.file_names import json_text
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
 from speculant_graph.types import TokenId
@@ -184,7 +184,7 @@ class _JsonOutput:
                 | {"top": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}
                 for at in result.logprobs
             ]
-        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.write(json_text(report) + "\n")
         sys.stdout.flush()
 
     def stop(self) -> None:

@@ -183,7 +183,7 @@ def load_or_measure(target: TargetModel, batches: Iterable[int] = BATCHES, folde
     table = measure_costs(target, batches)
     try:
         path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with replacing(path, lambda written: _FILE.validate_json(written.read_bytes())) as temporary:
             temporary.write_bytes(_FILE.dump_json(table) + b"\n")
     except (OSError, SpeculantError) as error:
         logger.warning("the measured costs can't be kept, measuring again next time: {}", error)

@@ -7,7 +7,6 @@ for going back. Readers resolve the link once, then read.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -21,7 +20,8 @@ from loguru import logger
 
 from speculant_graph.config import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.workspace import sync, workspace
+from speculant_graph.file_names import json_text
+from speculant_graph.graph.workspace import replacing, sync, workspace, writing
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.view.formatting import printable
@@ -151,7 +151,7 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
             "after": asdict(result.after),
             "gate": None if verdict is None else verdict.figures(),
         }
-        sys.stdout.write(json.dumps(shown) + "\n")
+        sys.stdout.write(json_text(shown) + "\n")
         return
     sys.stdout.write(
         f"held out: loss {result.before.loss:.3f} -> {result.after.loss:.3f}, "
@@ -190,21 +190,29 @@ def publish(folder: Path, target: Path) -> Path:
 
     Returns:
         Where the folder is now.
+
+    Raises:
+        GraphFileError: it can't be read back or moved; the adapter that was published stays.
     """
-    for file in (*folder.iterdir(), folder):
-        sync(file)
+    from speculant_verifier.draft_model.adapter_files import require_whole
+
     versions = target.with_name(target.name + ".d")
     versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
     earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
     version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
-    folder.rename(version)
-    sync(versions)
+    with replacing(version, require_whole, is_folder=True) as temporary:
+        folder.rename(temporary)
     link = versions / "next"
-    link.unlink(missing_ok=True)
-    # Relative: the two may be moved or mounted elsewhere together.
-    link.symlink_to(Path(versions.name) / version.name)
-    link.replace(target)
-    sync(target.absolute().parent)
+    try:
+        with writing(target):
+            link.unlink(missing_ok=True)
+            # Relative: the two may be moved or mounted elsewhere together.
+            link.symlink_to(Path(versions.name) / version.name)
+            link.replace(target)
+            sync(target.absolute().parent)
+    finally:
+        if _version_of(target) != version.name:
+            shutil.rmtree(version, ignore_errors=True)
     for path in earlier:
         if path.name != previous:
             shutil.rmtree(path, ignore_errors=True)

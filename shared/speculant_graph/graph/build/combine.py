@@ -112,8 +112,9 @@ def update_graph(
         graph = NgramGraph.load(path, verify=True)
         builder = GraphBuilder(**_settings_for(graph.metadata, config or GraphConfig()))
         new = builder.build(corpus, folder / "new.pkl", progress=progress)
-        with replacing(output, folder) as merged:
-            return merge_graphs(graph, new, merged, jobs=num_cores(), progress=progress)
+        with replacing(output, NgramGraph.load, folder) as merged:
+            merge_graphs(graph, new, merged, jobs=num_cores(), progress=progress)
+        return NgramGraph.load(output)
 
 
 def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
