@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import Annotated, Any
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
 _MARK = "\0"
@@ -52,3 +53,15 @@ def name_of_stored(stored: str) -> str:
     if not stored.startswith(_MARK):
         return stored
     return os.fsdecode(stored.removeprefix(_MARK).encode("latin-1"))
+
+
+class StoredName:
+    """Has pydantic write names to JSON as :func:`stored_name` does, and read them back."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Return pydantic's schema of a name; pydantic is imported by those alone who use it."""
+        from pydantic import AfterValidator, PlainSerializer
+
+        return handler.generate_schema(
+            Annotated[str, AfterValidator(name_of_stored), PlainSerializer(stored_name, str, when_used="json")]
+        )

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, overload
 
-from pydantic import AfterValidator, PlainSerializer
-
-from speculant_graph.file_names import name_of_stored, stored_name
+from speculant_graph.file_names import StoredName
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 TokenId = int
 """Index into a tokenizer's vocabulary."""
 
-FileName = Annotated[str, AfterValidator(name_of_stored), PlainSerializer(stored_name, str, when_used="json")]
+FileName = Annotated[str, StoredName()]
 """Name of a file or a folder, in which bytes that are not UTF-8 are half surrogate pairs, as ``os.fsdecode`` makes
 them; stored by :func:`~speculant_graph.file_names.stored_name`."""
 
