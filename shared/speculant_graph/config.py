@@ -346,10 +346,10 @@ class GenerationConfig(Config):
     itself, before temperature and the like."""
     rule: RuleName = "follow"
     """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
-    'nasd', which looks at the most probable proposal only, and 'gumbel', which is 'follow' and has 'sampling' draw by
-    the noise that it chooses by: they agree more often. The others keep the distribution of the output, not the output
-    itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and 'tree-iid' (trees
-    whose siblings were drawn without replacement, or independently)."""
+    'nasd', which looks at the most probable proposal only, and 'gumbel', another name of 'follow'. For these,
+    'sampling' draws by the noise that they choose by: they agree more often. The others keep the distribution of the
+    output, not the output itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and
+    'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
     """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
     pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the

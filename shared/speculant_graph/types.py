@@ -26,7 +26,7 @@ StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "na
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 
 CouplingName = Literal["none", "gumbel"]
-"""Whether ``sampling`` draws by numbers of its own, or by the noise that the rules ``follow`` and ``gumbel``
+"""Whether ``sampling`` draws by numbers of its own, or by the noise that the rules ``follow``, ``gumbel`` and ``nasd``
 choose by."""
 
 SiblingsName = Literal["none", "without-replacement", "independent"]

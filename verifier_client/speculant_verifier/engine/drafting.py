@@ -89,7 +89,7 @@ class Drafting:
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
                 _SIBLINGS.get(each.config.rule, "none"),
-                "gumbel" if each.config.rule == "gumbel" else None,
+                None if each.config.rule in WANTS_PROPOSALS else "gumbel",
                 is_priced=each.config.speculation == "auto",
             )
             for index, each in ((index, sequences[index]) for index in asked)

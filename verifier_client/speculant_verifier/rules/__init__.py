@@ -14,7 +14,7 @@ Rule = Callable[[Draft, DraftTarget, UniformStream], Verdict]
 
 RULES: dict[RuleName, Rule] = {
     "follow": follow,
-    "gumbel": follow,  # its name where drafts are drawn by the same noise
+    "gumbel": follow,  # as the paper calls it; drafts are coupled under both names
     "token": token,
     "block": block,
     "nasd": nasd,
@@ -25,6 +25,7 @@ RULES: dict[RuleName, Rule] = {
 
 WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", "tree-iid"))
 """Rules that make use of q. Without q they are exact, too, and accept what they can. With it a draft must not be cut by
-looking at it; under the others it may."""
+looking at it, and its tokens must be drawn by numbers that the rule does not use. The others choose by noise that a
+drafter may share: their drafts may be cut, and are coupled."""
 
 __all__ = ["RULES", "WANTS_PROPOSALS", "DraftTarget", "Rule", "TargetDistribution", "UniformStream", "Verdict"]
