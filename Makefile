@@ -10,6 +10,7 @@ NATIVE := $(SOURCES) shared/native/CMakeLists.txt
 SANITIZED := .cache/sanitized
 STUB   := shared/speculant_graph/_core.pyi
 ENGINES := .cache/engines
+CLIENTS := .cache/clients
 PACKAGES := $(shell find shared drafter_server verifier_client -name '*.py')
 QUIETLY := --quiet --disable-pip-version-check
 PROTO_VENV := .cache/protos
@@ -17,7 +18,7 @@ PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu engines test-engines check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
+.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,13 +49,13 @@ demo: $(CORE) ## corpus, graph, sidecar, model: the same text plainly and sooner
 	$(BIN)/speculant demo
 
 test: $(TOOLS) ## run the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu and not engines"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu and not engines and not clients"
 
 test-slow: $(TOOLS) ## run the tests that take longer
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu and not engines"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu and not engines and not clients"
 
 test-faults: $(TOOLS) ## run the tests that kill, flood and fuzz real processes
-	$(BIN)/python -m pytest -m "faults and not slow and not gpu and not engines"
+	$(BIN)/python -m pytest -m "faults and not slow and not gpu and not engines and not clients"
 
 test-gpu: $(TOOLS) ## run the tests that need a GPU, where there is one
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
@@ -108,6 +109,29 @@ $(ENGINES)/.speculant: $(ENGINES)/vllm/.installed $(ENGINES)/llama-cpp/.installe
 
 test-engines: $(TOOLS) engines ## run the tests that run these engines
 	$(BIN)/python -m pytest -m "engines and not gpu"
+
+clients: $(addprefix $(CLIENTS)/,npm/.installed python/.installed aider/.installed) ## install Codex, opencode, Claude Code, aider and the packages that clients are written with (2.3 GB; needs Node and npm)
+
+$(CLIENTS)/npm/.installed: tests/clients/package.json
+	@echo "installing programs and packages of Node into $(@D)"
+	mkdir -p $(@D) && cp $< $(@D)
+	npm install --prefix $(@D) --no-package-lock --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(CLIENTS)/python/.installed: constraints-clients.txt
+	@echo "installing packages of Python into $(@D)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(QUIETLY) -c $< litellm langchain-openai openai-agents openai anthropic
+	@touch $@
+
+$(CLIENTS)/aider/.installed: constraints-aider.txt
+	@echo "installing aider into $(@D)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(QUIETLY) -c $< aider-chat
+	@touch $@
+
+test-clients: $(TOOLS) clients ## run these clients against a server
+	$(BIN)/python -m pytest -m clients tests/clients
 
 bench-gpu: $(CORE) ## measure the released model's configuration with random weights, where there is a GPU
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -38,6 +38,9 @@ from speculant_verifier.http.builders import (
 )
 from speculant_verifier.http.errors import error_of, no_such_model
 from speculant_verifier.http.mapping import RequestMapping
+from speculant_verifier.http.messages import map_messages, shows_thoughts
+from speculant_verifier.http.messages_answers import AnthropicForm, MessagesBuilder
+from speculant_verifier.http.messages_schemas import MessagesRequest, TokenCountRequest
 from speculant_verifier.http.responses import ResponsesBuilder, ResponseStore, map_responses
 from speculant_verifier.http.responses_schemas import ResponsesRequest
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
@@ -50,7 +53,10 @@ MAX_REQUESTS = 1_024
 """Under way at a time, over either API."""
 MAX_BODY_BYTES = 4 << 20
 """Longest body or message; a context of 131,072 tokens is text of half a megabyte."""
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses")
+_ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/models",
+    "/v1/responses",
+)  # fmt: skip
 _CORS_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 _CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
 """Headers of answers that pages may read."""
@@ -126,6 +132,23 @@ def create_app(
         context, keep = await map_responses(mapping, request, connection.scope[PRINCIPAL], store)
         return respond(ResponsesBuilder(context, model, request, keep), is_stream=request.stream)
 
+    @app.post("/v1/messages")
+    async def respond_by_blocks(request: MessagesRequest, connection: Request) -> Response:
+        """Answer a conversation as Anthropic's API does."""
+        context = await map_messages(
+            mapping, request, connection.scope[PRINCIPAL], takes_effort=decoder.chat_format.takes_effort
+        )
+        builder = MessagesBuilder(context, model, shows_thoughts=shows_thoughts(request))
+        return respond(builder, is_stream=request.stream)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: TokenCountRequest, connection: Request) -> dict[str, int]:
+        """Count the tokens of a conversation, as the model reads it."""
+        context = await map_messages(
+            mapping, request, connection.scope[PRINCIPAL], takes_effort=decoder.chat_format.takes_effort
+        )
+        return {"input_tokens": len(context.prompts[0])}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """List the models."""
@@ -150,9 +173,10 @@ def create_app(
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
     rules = AccessRules(API, MAX_REQUESTS, MAX_BODY_BYTES)
-    guarded = AccessMiddleware(
+    guarded: ASGIApp = AccessMiddleware(
         app, rules, read_policy, refuse, read_problem, lambda path, status: count_request(endpoint_of(path), status)
     )
+    guarded = AnthropicForm(guarded)
     if not config.cors_origins:
         return guarded
     # Before access, as browsers ask first without a key, and as pages must be able to read refusals, too.

@@ -1,0 +1,248 @@
+"""Anthropic's Messages API: its requests become chats, and chats' answers become its blocks and events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from loguru import logger
+from pydantic import TypeAdapter, ValidationError
+
+from speculant_graph.serving.access import Principal
+from speculant_verifier.http.builders import Fields, RequestContext
+from speculant_verifier.http.errors import ApiError, error_of, of_validation
+from speculant_verifier.http.mapping import RequestMapping
+from speculant_verifier.http.messages_schemas import AnthropicTool, Block, Blocks, MessagesRequest, TokenCountRequest
+from speculant_verifier.http.schemas import ChatRequest
+
+_EFFORTS = {"xhigh": "high", "max": "high"}
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a block that Claude Code sends for Anthropic alone; it differs from request to request."""
+_NAMES = {
+    ".function.parameters": ".input_schema",
+    ".function.": ".",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
+"""What fields of a chat are called here."""
+_BLOCKS: TypeAdapter[list[Block]] = TypeAdapter(Blocks)
+
+
+async def map_messages(
+    mapping: RequestMapping, request: TokenCountRequest, principal: Principal, *, takes_effort: bool
+) -> RequestContext:
+    """Prepare a conversation, as the chat that it is.
+
+    Args:
+        mapping: prepares chats.
+        request: the request.
+        principal: who asks.
+        takes_effort: whether the model can be told how long to think.
+
+    Raises:
+        ApiError: which field is wrong, or what it may not.
+    """
+    try:
+        return await mapping.chat(as_chat(request, takes_effort=takes_effort), principal)
+    except Exception as error:
+        found = error_of(error)
+        message = str(found.content["error"]["message"])
+        for name, ours in _NAMES.items():
+            message = message.replace(name, ours)
+        raise ApiError(found.status, message) from error
+
+
+def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
+    """Return the chat that a request means.
+
+    Args:
+        request: the request.
+        takes_effort: whether the model can be told how long to think.
+
+    Raises:
+        ApiError: which field is wrong.
+    """
+    fields: Fields = {"model": request.model, "messages": _messages(request)}
+    fields |= _tool_fields(request)
+    options = request.output_config
+    if takes_effort and (effort := _effort(request)) is not None:
+        fields["reasoning_effort"] = effort
+    if options is not None and options.format is not None:
+        form = {"schema": options.format.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": form}
+    if isinstance(request, MessagesRequest):
+        for name in ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculant"):
+            fields[name] = getattr(request, name)
+        fields["stop"] = _stops(request.stop_sequences)
+    try:
+        return ChatRequest(**fields)
+    except ValidationError as error:
+        raise of_validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from error
+
+
+def shows_thoughts(request: TokenCountRequest) -> bool:
+    """Tell whether an answer has blocks of thoughts: only those who ask for them expect any."""
+    return request.thinking is not None and request.thinking.type != "disabled"
+
+
+def _stops(stops: Sequence[str] | None) -> list[str] | None:
+    if stops is not None and not all(0 < len(stop) <= 1024 for stop in stops):
+        raise ApiError(400, "stop_sequences: give texts of 1 to 1024 characters", param="stop_sequences")
+    return list(stops) if stops else None
+
+
+def _effort(request: TokenCountRequest) -> str | None:
+    options, thinking = request.output_config, request.thinking
+    if options is not None and options.effort is not None:
+        return _EFFORTS.get(options.effort, options.effort)
+    return "low" if thinking is not None and thinking.type == "disabled" else None
+
+
+def _messages(request: TokenCountRequest) -> list[Fields]:
+    messages: list[Fields] = []
+    told = [block.text for block in request.system or () if block.text and not block.text.startswith(_BILLING)]
+    if told:
+        messages.append({"role": "system", "content": "\n".join(told)})
+    last = len(request.messages) - 1
+    if request.messages[last].role == "assistant":
+        raise ApiError(
+            400, "not supported here: a beginning of the answer; let the last message be the user's", param="messages"
+        )
+    for index, message in enumerate(request.messages):
+        if message.role == "assistant":
+            messages.append(_of_assistant(message.content, f"messages.{index}.content"))
+        else:
+            is_latest = index == last and not any(block.type == "tool_result" for block in message.content)
+            messages += _of_user(message.role, message.content, f"messages.{index}.content", is_latest=is_latest)
+    return messages
+
+
+def _of_assistant(blocks: Sequence[Block], param: str) -> Fields:
+    _require_none(blocks, "tool_result", "the user", param)
+    thoughts = [block.thinking for block in blocks if block.type == "thinking" and block.thinking]
+    texts = [text for block in blocks if block.type not in ("thinking", "tool_use") and (text := _text_of(block))]
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": _as_json(block.input)},
+        }
+        for block in blocks
+        if block.type == "tool_use"
+    ]
+    message: Fields = {"role": "assistant", "content": "\n".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _of_user(role: str, blocks: Sequence[Block], param: str, *, is_latest: bool) -> Iterator[Fields]:
+    """Yield the messages that one is: every result of a tool is a message of its own."""
+    _require_none(blocks, "tool_use", "the assistant", param)
+    texts: list[str] = []
+    for number, block in enumerate(blocks):
+        if block.type == "tool_result":
+            if texts:
+                yield {"role": role, "content": "\n".join(texts)}
+                texts = []
+            yield {
+                "role": "tool",
+                "tool_call_id": block.tool_use_id,
+                "content": _result_of(block, f"{param}.{number}.content"),
+            }
+            continue
+        text = _text_of(block)
+        if text is None and is_latest:
+            raise ApiError(
+                400,
+                f"not supported here: blocks of type '{block.type}'; leave it out, or describe it in text",
+                param=f"{param}.{number}",
+                code="unsupported_parameter",
+            )
+        texts.append(f"[{block.type}]" if text is None else text)
+    if texts or not blocks:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _as_json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "an input is nested too deeply; make it flatter", param="messages") from error
+
+
+def _require_none(blocks: Sequence[Block], kind: str, author: str, param: str) -> None:
+    for number, block in enumerate(blocks):
+        if block.type == kind:
+            raise ApiError(
+                400,
+                f"{param}.{number}: a block of type '{kind}' belongs into messages of {author}; move it",
+                param=f"{param}.{number}",
+            )
+
+
+def _result_of(result: Block, param: str) -> str:
+    """Return what a tool returned, as text."""
+    if result.content is None:
+        return "error" if result.is_error else ""
+    try:
+        blocks = _BLOCKS.validate_python(result.content)
+    except ValidationError as error:
+        raise ApiError(400, f"{param}: give text, or a list of blocks", param=param) from error
+    texts = (_text_of(block) for block in blocks)
+    return "\n".join(f"[{block.type}]" if text is None else text for block, text in zip(blocks, texts, strict=True))
+
+
+def _text_of(block: Block) -> str | None:
+    """Return the text of a block that has any; None for images and the like."""
+    if block.text is not None:
+        return block.text
+    source = block.source or {}
+    parts = [block.title]
+    if source.get("type") in ("text", "content"):
+        parts.append(_plain(source.get("data", source.get("content"))))
+    elif block.type == "search_result":
+        parts.append(_plain(block.content))
+    told = [part for part in parts if part]
+    return "\n".join(told) if told and len(parts) > 1 else None
+
+
+def _plain(content: object) -> str | None:
+    """Return text, or the texts of blocks."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    texts = [each.get("text") for each in content if isinstance(each, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _tool_fields(request: TokenCountRequest) -> Fields:
+    tools, choice = [_function(tool) for tool in request.tools or () if _is_served(tool)], request.tool_choice
+    fields: Fields = {"tools": tools} if tools else {}
+    if choice is None:
+        return fields
+    fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        if choice.name is None:
+            raise ApiError(400, "tool_choice lacks name; give the tool's", param="tool_choice.name")
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice.type != "auto" or tools:
+        fields["tool_choice"] = {"any": "required"}.get(choice.type, choice.type)
+    return fields
+
+
+def _is_served(tool: AnthropicTool) -> bool:
+    if tool.type == "custom" or tool.input_schema is not None:
+        return True
+    logger.debug("a tool that the server can't run is left out: {}", tool.type[:64])
+    return False
+
+
+def _function(tool: AnthropicTool) -> Fields:
+    if tool.name is None:
+        raise ApiError(400, "a tool lacks name; give it", param="tools")
+    function: Fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}

@@ -1,0 +1,234 @@
+"""Answers of Anthropic's Messages API: blocks and events, and errors in its form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from speculant_verifier.http.builders import AnswerBuilder, Fields, RequestContext, ServedModel, speculation_of, to_json
+from speculant_verifier.http.errors import ApiError
+from speculant_verifier.results import GenerationResult, StepEvent
+
+PATH = "/v1/messages"
+_BLOCKS: dict[str, tuple[Fields, str, str]] = {
+    "content": ({"type": "text", "text": ""}, "text_delta", "text"),
+    "reasoning": ({"type": "thinking", "thinking": "", "signature": ""}, "thinking_delta", "thinking"),
+    "arguments": ({"type": "tool_use", "input": {}}, "input_json_delta", "partial_json"),
+}
+"""By the kind of a piece: the block as it begins, and the type of its deltas and the name of their text."""
+_SIGNATURE = "unsigned"
+"""Of thoughts, which are in the open; clients send back only those that have one."""
+_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class MessagesBuilder(AnswerBuilder):
+    """Answers of /v1/messages."""
+
+    prefix, ending = "msg", ""
+
+    def __init__(self, context: RequestContext, model: ServedModel, *, shows_thoughts: bool) -> None:
+        """Begin to answer a request.
+
+        Args:
+            context: the request.
+            model: the model.
+            shows_thoughts: whether thoughts are blocks of the answer, or left out.
+        """
+        super().__init__(context, model)
+        self._shows_thoughts = shows_thoughts
+        self._blocks: list[Fields] = []
+        self._kind = ""  # of the block that is being written
+        self._text = ""
+        self._has_begun = False
+
+    def frame(self, fields: Fields) -> str:
+        """Return an event as it is sent."""
+        return f"event: {fields['type']}\ndata: {to_json(fields)}\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        """Return what ends a stream that has begun."""
+        return self.frame(error_fields(error.status, str(error.content["error"]["message"])))
+
+    def chunks(self, event: StepEvent) -> Iterator[Fields]:
+        """Take an event; yield what a stream sends for it."""
+        if not self._has_begun:
+            self._has_begun = True
+            usage = {"input_tokens": len(self.context.prompts[0]), "output_tokens": 0}
+            yield {"type": "message_start", "message": self._message([], None, None, usage)}
+        _, choice, pieces = self._read(event)
+        for kind, text in pieces:
+            choice.take(kind, text)
+            if kind == "name":
+                yield from self._begin("arguments", {"id": _call_id(choice.calls[-1]["id"]), "name": text})
+            elif kind != "reasoning" or self._shows_thoughts:
+                if kind != self._kind:
+                    yield from self._begin(kind, {})
+                yield from self._add(text)
+        if event.result is None:
+            return
+        if not self._blocks:
+            yield from self._begin("content", {})
+        yield from self._end()
+        reason, stop = self._reason(choice.reason, event.result)
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        speculation = speculation_of(self.context.config.seed, [event.result])
+        yield {"type": "message_delta", "delta": delta, "usage": _usage(event.result), "speculant": speculation}
+        yield {"type": "message_stop"}
+
+    def whole(self) -> Fields:
+        """Return the answer; it must have ended."""
+        [result] = self._results
+        reason, stop = self._reason(self._choices[0].reason, result)
+        message = self._message(self._blocks, reason, stop, _usage(result))
+        return message | {"speculant": speculation_of(self.context.config.seed, [result])}
+
+    def _message(self, blocks: list[Fields], reason: str | None, stop: str | None, usage: Fields) -> Fields:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model.id,
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+    def _begin(self, kind: str, fields: Fields) -> Iterator[Fields]:
+        yield from self._end()
+        block = _BLOCKS[kind][0] | fields
+        self._kind, self._text = kind, ""
+        self._blocks.append(block)
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
+
+    def _add(self, text: str) -> Iterator[Fields]:
+        self._text += text
+        _, kind, name = _BLOCKS[self._kind]
+        yield self._delta({"type": kind, name: text})
+
+    def _end(self) -> Iterator[Fields]:
+        """End the block that is being written, if there is one."""
+        if not self._kind:
+            return
+        block = self._blocks[-1]
+        if self._kind == "arguments":
+            block["input"] = _input_of(self._text)
+        else:
+            block[_BLOCKS[self._kind][2]] = self._text
+        if self._kind == "reasoning":
+            block["signature"] = _SIGNATURE
+            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+        self._kind = ""
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+
+    def _delta(self, delta: Fields) -> Fields:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _reason(self, reason: str, result: GenerationResult) -> tuple[str, str | None]:
+        """Return why an answer ended, and by which stop text."""
+        if reason != "stop":
+            return _REASONS.get(reason, reason), None
+        text = self._model.target.decode(result.token_ids)
+        found = [(index, stop) for stop in self.context.config.stop if (index := text.find(stop)) >= 0]
+        return ("stop_sequence", min(found)[1]) if found else ("end_turn", None)
+
+
+def _call_id(identifier: str) -> str:
+    return identifier.replace("call_", "toolu_", 1)
+
+
+def _input_of(arguments: str) -> Fields:
+    """Return the arguments of a call; what is no object of JSON, as it was cut off or is wrong, stays text."""
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _usage(result: GenerationResult) -> Fields:
+    cached = result.num_from_prefix_cache
+    return {
+        "input_tokens": len(result.prompt_token_ids) - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": len(result.token_ids),
+    }
+
+
+def error_fields(status: int, message: str) -> Fields:
+    """Return an error in the form that Anthropic's clients expect.
+
+    Args:
+        status: of HTTP.
+        message: one line.
+    """
+    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
+
+
+class AnthropicForm:
+    """Lets Anthropic's clients in as they come: their keys in ``x-api-key``, and errors in their form.
+
+    It stands before everything else, as errors come from everywhere.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Stand before an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve."""
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{PATH}/"):
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if b"authorization" not in headers and (key := headers.get(b"x-api-key")):
+            scope = {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key)]}
+        await self._app(scope, receive, _ErrorForm(send))
+
+
+class _ErrorForm:
+    """Sends a response; the body of an error is rewritten."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Any = None
+        self._body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400:
+            self._start = message
+            return
+        if self._start is None:
+            await self._send(message)
+            return
+        self._body += message.get("body", b"")
+        if message.get("more_body", False):
+            return
+        start, status = self._start, self._start["status"]
+        fields = error_fields(status, _message_of(self._body))
+        if request_id := dict(start["headers"]).get(b"x-request-id"):
+            fields["request_id"] = request_id.decode("latin-1")
+        body = to_json(fields).encode()
+        headers = [header for header in start["headers"] if header[0].lower() != b"content-length"]
+        await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _message_of(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip() or "the request failed"

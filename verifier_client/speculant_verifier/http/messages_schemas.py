@@ -1,0 +1,163 @@
+"""Requests of Anthropic's Messages API, as its clients send them. Null is as if a field were not there.
+
+Blocks and tools of kinds that are not served are read, too: conversations are full of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from speculant_verifier.http.schemas import Name, NumTokens, Schema, SpeculantOptions
+
+
+class OpenSchema(Schema):
+    """Base: unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def _as_blocks(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Block(OpenSchema):
+    """A piece of a message: text, thoughts, a call of a tool, what it returned, or anything else."""
+
+    type: Annotated[str, Field(min_length=1)]
+    """Its kind; of kinds that are not served the title and the text are read, if they have any."""
+    text: str | None = None
+    """Of text."""
+    thinking: str | None = None
+    """Of thoughts."""
+    id: Name | None = None
+    """Of a call: what joins it to its result."""
+    name: Name | None = None
+    """Of a call: the tool."""
+    input: dict[str, Any] | None = None
+    """Of a call: the arguments."""
+    tool_use_id: Name | None = None
+    """Of a result: the call."""
+    is_error: bool = False
+    """Of a result: whether the tool failed."""
+    content: Any = None
+    """Of a result: text, or blocks."""
+    source: dict[str, Any] | None = None
+    """Of an image or a document."""
+    title: str | None = None
+    """Of a document or a search result."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        missing = [name for name in _REQUIRED.get(self.type, ()) if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"lacks {missing[0]}")
+        return self
+
+
+_REQUIRED = {
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
+_Blocks = Annotated[list[Block], Field(fail_fast=True)]
+Blocks = Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _Blocks)]
+"""Text, or a list of blocks."""
+
+
+class AnthropicMessage(OpenSchema):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    """The author's role."""
+    content: Blocks
+    """The content."""
+
+
+class AnthropicTool(OpenSchema):
+    """A tool that the model may call. Tools that Anthropic's servers run have a type of their own and are left out."""
+
+    type: str = "custom"
+    """'custom'."""
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")] | None = None
+    """Letters, digits, '_', '-' and '.'."""
+    description: str | None = None
+    """For the model."""
+    input_schema: dict[str, Any] | None = None
+    """JSON schema of its arguments, an object."""
+
+
+class ToolChoice(OpenSchema):
+    """Whether a tool must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    """Whether the model may call a tool, must call any or the named one, or may not."""
+    name: Name | None = None
+    """The tool's, for 'tool'."""
+    disable_parallel_tool_use: bool = False
+    """Whether an answer that must call calls one tool only."""
+
+
+class Thinking(OpenSchema):
+    """Whether thoughts are returned."""
+
+    type: Annotated[str, Field(min_length=1)]
+    """With 'disabled' they are not; the model thinks as little as it can."""
+
+
+class OutputFormat(OpenSchema):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    """'json_schema'."""
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    """The schema."""
+
+
+class OutputConfig(OpenSchema):
+    """How the answer is written."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """How long to think, for models whose chat template takes it; 'xhigh' and 'max' are 'high'."""
+    format: OutputFormat | None = None
+    """The form of the answer's text."""
+
+
+class TokenCountRequest(OpenSchema):
+    """A conversation whose tokens are counted."""
+
+    model: str
+    """The model's name, as in /v1/models."""
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
+    """From the first to the latest."""
+    system: Blocks | None = None
+    """The system message."""
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
+    """What the model may call."""
+    tool_choice: ToolChoice | None = None
+    """Whether it may not, may, or must."""
+    thinking: Thinking | None = None
+    """Whether thoughts are returned."""
+    output_config: OutputConfig | None = None
+    """How the answer is written."""
+
+
+class MessagesRequest(TokenCountRequest):
+    """A conversation to continue."""
+
+    max_tokens: NumTokens
+    """Most new tokens, thoughts included."""
+    stream: bool = False
+    """Send server-sent events as the answer comes."""
+    stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
+    """End before any of these texts."""
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0 takes the most probable token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Keep the most probable tokens that hold this mass."""
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Keep the k most probable tokens; 0 keeps all."""
+    speculant: SpeculantOptions | None = None
+    """How this request is speculated for."""
