@@ -24,11 +24,12 @@ CHECKS = "not_a_server_error,negative_data_rejection"
 def document(api: Api, path: Path) -> Path:
     """Write the document to a file, with limits that keep answers short and the only model's name."""
     found: dict[str, Any] = api.get("/openapi.json").json()
-    for name in ("ChatRequest", "CompletionRequest"):
+    for name in ("ChatRequest", "CompletionRequest", "MessagesRequest", "TokenCountRequest"):
         properties = found["components"]["schemas"][name]["properties"]
         properties["model"]["const"] = MODEL
         for field in ("max_tokens", "max_completion_tokens"):
-            for shape in properties.get(field, {}).get("anyOf", ()):
+            found_at = properties.get(field, {})
+            for shape in (found_at, *found_at.get("anyOf", ())):
                 if shape.get("type") == "integer":
                     shape["maximum"] = 4
     path.write_text(json.dumps(found), encoding="utf-8")
