@@ -16,6 +16,7 @@ from speculant_graph.config import (
     VerifierConfig,
 )
 from speculant_graph.settings import CommandSettings
+from speculant_verifier.suitability import Sources, log_choice, suited
 
 if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder
@@ -39,25 +40,37 @@ class DecodingSettings(CommandSettings):
     record: RecordConfig = RecordConfig()
     """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
 
+    @property
+    def suited_draft(self) -> DraftConfig:
+        """How to draft, by a strategy that fits the rule.
+
+        Raises:
+            ConfigError: strategy, rule, graph, sidecar and draft model do not go together.
+        """
+        has_ngrams = self.graph_path is not None or bool(self.client.address)
+        return suited(self.draft, self.generation, Sources(has_ngrams, bool(self.draft_model.name)))
+
     def open_decoder(self, *, must_fit: bool = True) -> SpeculativeDecoder:
         """Load the model and find what drafts, with a warning if nothing does."""
         from speculant_verifier.console import quiet_transformers
         from speculant_verifier.decoder import SpeculativeDecoder
 
         quiet_transformers()
+        draft = self.suited_draft
+        log_choice(self.generation.rule, draft, self.draft)
         decoder = SpeculativeDecoder(
             self.graph_path,
             self.verifier,
-            self.draft,
+            draft,
             client_config=self.client,
             must_fit=must_fit,
             draft_model=self.draft_model,
             record=self.record,
         )
-        if decoder.drafter.state == "off" and self.draft.k:
+        if decoder.drafter.state == "off" and draft.k:
             logger.warning(
                 "plain decoding: strategy {} needs --graph or --drafter; --strategy tree drafts from the sequence "
                 "itself, too",
-                self.draft.strategy,
+                draft.strategy,
             )
         return decoder

@@ -29,7 +29,7 @@ from speculant_graph.types import Drafter, SessionOptions, TokenId
 from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.template_prompt import Message
 from speculant_verifier.draft_model.adapters import Adapters
-from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter, require_strategy
+from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals
@@ -39,6 +39,7 @@ from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
+from speculant_verifier.suitability import Sources, require_strategy
 from speculant_verifier.text import Batch, Prompt, Prompts
 
 _DEEP = 128
@@ -111,7 +112,7 @@ class SpeculativeDecoder:
             warn_of_unread(self.draft_config)
         wanted = draft_model if draft_model is not None and draft_model.name else None
         has_ngrams = graph_path is not None or sidecar is not None
-        require_strategy(strategy, wanted, has_drafter=drafter is not None, has_ngrams=has_ngrams)
+        require_strategy(strategy, Sources(has_ngrams, wanted is not None, drafter is not None))
         base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
         drafts = strategy not in NEED_GRAPH or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
@@ -302,4 +303,5 @@ class SpeculativeDecoder:
         if isinstance(prompt, str) and configs[0].n > 1:
             raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
         is_single = isinstance(prompt, str)
-        return Batch(self.target, prompts, configs, is_single=is_single, session=session)
+        strategy = self.draft_config.strategy if self._owns_drafter and self.drafter.state != "off" else None
+        return Batch(self.target, prompts, configs, is_single=is_single, session=session, strategy=strategy)

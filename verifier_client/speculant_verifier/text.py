@@ -11,10 +11,11 @@ from copy import copy
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError, GenerationRequestError
-from speculant_graph.types import SessionOptions, TokenId
+from speculant_graph.types import SessionOptions, StrategyName, TokenId
 from speculant_verifier.engine import ActiveSequence, Request, StepOutput
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.suitability import unsuited
 
 _REPLACEMENT = "\ufffd"
 _TAIL = 8
@@ -124,6 +125,7 @@ class Batch:
         *,
         is_single: bool,
         session: SessionOptions | None = None,
+        strategy: StrategyName | None = None,
     ) -> None:
         """Turn prompts into requests.
 
@@ -133,8 +135,9 @@ class Batch:
             configs: the settings of each.
             is_single: whether the caller gave one prompt and wants one result.
             session: options of the requests for the drafter beside its own settings.
+            strategy: what drafts are made by; None if that is unknown, or if there are none.
         """
-        self._target = target
+        self._target, self._strategy = target, strategy
         self._is_single = is_single
         self._results: dict[int, GenerationResult] = {}
         self._sources: list[tuple[int, int]] = []  # prompt and sample of each request
@@ -255,8 +258,14 @@ class Batch:
             sample=self._sources[sequence.index][1],
             error=sequence.error,
             is_refused=sequence.is_refused,
-            warning="" if any(sequence.drafted_by_depth) else sequence.drafter_problem,
+            warning=self._warning(sequence),
         )
+
+    def _warning(self, sequence: ActiveSequence) -> str:
+        """Return what a request is to know of its drafts."""
+        if not any(sequence.drafted_by_depth):
+            return sequence.drafter_problem
+        return "" if self._strategy is None else unsuited(sequence.config.rule, self._strategy)
 
 
 def _visible(sequence: ActiveSequence, token_ids: Sequence[TokenId]) -> Sequence[TokenId]:

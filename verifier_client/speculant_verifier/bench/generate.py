@@ -26,6 +26,7 @@ from speculant_verifier.bench.workload import (
     replayed_requests,
     requests_of,
 )
+from speculant_verifier.suitability import Sources, log_choice, suited
 
 if TYPE_CHECKING:
     from speculant_verifier.model import TargetModel
@@ -87,6 +88,9 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
     from speculant_verifier.bench.transformers_decoding import decode_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
 
+    sources = Sources(settings.graph_path is not None or bool(settings.client.address), bool(settings.draft_model.name))
+    draft = suited(settings.draft, settings.generation, sources)
+    log_choice(settings.generation.rule, draft, settings.draft)
     begin("loading the model")
     target = load_target(settings.verifier)
     generation, batch = settings.generation, settings.batch
@@ -94,13 +98,13 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         generation = generation.model_copy(update={"max_tokens": _MAX_TOKENS})
     groups = _groups(settings, target, generation.max_tokens)
     with SpeculativeDecoder(
-        settings.graph_path, settings.verifier, settings.draft, client_config=settings.client,
+        settings.graph_path, settings.verifier, draft, client_config=settings.client,
         draft_model=settings.draft_model, target=target,
     ) as decoder:  # fmt: skip
         cost = decoder.costs.relative_of_widths if decoder.costs is not None else None
         ways: dict[str, Decode] = {
             "plain": EngineDecoding(target, NullDrafter(), DraftConfig(k=0), batch, generation, cost=cost).decode,
-            "speculative": EngineDecoding(target, decoder.drafter, settings.draft, batch, generation, cost=cost).decode,
+            "speculative": EngineDecoding(target, decoder.drafter, draft, batch, generation, cost=cost).decode,
         }
         if batch == 1:
             ways["transformers"] = by_transformers = partial(decode_transformers, target, config=generation)
@@ -116,7 +120,7 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
     return {
         **_figures(reduce(add, trials.values()), compared),
         "workloads": [{"workload": name, **_figures(each, compared)} for name, each in trials.items()],
-        "strategy": settings.draft.strategy,
+        "strategy": draft.strategy,
         "k": settings.draft.k,
         "batch": batch,
         **describe(target),

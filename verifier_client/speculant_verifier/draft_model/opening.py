@@ -10,41 +10,13 @@ from transformers import PreTrainedModel
 
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
-from speculant_graph.types import Drafter, Fingerprint, StrategyName
+from speculant_graph.types import Drafter, Fingerprint
 from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import DraftPrice, PassTimes
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
-
-_WITH_MODEL = ("tree", "model")
-
-
-def require_strategy(
-    strategy: StrategyName, wanted: DraftModelConfig | None, *, has_drafter: bool, has_ngrams: bool
-) -> None:
-    """Refuse a strategy that lacks its draft model, or has no use for what is named.
-
-    Args:
-        strategy: how to draft.
-        wanted: the draft model.
-        has_drafter: whether the caller brings a drafter of its own.
-        has_ngrams: whether a graph or a sidecar was named.
-
-    Raises:
-        ConfigError: it is so.
-    """
-    problem = ""
-    if wanted is None and strategy == "model":
-        problem = "strategy model drafts by a draft model; name one with --draft-model"
-    elif strategy in ("model", "nasd") and has_ngrams:
-        source = "the draft model" if strategy == "model" else "the sequence"
-        problem = f"strategy {strategy} drafts from {source} alone; choose tree, or leave the graph and the sidecar out"
-    elif wanted is not None and (has_drafter or strategy not in _WITH_MODEL):
-        problem = "a draft model drafts by the strategies tree and model, with no drafter of your own; leave one out"
-    if problem:
-        raise ConfigError(problem)
 
 
 def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) -> tuple[PreTrainedModel, Fingerprint]:

@@ -48,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(settings.service.admin_listen, "--service.admin-listen")
     require_port(settings.service.http, "--service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
+    _ = settings.suited_draft  # which refuses what does not go together
     if settings.train.min_failures and not (settings.draft_model.name and settings.record.folder):
         raise ConfigError(
             "train.min_failures trains a draft model on records; set --draft-model and --record, or leave it out"

@@ -1,0 +1,149 @@
+"""What goes together: verification rules, strategies, and what there is to draft from.
+
+Every refusal advises only what the same call accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from loguru import logger
+
+from speculant_graph.config import DraftConfig, GenerationConfig
+from speculant_graph.errors import ConfigError
+from speculant_graph.types import RuleName, StrategyName
+
+_ALL: tuple[StrategyName, ...] = ("tree", "adaptive", "specexec", "sampling", "greedy", "nasd", "model")
+assert set(_ALL) == set(get_args(StrategyName))
+_CHAINS: tuple[StrategyName, ...] = ("sampling", "adaptive", "greedy", "nasd")
+_NEED_NGRAMS = frozenset(("greedy", "sampling"))
+_WITH_MODEL = frozenset(("tree", "model"))
+_MOST_ADVISED = 2
+
+FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
+    "follow": _ALL,
+    "gumbel": _ALL,
+    "nasd": _ALL,
+    "token": _CHAINS,
+    "block": _CHAINS,
+    "tree-wor": ("sampling",),
+    "tree-iid": ("sampling",),
+}
+"""By rule, the strategies whose drafts it can verify, the best first. A rule follows the drafts of any other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What there is to draft from."""
+
+    has_ngrams: bool = False
+    """A graph or a sidecar."""
+    has_model: bool = False
+    """A draft model."""
+    has_drafter: bool = False
+    """A drafter of the caller's own."""
+
+    def problem(self, strategy: StrategyName) -> str:
+        """Return why a strategy can't draft from these sources; empty if it can."""
+        if strategy == "model" and not self.has_model:
+            return "strategy model drafts by a draft model, and there is none"
+        if self.has_model and (self.has_drafter or strategy not in _WITH_MODEL):
+            return "a draft model drafts by the strategies tree and model, with no drafter of your own"
+        if strategy in ("model", "nasd") and self.has_ngrams:
+            source = "the draft model" if strategy == "model" else "the tenant's sequences"
+            return f"strategy {strategy} drafts from {source} alone, without a graph or a sidecar"
+        return ""
+
+    def usable(self, rule: RuleName) -> list[StrategyName]:
+        """Return the strategies that fit a rule and can draft, the best first."""
+        return [
+            each
+            for each in FITTING[rule]
+            if not self.problem(each) and (self.has_ngrams or self.has_drafter or each not in _NEED_NGRAMS)
+        ]
+
+    def variations(self) -> list[tuple[Sources, str]]:
+        """Return what else there could be to draft from, and what makes it so."""
+        return [
+            (replace(self, has_model=False), "leave --draft-model out")
+            if self.has_model
+            else (replace(self, has_model=True), "name a draft model by --draft-model"),
+            (replace(self, has_ngrams=False), "leave the graph and the sidecar out")
+            if self.has_ngrams
+            else (replace(self, has_ngrams=True), "give --graph or --drafter"),
+        ]
+
+
+def require_strategy(strategy: StrategyName, sources: Sources, rule: RuleName = "follow") -> None:
+    """Refuse a strategy that has nothing to draft from, has no use for what was named, or does not fit a rule.
+
+    Raises:
+        ConfigError: it is so; the fix is what the same call accepts.
+    """
+    problem = sources.problem(strategy)
+    if strategy not in FITTING[rule]:
+        problem = f"rule {rule} does not fit drafts by strategy {strategy}"
+    if not problem:
+        return
+    ways: list[str] = []
+    if usable := sources.usable(rule)[:_MOST_ADVISED]:
+        ways.append(f"choose {_listed(f'--strategy {each}' for each in usable)}")
+    if strategy in FITTING[rule]:
+        ways += [way for other, way in sources.variations() if not other.problem(strategy)]
+    elif not sources.problem(strategy):
+        ways.append("choose --rule follow")
+    if not ways:
+        ways.append(f"choose --rule follow and --strategy {sources.usable('follow')[0]}")
+    raise ConfigError(problem, fix=", or ".join(ways), field="draft.strategy")
+
+
+def suited(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -> DraftConfig:
+    """Return settings of drafting that fit a request's rule: a strategy that nobody has named is chosen.
+
+    Args:
+        draft: as they were set.
+        generation: of the requests.
+        sources: what there is to draft from.
+
+    Raises:
+        ConfigError: the strategy was named and does not fit, or no strategy does.
+    """
+    if generation.speculation == "off" or not draft.k:
+        return draft
+    rule = generation.rule
+    if draft.strategy in FITTING[rule] or "strategy" in draft.model_fields_set:
+        require_strategy(draft.strategy, sources, rule)
+        return draft
+    usable = sources.usable(rule)
+    if not usable:
+        ways = [way for other, way in sources.variations() if other.usable(rule)]
+        problem = f"rule {rule} needs drafts by strategy {_listed(FITTING[rule][:_MOST_ADVISED])}"
+        raise ConfigError(problem, fix=", or ".join([*ways, "choose --rule follow"]), field="generation.rule")
+    return draft.model_copy(update={"strategy": usable[0]})
+
+
+def log_choice(rule: RuleName, chosen: DraftConfig, draft: DraftConfig) -> None:
+    """Say which strategy was chosen for a rule, if it is another one than was set."""
+    if chosen.strategy != draft.strategy:
+        logger.warning(
+            "rule {}: drafting by strategy {}, which fits it, instead of {}; --strategy names another",
+            rule,
+            chosen.strategy,
+            draft.strategy,
+        )
+
+
+def unsuited(rule: RuleName, strategy: StrategyName) -> str:
+    """Return what a request is told whose rule does not fit the drafts it gets; empty if it does."""
+    if strategy in FITTING[rule]:
+        return ""
+    return (
+        f"rule {rule} does not fit drafts by strategy {strategy}, which were followed; "
+        f"leave the rule out, or draft by strategy {_listed(FITTING[rule][:_MOST_ADVISED])}"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " or ".join(names)
