@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
-from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, NgramDraftConfig, ServerConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
@@ -20,7 +20,7 @@ class DrafterSettings(CommandSettings):
     """The service."""
     access: AccessConfig = AccessConfig()
     """Which clients may call. --access FILE is short for --access.file FILE."""
-    draft: DraftConfig = DraftConfig()
+    draft: NgramDraftConfig = NgramDraftConfig()
     """What a request that names no strategy gets."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages to show, on standard error."""

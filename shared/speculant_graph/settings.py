@@ -29,6 +29,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from speculant_graph.base_config import shown_problem
 from speculant_graph.config import (
     AccessConfig,
     ClientConfig,
@@ -41,7 +42,6 @@ from speculant_graph.config import (
     ServiceConfig,
     TrainConfig,
     VerifierConfig,
-    shown_problem,
 )
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter

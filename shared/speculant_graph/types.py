@@ -22,6 +22,9 @@ FileName = Annotated[str, StoredName()]
 """Name of a file or a folder, in which bytes that are not UTF-8 are half surrogate pairs, as ``os.fsdecode`` makes
 them; stored by :func:`~speculant_graph.file_names.stored_name`."""
 
+NgramStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec"]
+"""How a draft is made from n-grams; the others are a verifier's own."""
+
 StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "nasd", "model"]
 """How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 

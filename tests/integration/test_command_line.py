@@ -76,6 +76,10 @@ def test_help_of_commands_needs_no_torch() -> None:
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
         (["drafter", "--listen", "nonsense"], "--server.listen: 'nonsense' is not an address; write host:port, [::1]"),
         (["build", "x", "--max-oder", "4"], "unknown arguments: --max-oder 4; is it --max-order? See speculant build"),
+        (
+            ["drafter", "--strategy", "nasd"],
+            "drafter: draft.strategy: must be 'greedy', 'sampling', 'adaptive', 'tree' or",
+        ),
         (["admin", "lsit"], "admin: action: must be 'list', 'reload' or"),
     ],
 )

@@ -23,7 +23,7 @@ from speculant_graph.bench.processes import OwnDrafter, running_module
 from speculant_graph.bench.report import COMMAS, alternate, begin, print_report
 from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
 from speculant_graph.client import DrafterClient
-from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.config import ClientConfig, DraftConfig, NgramDraftConfig
 from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.draft.options import require_source
 from speculant_graph.errors import SpeculantError
@@ -66,7 +66,7 @@ class BenchRpcSettings(ReportingSettings):
     """Draft from this graph file; by default from one of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
     """Steps that are timed, of each kind; at least 100."""
-    draft: DraftConfig = DraftConfig(k=10, strategy="sampling", max_candidates=8)
+    draft: NgramDraftConfig = NgramDraftConfig(k=10, strategy="sampling", max_candidates=8)
     """What is asked for; by default ten tokens with distributions of up to eight. What passes cost is sent with every
     session, as the verifier does, so that trees are as long as pays."""
 

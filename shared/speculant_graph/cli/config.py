@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import SecretStr
 from pydantic_settings import CliPositionalArg, PydanticBaseSettingsSource
 
-from speculant_graph.config import Config
+from speculant_graph.base_config import Config
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import displayed
 from speculant_graph.settings import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.config import DraftConfig, GraphConfig
+from speculant_graph.config import DraftConfig, GraphConfig, NgramDraftConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.file_names import json_text
 from speculant_graph.settings import ReportingSettings, load_settings
@@ -38,7 +38,7 @@ class InspectSettings(ReportingSettings):
     graph: GraphConfig = GraphConfig()
     """How the text of --coverage is read, special tokens as for the graph; tokenizer: the graph's, if it is no longer
     where the graph was built."""
-    draft: DraftConfig = DraftConfig()
+    draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft after the prompt."""
 
 

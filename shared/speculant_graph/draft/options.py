@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields
+from typing import get_args
 
 import numpy as np
 from loguru import logger
@@ -53,11 +54,9 @@ def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = (
     for name, readers in READ_BY.items():
         is_changed = getattr(config, name) != DraftConfig.model_fields[name].default
         if is_changed and name in config.model_fields_set and not set(readers).intersection(used):
+            where = "here" if strategies else f"with strategy {config.strategy}"
             logger.warning(
-                "draft.{} is set and does nothing: strategy {} does not read it; leave it out, or choose {}",
-                name,
-                " or ".join(used),
-                " or ".join(readers),
+                "draft.{} does nothing {}: only {} reads it; leave it out", name, where, " or ".join(readers)
             )
 
 
@@ -111,6 +110,13 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
         DraftRequestError: an option is out of its bounds.
         ConfigError: the strategy needs a graph, or a draft model.
     """
+    if options.strategy is not None and options.strategy not in get_args(StrategyName):
+        *others, last = [f"'{each}'" for each in STRATEGIES if has_graph or each not in NEED_GRAPH]
+        raise DraftRequestError(
+            f"the option strategy must be {', '.join(others)} or {last} (got {options.strategy!r})",
+            fix="correct it, or leave it out",
+            field="strategy",
+        )
     config = changed(config, options)
     require_source(config, has_graph)
     has_session = "session" in config.sources

@@ -8,7 +8,7 @@ from typing import Any
 
 from loguru import logger
 
-from speculant_graph.config import ClientConfig, DraftConfig
+from speculant_graph.config import ClientConfig, DraftConfig, NgramDraftConfig
 from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.engines.price import LearnedCost
 from speculant_graph.engines.sessions import EngineSessions
@@ -31,7 +31,7 @@ class EngineSettings(CommandSettings):
     learned: Path | None = None
     """Folder in which a graph in this process keeps accepted text over restarts; one process has it. Without it, in
     memory. A sidecar has its own."""
-    draft: DraftConfig = DraftConfig()
+    draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft; how much is the engine's own setting."""
     client: ClientConfig = ClientConfig()
     """The drafter sidecar, if there is one."""

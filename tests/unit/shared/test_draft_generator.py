@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,10 @@ def test_every_strategy_of_ngrams() -> None:
     assert generator.draft([1], 2, "adaptive").token_ids == (2, 3)
     with pytest.raises(DraftRequestError, match="strategy must be 'greedy', 'sampling'"):
         generator.generate([1], strategy="best")  # type: ignore[arg-type]
+    with pytest.raises(DraftRequestError) as refused:
+        generator.generate([1], strategy="beam")  # type: ignore[arg-type]
+    for offered in re.findall(r"'(\w+)'", str(refused.value).partition("(got")[0]):
+        assert generator.generate([1], k=1, strategy=offered).strategy == offered
     with pytest.raises(ConfigError, match="strategy model drafts in a verifier"):
         generator.generate([1], strategy="model")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant_graph.config import Config, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.base_config import Config
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import ConfigError, DraftRequestError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids

@@ -1,0 +1,80 @@
+"""The base of all classes of settings, and what it says of values that are not allowed."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from speculant_graph.errors import ConfigError
+from speculant_graph.similar import question
+from speculant_graph.validation_messages import humanise
+
+
+class Config(BaseModel):
+    """Base of all configuration: frozen, strict about names, documented by its attribute docstrings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    def __init__(self, **values: Any) -> None:
+        """Take settings by their names.
+
+        Raises:
+            ConfigError: a value is not allowed, or there is no such setting.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise setting_error(error, type(self)) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # settings of sections don't call it
+
+    @classmethod
+    def section(cls) -> str:
+        """Return the name of the section that these settings are: ``draft_model``."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and annotation is not bool:
+            raise ValueError("must not be true or false")
+        return value
+
+
+_SECRET_WORDS = frozenset({"token", "key", "password"})
+_VALUES = reprlib.Repr()
+"""Shows values that were given, and the ends of long ones."""
+_VALUES.maxstring = _VALUES.maxlong = 120
+
+
+def shown_problem(problem: Mapping[str, Any], name: str) -> str:
+    """Return what is wrong with a setting, in one line; secrets are not shown.
+
+    Args:
+        problem: one of pydantic's ``ValidationError.errors()``.
+        name: of the setting, with its section.
+    """
+    value = problem.get("input")
+    is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(re.split(r"[._]", name))
+    return f"{name}: {humanise(problem)}{f' (got {_VALUES.repr(value)})' if is_shown else ''}"
+
+
+def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
+    """Return pydantic's first error as one of a setting that was given in Python.
+
+    Args:
+        error: what pydantic found.
+        kind: the settings.
+    """
+    problem: Any = error.errors(include_url=False)[0]
+    location = [part for part in problem["loc"] if isinstance(part, str) and part != "[key]"]
+    name = ".".join([kind.section(), *location])
+    if problem["type"] == "extra_forbidden":
+        fix = question(location[-1], kind.model_fields) or f"there are {', '.join(kind.model_fields)}"
+        return ConfigError(f"there is no setting {name}", fix=fix, field=name)
+    return ConfigError(shown_problem(problem, name), fix="give another value", field=name)
