@@ -71,7 +71,7 @@ def test_help_of_commands_needs_no_torch() -> None:
         (["bulid"], "no command 'bulid'"),
         (["build", "nowhere.txt", "--tokenizer", str(MODEL_FOLDER)], "nowhere.txt does not exist"),
         (["build", "x", "--max-order", "11"], "build: graph.max_order: must be"),
-        (["build", __file__, "--tokenizer", "."], "tokenizer.json; set --graph.tokenizer-name to"),
+        (["build", __file__, "--tokenizer", "."], "tokenizer.json; set graph.tokenizer_name to"),
         (["inspect", "no\x1b[31m\nwhere.pkl"], r"no\x1b[31m\nwhere.pkl"),
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
         (["drafter", "--listen", "nonsense"], "--server.listen: 'nonsense' is not an address; write host:port, [::1]"),

@@ -61,13 +61,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _built(files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
     """Build a graph as ``speculant build`` does, and return what it took."""
-    from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.build.builder import GraphBuilder
 
     builder = GraphBuilder(**config.model_dump())
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         path = Path(folder, "graph.pkl")
-        metadata = builder.build(files, path, progress=show_build(), calibrate=pretrain).metadata
+        metadata = builder.build(files, path, progress=show_build()).metadata
         summary = metadata.summary(path.stat().st_size)
     assert builder.report is not None
     return summary | asdict(builder.report)

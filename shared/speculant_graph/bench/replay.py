@@ -23,7 +23,6 @@ from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.options import NEED_GRAPH
-from speculant_graph.draft.pretraining import pretrain
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
@@ -149,7 +148,7 @@ def _read(settings: BenchReplaySettings) -> tuple[NgramGraph | None, list[Worklo
     workloads = read_workloads(settings.traces, tokenizer, settings.limit)
     if settings.corpus:
         builder = GraphBuilder(**config.model_dump())
-        graph = builder.build_from_files(settings.corpus, progress=show_build(), calibrate=pretrain)
+        graph = builder.build_from_files(settings.corpus, progress=show_build())
     return graph, workloads
 
 

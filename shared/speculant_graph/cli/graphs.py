@@ -43,13 +43,12 @@ class BuildSettings(ReportingSettings):
 def build(arguments: Sequence[str]) -> int:
     """Build a graph file; print what it holds."""
     settings = load_settings(BuildSettings, "build", arguments)
-    from speculant_graph.draft.pretraining import pretrain
     from speculant_graph.graph.build.builder import GraphBuilder
 
     builder = GraphBuilder(**settings.graph.model_dump())
     log_to_stderr("INFO")
     with show_progress() as progress:
-        graph = builder.build(settings.corpus, settings.output, progress=progress, calibrate=pretrain)
+        graph = builder.build(settings.corpus, settings.output, progress=progress)
     _print_graph(settings.output, graph, settings.json_output, builder.report)
     return 0
 

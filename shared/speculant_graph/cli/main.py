@@ -1,7 +1,7 @@
 """``speculant``: finds the command, turns errors into one line, and imports nothing it does not need.
 
-The table is one of the project's two upward references (the other is the package's public names): commands of the
-two halves are named here as text and imported when they run.
+The table is one of the project's upward references (others are the package's public names): commands of the two
+halves are named here as text and imported when they run.
 """
 
 from __future__ import annotations

@@ -311,13 +311,13 @@ def _parse(text: str, label: str) -> object:
 
 def _document_of(record: object, label: str, field: str, vocabulary_size: int) -> Document:
     """Return one record: a string itself, or what an object has in a field: text, or a list of token ids."""
-    fix = "set --graph.text-field to one with text or token ids"
+    fix = "set graph.text_field to one with text or token ids"
     value = record if isinstance(record, str) else _field(record, label, field, fix)
     if isinstance(value, list) and all(type(item) is int for item in value):
         if value and not 0 <= min(value) <= max(value) < vocabulary_size:
             raise CorpusError(
                 f"{label}: field {field!r} has other ids than 0 to {vocabulary_size - 1}; "
-                "set --graph.tokenizer-name to the tokenizer of these ids"
+                "set graph.tokenizer_name to the tokenizer of these ids"
             )
         return Document(label, iter(()), np.array(value, np.uint32))
     if not isinstance(value, str):

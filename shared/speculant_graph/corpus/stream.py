@@ -89,7 +89,7 @@ def write_token_stream(
     if num_tokens == 0:
         raise CorpusError(
             f"tokenizer {tokenizer.fingerprint.name} makes no tokens of this text; "
-            "set --graph.tokenizer-name to another, or name other files"
+            "set graph.tokenizer_name to another, or name other files"
         )
     return TokenStream(path, num_tokens, corpus.num_documents, tuple(corpus.files))
 

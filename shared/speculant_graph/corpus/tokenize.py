@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
-_SETTING = "--graph.tokenizer-name"
+_SETTING = "graph.tokenizer_name"
 
 # GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two positions begin a word
 # in all of them, whatever is around: the space between two letters, and a letter after a newline. That

@@ -77,7 +77,7 @@ def test_text_is_what_the_file_has_with_plain_line_ends(
         ("a.txt", b"\x7fELF\x02\0\0", r"looks binary; leave it out, or convert it"),
         ("a.jsonl", b'"good"\n{oops', r"a\.jsonl: line 2: is no JSON \(.*correct it"),
         ("a.jsonl", b'"good"\n' + b"[" * 100_000, r"line 2: is no JSON"),
-        ("a.jsonl", b'{"b": 1, "c": 2}', r"line 1: no field 'a\.b' \(there are: b, c\); set --graph\.text-field"),
+        ("a.jsonl", b'{"b": 1, "c": 2}', r"line 1: no field 'a\.b' \(there are: b, c\); set graph\.text_field"),
         ("a.json", b'["one", "half \\ud83d"]', r"record 2: half of a surrogate pair .* correct"),
         ("a.pdf", b"%PDF-1.4 and nothing more", r"a\.pdf: is no PDF that can be read"),
         ("gone.txt", None, r"can't be read \(No such file or directory\); check"),
@@ -120,8 +120,8 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ('{"ids": [1, true]}', "field 'ids' is neither text nor token ids; set --graph.text-field"),
-        ('{"ids": [9, 10]}', r"field 'ids' has other ids than 0 to 9; set --graph\.tokenizer-name"),
+        ('{"ids": [1, true]}', "field 'ids' is neither text nor token ids; set graph.text_field"),
+        ('{"ids": [9, 10]}', r"field 'ids' has other ids than 0 to 9; set graph\.tokenizer_name"),
         (f'{{"ids": [{2**70}]}}', "field 'ids' has other ids than 0 to 9; set"),
     ],
 )

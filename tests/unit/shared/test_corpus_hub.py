@@ -59,4 +59,4 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(
     assert (revision, ran.stderr) == (COMMIT, "")
     assert unknown.startswith("there is no folder somebody/else here, and the hub does not give it (")
     assert reason in unknown
-    assert "set --graph.tokenizer-name to" in no_name
+    assert "set graph.tokenizer_name to" in no_name

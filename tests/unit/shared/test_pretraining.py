@@ -28,7 +28,7 @@ from speculant_graph.draft.pretraining import (
     pretrain,
 )
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
-from speculant_graph.errors import GraphFileError
+from speculant_graph.errors import GraphFileError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids, describe_tokens
 from speculant_graph.graph.build.combine import merge_graphs
 from speculant_graph.graph.layout import UInt32Array
@@ -203,6 +203,29 @@ def test_a_build_calibrates(
     load_calibration(graph.metadata.calibration)
     assert main(["inspect", str(tmp_path / "graph.pkl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["calibration_bytes"] == num_bytes
+
+
+def test_a_build_in_python_calibrates_as_the_command_does(
+    corpus: Path, tmp_path: Path, plain_tokenizer_folder: Path
+) -> None:
+    output, tokenizer = tmp_path / "graph.pkl", str(plain_tokenizer_folder)
+    assert main(["build", str(corpus), "-o", str(output), "--tokenizer", tokenizer]) == 0
+    expected = NgramGraph.load(output).metadata.calibration
+    assert expected
+    builder = GraphBuilder(tokenizer)
+    assert builder.build(corpus, output).metadata.calibration == expected
+    assert builder.build_from_files(corpus).metadata.calibration == expected
+    assert not builder.build(corpus, output, calibrate=False).metadata.calibration
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "empty", "field", "ids", "binary"])
+def test_errors_of_a_build_in_python_name_no_flags(tmp_path: Path, plain_tokenizer_folder: Path, name: str) -> None:
+    tokenizer = tmp_path if name == "tokenizer" else plain_tokenizer_folder
+    file = tmp_path / {"field": "a.jsonl", "ids": "b.jsonl"}.get(name, "c.txt")
+    file.write_text({"field": '{"a": 1}', "ids": '{"text": [999999]}', "binary": "\0"}.get(name, ""), "utf-8")
+    with pytest.raises(SpeculantError) as caught:
+        GraphBuilder(tokenizer).build(file, tmp_path / "graph.pkl")
+    assert "--" not in str(caught.value)
 
 
 def test_a_failing_calibration_leaves_the_old_graph(corpus: Path, tmp_path: Path, plain_tokenizer_folder: Path) -> None:

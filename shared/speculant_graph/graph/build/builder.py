@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class GraphBuilder:
         output: str | Path,
         *,
         progress: ProgressCallback | None = None,
-        calibrate: Calibrate | None = None,
+        calibrate: Calibrate | bool = True,
     ) -> NgramGraph:
         """Build the graph of a corpus into a file; a file that was there stays intact until the new one is complete.
 
@@ -90,8 +91,9 @@ class GraphBuilder:
             corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             output: the graph file.
             progress: called at every step.
-            calibrate: learns from the tokens how reliable contexts are, such
-                as :func:`~speculant_graph.draft.pretraining.pretrain`.
+            calibrate: learns from the tokens how reliable contexts are; True:
+                :func:`~speculant_graph.draft.pretraining.pretrain` does, which takes about a second; False: nothing is
+                learned.
 
         Returns:
             The graph, mapped from the file.
@@ -105,7 +107,8 @@ class GraphBuilder:
         watch = BuildReport()
         output = checked_output(output)
         with watch.watching(), workspace(output) as folder:
-            self._build(corpus, output, folder, watch, progress or (lambda _: None), calibrate)
+            learn = _standard_calibration() if calibrate is True else calibrate or None
+            self._build(corpus, output, folder, watch, progress or (lambda _: None), learn)
         self.report = watch
         return NgramGraph.load(output)
 
@@ -163,7 +166,7 @@ class GraphBuilder:
         paths: str | Path | Iterable[str | Path],
         *,
         progress: ProgressCallback | None = None,
-        calibrate: Calibrate | None = None,
+        calibrate: Calibrate | bool = True,
     ) -> NgramGraph:
         """Build a graph that :meth:`save` can write; until then it lies in the folder for temporary files.
 
@@ -196,6 +199,12 @@ class GraphBuilder:
         if self._graph is None:
             raise ConfigError("no graph to save; call build_from_files first")
         self._graph.save(path)
+
+
+def _standard_calibration() -> Calibrate:
+    """Return what learns how reliable contexts are: it drafts, so it is in a layer above, named here as text."""
+    calibrate: Calibrate = importlib.import_module("speculant_graph.draft.pretraining").pretrain
+    return calibrate
 
 
 def build_from_token_ids(

@@ -111,7 +111,7 @@ def update_graph(
     with workspace(output) as folder:
         graph = NgramGraph.load(path, verify=True)
         builder = GraphBuilder(**_settings_for(graph.metadata, config or GraphConfig()))
-        new = builder.build(corpus, folder / "new.pkl", progress=progress)
+        new = builder.build(corpus, folder / "new.pkl", progress=progress, calibrate=False)
         with replacing(output, NgramGraph.load, folder) as merged:
             merge_graphs(graph, new, merged, jobs=num_cores(), progress=progress)
         return NgramGraph.load(output)
@@ -180,12 +180,12 @@ def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
         )
     if ours.max_order != theirs.max_order:
         raise GraphError(
-            f"the graphs have orders up to {ours.max_order} and {theirs.max_order}; build both with one --max-order"
+            f"the graphs have orders up to {ours.max_order} and {theirs.max_order}; build both with one graph.max_order"
         )
     if ours.document_boundaries != theirs.document_boundaries:
         raise GraphError("only one of the graphs has document boundaries; build both with or both without them")
     if ours.special_tokens != theirs.special_tokens:
-        raise GraphError("only one of the graphs has parsed special tokens; build both with one --special-tokens")
+        raise GraphError("only one of the graphs has parsed special tokens; build both with one graph.special_tokens")
     _require_whole(ours)
     _require_whole(theirs)
     num_tokens = ours.num_tokens + theirs.num_tokens
