@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speculant_graph.errors import DraftRequestError
+from speculant_graph.serving.json_body import read_json
 from speculant_graph.types import StrategyName
 from speculant_graph.validation_messages import humanise
 
@@ -47,7 +48,7 @@ class Question(BaseModel):
             DraftRequestError: it is none; one line that ends in what to change.
         """
         try:
-            question = cls.model_validate_json(body)
+            question = cls.model_validate(read_json(body))
         except ValidationError as error:
             raise DraftRequestError(_message_of(error)) from None
         if (question.text is None) == (question.token_ids is None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx2
@@ -124,26 +123,6 @@ def test_prompts_that_are_too_long(api: Api, decoder: SpeculativeDecoder) -> Non
     assert longest["choices"][0]["finish_reason"] == "length"
     [result] = decoder.generate(["x" * 511], GenerationConfig(max_tokens=5))
     assert longest["choices"][0]["text"] == result.text
-
-
-def test_bodies_that_are_no_json(api: Api) -> None:
-    headers = {"content-type": "application/json; charset=utf-8"}
-    for content, says in (
-        (b'{"model": "m",}', "it breaks at character 15"),
-        (b"[]", "the body is no JSON object"),
-        (b"[" * 100_000, "the body can't be read"),
-        (b'{"model": "\xff"}', "send a JSON object in UTF-8"),
-        (b'{"n": ' + b"9" * 5_000 + b"}", "the body can't be read"),
-    ):
-        assert says in error_of(api.http.post("/v1/completions", content=content, headers=headers))["message"]
-    body = json.dumps(COMPLETION).encode()
-    error = error_of(api.http.post("/v1/completions", content=body, headers={"content-type": "text/plain"}))
-    assert "as application/json" in error["message"]
-    for field, param in ((b'"temperature": NaN', "temperature"), (b'"logit_bias": {"7": -Infinity}', "logit_bias")):
-        text = body[:-1] + b", " + field + b"}"
-        assert error_of(api.http.post("/v1/completions", content=text, headers=headers))["param"] == param
-    lonely = json.dumps(COMPLETION | {"prompt": "\ud800"})
-    assert error_of(api.post("completions", None, content=lonely, headers=headers))["param"]
 
 
 def test_a_template_s_own_words_are_told_and_its_accidents_are_not() -> None:

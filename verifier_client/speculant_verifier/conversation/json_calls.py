@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from speculant_graph.serving.json_body import escape_half_pairs
 from speculant_graph.types import TokenId
 from speculant_verifier.conversation.tool_calls import Piece, joined
 
@@ -72,4 +73,6 @@ def _call(body: str) -> tuple[str, str] | None:
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
-    return call["name"], json.dumps(call.get("arguments", {}), ensure_ascii=False)
+    # The model may spell half of a surrogate pair; its client gets it as the model wrote it.
+    arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
+    return escape_half_pairs(call["name"]), escape_half_pairs(arguments)

@@ -37,6 +37,7 @@ from speculant_verifier.http.builders import (
     to_json,
 )
 from speculant_verifier.http.errors import error_of, no_such_model
+from speculant_verifier.http.json_route import JsonRoute
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.messages import map_messages, shows_thoughts
 from speculant_verifier.http.messages_answers import AnthropicForm, MessagesBuilder
@@ -113,6 +114,7 @@ def create_app(
         "max_model_len": decoder.target.max_length,
     }
     app = FastAPI(title="speculant-graph", version=VERSION, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
+    app.router.route_class = JsonRoute
 
     @app.post("/v1/chat/completions")
     async def chat(request: ChatRequest, connection: Request) -> Response:

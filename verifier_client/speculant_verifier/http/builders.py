@@ -16,6 +16,7 @@ from tokenizers import decoders
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from speculant_graph.config import GenerationConfig
+from speculant_graph.serving.json_body import escape_half_pairs
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.tool_calls import Piece, Splitter
@@ -277,7 +278,7 @@ class CompletionBuilder(ChatBuilder):
 
 def to_json(fields: Fields) -> str:
     """Return an object as it is sent."""
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    return escape_half_pairs(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
 
 
 def _splitter(context: RequestContext, model: ServedModel) -> Splitter | None:

@@ -21,6 +21,7 @@ from speculant_graph.errors import (
     GenerationRequestError,
     UnauthenticatedError,
 )
+from speculant_graph.serving.json_body import JsonBodyError
 from speculant_graph.validation_messages import humanise
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 
@@ -87,6 +88,8 @@ def error_of(error: Exception) -> ApiError:
         case UnauthenticatedError():
             message = "the key is missing or unknown; send 'Authorization: Bearer KEY'"
             return ApiError(401, message, code="invalid_api_key")
+        case JsonBodyError():
+            return ApiError(400, message, param=error.field or None)
         case AccessError():
             return ApiError(403, message, kind="permission_error", param=f"speculant.{error.field}")
         case GenerationRequestError():
@@ -136,10 +139,8 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         found = problem["ctx"]["names"]
         message = f"not supported here: {', '.join(map(repr, found))}; {problem['msg']}"
         return ApiError(400, message, param=found[0], code="unsupported_parameter")
-    if problem["type"] == "json_invalid":
-        return ApiError(400, f"the body is no JSON: it breaks at character {int(path[0]) + 1}; correct it there")
     if not path:
-        return ApiError(400, "the body is no JSON object; send one, as application/json")
+        return ApiError(400, "the body is JSON, but no object; send one")
     for index, part in enumerate(path):
         if part in _EXPECTED and not (problem["type"] == "missing" and index == len(path) - 1):
             param = ".".join(path[: index + 1])
@@ -153,7 +154,6 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _of_framework(error: HTTPException) -> ApiError:
     messages = {
-        400: "the body can't be read; send a JSON object in UTF-8",
         404: "there is nothing at this path; /openapi.json lists what there is",
         405: "this path does not take the method; /openapi.json lists them",
     }

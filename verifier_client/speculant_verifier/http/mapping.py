@@ -330,7 +330,7 @@ def examples(request: ChatRequest, config: GenerationConfig, style: CallStyle | 
     if style is not None and request.tools and request.tool_choice != "none":
         parts.append(style.examples(_functions(request)))
     if config.json_schema:
-        with suppress(ValueError):  # it is refused elsewhere
+        with suppress(ValueError, RecursionError):  # it is refused elsewhere
             parts.append(example_of(json.loads(config.json_schema)))
     return "\n".join(parts)
 

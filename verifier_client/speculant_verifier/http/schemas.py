@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from speculant_graph.config import DraftConfig
+from speculant_graph.serving.json_body import read_model_json
 from speculant_graph.types import RuleName
 
 _MAX_PROMPTS = 1024
@@ -224,10 +224,7 @@ class ToolCall(Schema):
 
     def for_template(self) -> dict[str, Any]:
         """Return what the chat template gets, whose arguments are no text."""
-        try:
-            arguments = json.loads(self.function.arguments)
-        except (ValueError, RecursionError):  # the model's own nonsense
-            arguments = self.function.arguments
+        arguments = read_model_json(self.function.arguments)
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
 
 
