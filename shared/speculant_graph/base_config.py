@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import reprlib
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from speculant_graph.errors import ConfigError
 from speculant_graph.similar import question
 from speculant_graph.validation_messages import humanise
+
+_NO_FILE_ENCODINGS = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape"})
 
 
 class Config(BaseModel):
@@ -78,3 +81,20 @@ def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
         fix = question(location[-1], kind.model_fields) or f"there are {', '.join(kind.model_fields)}"
         return ConfigError(f"there is no setting {name}", fix=fix, field=name)
     return ConfigError(shown_problem(problem, name), fix="give another value", field=name)
+
+
+def check_encoding(name: str) -> str:
+    """Return the name of an encoding of text files, or 'auto'.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        is_text = name == "auto" or (
+            codecs.lookup(name)._is_text_encoding and codecs.lookup(name).name not in _NO_FILE_ENCODINGS
+        )
+    except (LookupError, ValueError):
+        is_text = False
+    if not is_text:
+        raise ValueError("is no encoding of text files that Python knows, such as cp1252 or utf-16; or say 'auto'")
+    return name

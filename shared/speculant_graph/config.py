@@ -12,8 +12,16 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 
-from speculant_graph.base_config import Config
-from speculant_graph.types import NgramStrategyName, RuleName, SourceName, SpecialTokensName, StrategyName, TokenId
+from speculant_graph.base_config import Config, check_encoding
+from speculant_graph.types import (
+    NgramStrategyName,
+    OnErrorName,
+    RuleName,
+    SourceName,
+    SpecialTokensName,
+    StrategyName,
+    TokenId,
+)
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 """The model the project is made for."""
@@ -39,7 +47,12 @@ class GraphConfig(Config):
     """Access token for gated tokenizers on the hub."""
     text_field: str = "text"
     """Field of JSON and JSON Lines records that holds the text, or a list of token ids, which are counted as they are;
-    dots lead into nested objects."""
+    dots lead into nested objects and through lists."""
+    encoding: Annotated[str, AfterValidator(check_encoding)] = "auto"
+    """Encoding of files that are not UTF-8, such as cp1252; 'auto' recognises many, and refuses what is in doubt."""
+    on_error: OnErrorName = "fail"
+    """What to do about files and records that can't be read: 'fail' names all of them and builds nothing, 'skip' leaves
+    them out and lists them in the graph."""
     special_tokens: SpecialTokensName = "text"
     """What the tokenizer's special tokens are where a text spells them out, such as '<|start|>': 'text', ordinary text,
     or 'parse', these tokens. 'parse' is for text that you trust, such as the model's own recorded outputs."""

@@ -50,6 +50,18 @@ class ConfigError(SpeculantError):
 class CorpusError(SpeculantError):
     """Text of a corpus can't be read, or there is none."""
 
+    def __init__(self, message: str, *, fix: str = "", field: str = "", problems: tuple[str, ...] = ()) -> None:
+        """Make an error.
+
+        Args:
+            message: what is wrong.
+            fix: what to do.
+            field: the setting that is wrong.
+            problems: what is wrong with each of several files; as text it stands between message and fix.
+        """
+        super().__init__(": ".join(filter(None, (message, "; ".join(problems)))), fix=fix, field=field)
+        self.message, self.problems = message, problems
+
 
 class GraphError(SpeculantError):
     """A graph can't be built, loaded or used."""

@@ -46,6 +46,9 @@ DraftSourceName = Literal["ngrams", "model", "both"]
 SpecialTokensName = Literal["text", "parse"]
 """What a tokenizer's special tokens are where a text spells them out."""
 
+OnErrorName = Literal["fail", "skip"]
+"""What happens about files of a corpus that can't be read."""
+
 RuleName = Literal["follow", "token", "block", "nasd", "tree-wor", "tree-iid", "gumbel"]
 """By which rule a draft is verified (see :class:`~speculant_graph.config.GenerationConfig`)."""
 

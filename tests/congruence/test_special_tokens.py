@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus import stream as stream_module
 from speculant_graph.corpus import tokenize as text_module
+from speculant_graph.corpus.files import ListedFile
 from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer, may_be_cut
 from speculant_graph.types import SpecialTokensName
@@ -109,7 +110,7 @@ def test_ids_are_those_of_the_whole_text(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
         patch.setattr(text_module, "_PATIENCE", patience)
-        stream = write_token_stream(tokenizers[mode], [folder / "a.txt"], folder / "out", GraphConfig())
+        stream = write_token_stream(tokenizers[mode], [ListedFile(folder / "a.txt")], folder / "out", GraphConfig())
     oracle.encode_special_tokens = mode == "text"
     assert np.fromfile(stream.path, "<u4").tolist() == oracle.encode(text, add_special_tokens=False).ids
 

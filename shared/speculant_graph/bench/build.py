@@ -44,12 +44,11 @@ def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchBuildSettings, "bench build", arguments)
     from speculant_graph.bench.texts import words_of_standard_library
-    from speculant_graph.corpus.documents import STANDARD_INPUT, list_corpus_files
+    from speculant_graph.corpus.files import STANDARD_INPUT
 
-    files = list_corpus_files(settings.corpus)
-    if STANDARD_INPUT in files:
+    if STANDARD_INPUT in settings.corpus:
         raise ConfigError("a bench can't be repeated with standard input; name files")
-    built = _built(files, settings.graph)
+    built = _built(settings.corpus, settings.graph)
     token_ids, fingerprint = words_of_standard_library(settings.dict_tokens)
     figures = built | {
         "tokens_per_cpu_s": round(built["tokens"] / built["count_cpu_s"]),

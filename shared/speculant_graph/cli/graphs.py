@@ -18,7 +18,7 @@ from speculant_graph.file_names import json_text
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import num_cores
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
-from speculant_graph.view.formatting import PHASE_LABELS, counted, printable
+from speculant_graph.view.formatting import PHASE_LABELS, counted, left_out_of, printable
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -32,8 +32,8 @@ class BuildSettings(ReportingSettings):
     """Count a corpus into a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
-    """Files of text, JSON Lines, JSON or PDF, packed by gzip or not; folders, which are searched for all of these but
-    JSON; patterns such as 'docs/**/*.md'; '-' for standard input."""
+    """Files of text, JSON Lines, JSON or PDF, packed by gzip or not; folders, which are searched for all of these;
+    patterns such as 'docs/**/*.md'; '-' for standard input."""
     output: Path = Path("graph.pkl")
     """Where the graph goes. An older file there stays intact until the new one is complete."""
     graph: GraphConfig = GraphConfig()
@@ -197,7 +197,9 @@ def _print_graph(
 ) -> None:
     """Print one line about a graph file for people and, if it is wanted, one JSON object; ``facts`` are in both."""
     metadata = graph.metadata
-    counts = [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
+    left_out = left_out_of(metadata)
+    counts = [left_out] if left_out else []
+    counts += [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
     duration = [f"{report.total_s:.1f} s"] if report else []
     sys.stdout.write(", ".join([sentence_of(output, graph), *counts, *duration]) + "\n")
     if json_output:

@@ -15,9 +15,10 @@ from speculant_graph.config import DraftConfig, GraphConfig, NgramDraftConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.file_names import json_text
 from speculant_graph.settings import ReportingSettings, load_settings
-from speculant_graph.view.formatting import checked_prompt, counted, printable
+from speculant_graph.view.formatting import checked_prompt, counted, left_out_of, printable
 
 if TYPE_CHECKING:
+    from speculant_graph.corpus.files import ListedFile
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.ngrams import NgramGraph
 
@@ -46,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the graph's description and, where asked for, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
-    from speculant_graph.corpus.documents import list_corpus_files
+    from speculant_graph.corpus.files import list_corpus_files
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
 
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         "top_ngrams": _frequent(graph, settings.top, tokenizer),
         "verified": settings.verify,
     }
-    _show_graph(report, problem)
+    _show_graph(graph, report, problem)
     if prompt is not None:
         assert tokenizer is not None
         report |= _explain(graph, tokenizer, prompt, settings.draft, settings.top)
@@ -146,7 +147,9 @@ def _explain_order(
     }
 
 
-def _cover(graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
+def _cover(
+    graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[ListedFile], config: GraphConfig
+) -> dict[str, Any]:
     """Return how much of a text the graph knows; document boundaries are counted as the graph's were."""
     from speculant_graph.corpus.stream import write_token_stream
     from speculant_graph.graph.build.count import map_tokens
@@ -179,7 +182,7 @@ def _share(part: int, whole: int) -> float:
     return round(part / whole, 6) if whole else 0.0
 
 
-def _show_graph(report: dict[str, Any], tokenizer_problem: str) -> None:
+def _show_graph(graph: NgramGraph, report: dict[str, Any], tokenizer_problem: str) -> None:
     """Print what the graph holds and where it comes from."""
     _print(report["path"], style="bold")
     kept = "all" if report["min_count"] == 1 else f"those seen at least {report['min_count']} times"
@@ -200,6 +203,10 @@ def _show_graph(report: dict[str, Any], tokenizer_problem: str) -> None:
         f"{report['tokenizer_sha256'][:12]}{revision})",
     }.items():
         _print(f"{name:<12} {text}")
+    if report["skipped"]:
+        _print(f"{left_out_of(graph.metadata)}:", style="yellow")
+        for file in graph.metadata.skipped:
+            _print(f"  {file}")
     if tokenizer_problem:
         _print(f"no texts, only token ids: {tokenizer_problem}", style="yellow")
     if report["verified"]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 
-from speculant_graph.errors import ConfigError, SpeculantError
+from speculant_graph.errors import ConfigError, CorpusError, SpeculantError
 from speculant_graph.extras import missing_extra
 from speculant_graph.view.formatting import printable
 
@@ -89,6 +89,10 @@ def _run(given: Sequence[str]) -> int:
     try:
         with signals_unwind():
             status: int = getattr(importlib.import_module(module), function)(given[1:])
+    except CorpusError as error:
+        for problem in error.problems:
+            sys.stderr.write(f"{printable(problem)}\n")
+        return _fail(f"{name}: {error.message}; {error.fix}" if error.problems else f"{name}: {error}", 1)
     except SpeculantError as error:
         return _fail(f"{name}: {error}", 2 if isinstance(error, ConfigError) else 1)
     except ImportError as error:

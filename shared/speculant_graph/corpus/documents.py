@@ -1,199 +1,38 @@
-"""Which files make a corpus (single ones, folders, patterns, standard input), and their documents.
-
-Files are plain text, JSON records or PDF, packed by gzip or not.
-"""
+"""The documents of a file: plain text, JSON records or PDF, packed by gzip or not."""
 
 from __future__ import annotations
 
-import glob
-import gzip
-import hashlib
 import io
 import json
 import logging
-import os
-import sys
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.source import Source
 from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
-from speculant_graph.types import FileName
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-    _Unpacked = gzip.GzipFile | io.BufferedReader["_Counted"]
-
-STANDARD_INPUT = Path("-")
-"""Names standard input wherever a file is named."""
-
-TEXT_SUFFIXES = frozenset({
-    ".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".hpp", ".html", ".java", ".js", ".jsonl", ".jsx",
-    ".kt", ".lua", ".md", ".ndjson", ".pdf", ".php", ".pl", ".py", ".rb", ".rs", ".rst", ".scala", ".sh",
-    ".sql", ".swift", ".tex", ".ts", ".tsx", ".txt", ".xml", ".yaml", ".yml",
-})  # fmt: skip
-"""What is taken from a folder, packed or not; files that are named or matched by a pattern may end in anything."""
-
-_BLOCK_BYTES = 1 << 20
+_BLOCK_CHARACTERS = 1 << 20
 _LISTED_FIELDS = 12
+_KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", dict: "an object"}
+# Strings are matched first, so that nothing inside of them is taken for a comment.
+_COMMENTS = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*[}\]])', re.DOTALL)
 
 
-class CorpusFile(NamedTuple):
-    """A file whose text is in the token stream."""
-
-    name: FileName
-    """Its path as it was given; ``-`` is standard input."""
-    size_bytes: int
-    """Its size as it is stored."""
-    sha256: str
-    """Hex digest of its bytes as they are stored."""
+class RecordError(CorpusError):
+    """One record of a file is wrong; those after it can be read."""
 
 
-def format_of(path: Path) -> tuple[str, bool]:
-    """Return what a file's name means: its text suffix, lower case or empty, and whether gzip packed it.
-
-    ``notes.TXT.gz`` gives ``(".txt", True)``.
-    """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    is_packed = suffixes[-1:] == [".gz"]
-    suffixes = suffixes[:-1] if is_packed else suffixes
-    return (suffixes[-1] if suffixes else "", is_packed)
-
-
-def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
-    """List the files of a corpus once each, in the order given; files of a folder or a pattern are sorted.
-
-    Args:
-        inputs: files and named pipes; folders, which are searched with all their subfolders for
-            :data:`TEXT_SUFFIXES`, hidden ones and links to folders left out; patterns such as ``docs/**/*.md``; ``-``
-            for standard input. A file that exists is never read as a pattern, whatever characters its name has.
-
-    Raises:
-        CorpusError: a path does not exist or can't be read, be it a subfolder, a pattern matches nothing, a folder
-            holds no text, or nothing was named.
-    """
-    files: dict[Path, Path] = {}
-    for path in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
-        try:
-            found = _files_of(path)
-        except OSError as error:
-            raise CorpusError(
-                f"{error.filename or path} can't be read ({error.strerror}); check its name and permissions"
-            ) from error
-        for file in found:
-            files.setdefault(file if file == STANDARD_INPUT else file.resolve(), file)
-    if not files:
-        raise CorpusError("no corpus; name text files or folders that hold them")
-    return list(files.values())
-
-
-def _files_of(path: Path) -> list[Path]:
-    if path == STANDARD_INPUT:
-        return [path]
-    if path.is_dir():
-        found = _texts_in(path)
-        if not found:
-            raise CorpusError(f"{path} holds no text; name files, or a folder with text or source code")
-        return sorted(found)
-    if path.exists():
-        return [path]
-    if glob.has_magic(str(path)):
-        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-        texts = (text for match in matches if match.is_dir() for text in _texts_in(match))
-        found = sorted({*texts, *(match for match in matches if match.is_file())})
-        if not found:
-            raise CorpusError(f"pattern {path} matches no file; check it, and that the shell left it as it is")
-        return found
-    raise CorpusError(f"{path} does not exist; name text files, folders that hold them, or a pattern")
-
-
-def _texts_in(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for parent, subfolders, names in os.walk(folder, onerror=_raise):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        files = (Path(parent, name) for name in names if not name.startswith("."))
-        found += (file for file in files if format_of(file)[0] in TEXT_SUFFIXES and file.is_file())
-    return found
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-class Source:
-    """A file of the corpus while it is read from its beginning to its end, once."""
-
-    def __init__(self, path: Path) -> None:
-        """Name the file; it is opened when its documents are asked for."""
-        self.path = path
-        self.suffix, self._is_packed = format_of(path)
-        self.num_bytes = 0
-        """Bytes of the stored file read so far."""
-        self._digest = hashlib.sha256()
-
-    @property
-    def label(self) -> str:
-        """The file's name in messages to people."""
-        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
-
-    def describe(self) -> CorpusFile:
-        """Return the record of the file, after all of it was read."""
-        return CorpusFile(str(self.path), self.num_bytes, self._digest.hexdigest())
-
-    def take(self, block: bytes) -> None:
-        """Count and digest bytes that were read."""
-        self.num_bytes += len(block)
-        self._digest.update(block)
-
-    @contextmanager
-    def open(self) -> Iterator[_Unpacked]:
-        """Open the file, unpacked.
-
-        Raises:
-            CorpusError: it can't be read, or is damaged or no UTF-8; so also for errors inside of the block.
-        """
-        try:
-            with nullcontext(sys.stdin.buffer) if self.path == STANDARD_INPUT else self.path.open("rb") as stored:
-                counted = io.BufferedReader(_Counted(stored, self), _BLOCK_BYTES)
-                yield gzip.GzipFile(fileobj=counted) if self._is_packed else counted
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise CorpusError(f"{self.label}: damaged archive ({error}); copy or pack the file again") from error
-        except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"{self.label}: is not UTF-8 ({error.reason}); convert the file first, as by 'iconv -t UTF-8'"
-            ) from error
-        except OSError as error:
-            raise CorpusError(
-                f"{self.label}: can't be read ({error.strerror}); check the file and its permissions"
-            ) from error
-
-
-class _Counted(io.RawIOBase):
-    """The stored bytes of a file, taken by a source on their way."""
-
-    def __init__(self, stored: IO[bytes], source: Source) -> None:
-        super().__init__()
-        self._stored, self._source = stored, source
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer)
-        block = self._stored.read(len(view))
-        view[: len(block)] = block
-        self._source.take(block)
-        return len(block)
+OnBadRecord = Callable[[RecordError], None]
+"""Called with what is wrong with a record, which is left out then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,63 +47,113 @@ class Document:
     """Its token ids, shape ``[num_tokens]``, if the file has these instead of text."""
 
 
-def read_documents(source: Source, config: GraphConfig, vocabulary_size: int) -> Iterator[Document]:
-    r"""Stream the documents of a file, whose name determines how it is read; all of the file has been read at the end.
+def read_documents(
+    source: Source, config: GraphConfig, vocabulary_size: int, on_bad_record: OnBadRecord | None = None
+) -> Iterator[Document]:
+    r"""Stream the documents of a file; all of the file has been read at the end.
 
-    ``.jsonl`` and ``.ndjson`` hold one record a line, ``.json`` an array of records or one of them: each record is a
-    document. ``.pdf`` is one document, pages joined by newlines. Everything else is one document of plain text in
-    UTF-8, whose line ends are read as ``\n``. A record, a PDF and all of a ``.json`` file are held whole in memory,
+    :attr:`Source.format` says how it is read. JSON Lines hold one record a line, a JSON file an array of records or one
+    of them: each record is a document. A PDF is one document, pages joined by newlines. Everything else is one document
+    of plain text, whose line ends are read as ``\n``. A record, a PDF and all of a JSON file are held whole in memory,
     plain text is not.
 
     Args:
         source: the file.
-        config: ``text_field`` is where a record has its text or its token ids; dots lead into nested objects, unless it
-            has a field of that very name.
+        config: ``text_field`` is where a record has its text or its token ids; dots lead into nested objects, and into
+            each element of lists, unless the record has a field of that very name. Texts of several elements are joined
+            by newlines.
         vocabulary_size: token ids of records must be below.
+        on_bad_record: called for every record that is wrong, instead of an error.
 
     Raises:
         CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, record and fix.
         ModuleNotFoundError: the module that reads such files is not installed.
     """
-    if source.suffix == ".pdf":
-        yield Document(source.label, iter([_read_pdf(source)]))
-    elif source.suffix in {".jsonl", ".ndjson", ".json"}:
-        for label, record in _read_json(source) if source.suffix == ".json" else _read_json_lines(source):
-            yield _document_of(record, label, config.text_field, vocabulary_size)
-    else:
+    if source.format == "pdf":
+        yield Document(source.label, iter([_pdf_text(source)]))
+    elif source.format == "text":
         yield Document(source.label, _read_text(source))
+    else:
+        for label, record in _read_json(source) if source.format == "json" else _read_json_lines(source):
+            try:
+                if isinstance(record, RecordError):
+                    raise record
+                document = _document_of(record, label, config.text_field, vocabulary_size)
+            except RecordError as error:
+                if on_bad_record is None:
+                    raise
+                on_bad_record(error)
+            else:
+                yield document
+
+
+def is_configuration(source: Source, field: str) -> bool:
+    """Return whether a JSON file is one object without the field that records have, comments and final commas allowed.
+
+    Such are ``package.json`` and ``tsconfig.json``: source text, not records.
+
+    Raises:
+        CorpusError: the file can't be read, unpacked or decoded.
+    """
+    with source.open_text() as file:
+        text = file.read()
+    if not re.match(r"\s*(?:[{/]|$)", text):
+        return False
+    try:
+        value = json.loads(_COMMENTS.sub(r"\1", text))
+        if not isinstance(value, dict):
+            return False
+        _values(value, _path(value, field), "", field)
+    except RecordError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def _read_text(source: Source) -> Iterator[str]:
-    with source.open() as file:
-        reader = _text_reader(file)
-        text = reader.read(_BLOCK_BYTES)
+    with source.open_text() as reader:
+        text = reader.read(_BLOCK_CHARACTERS)
         if "\0" in text:
             raise CorpusError(f"{source.label}: looks binary; leave it out, or convert it to UTF-8 if it is text")
-        if text.isspace() and len(text) < _BLOCK_BYTES:  # all of the file is blank
+        if text.isspace() and len(text) < _BLOCK_CHARACTERS:  # all of the file is blank
             return
         while text:
             yield text
-            text = reader.read(_BLOCK_BYTES)
+            text = reader.read(_BLOCK_CHARACTERS)
 
 
-def _text_reader(file: _Unpacked) -> io.TextIOWrapper:
-    return io.TextIOWrapper(file, encoding="utf-8-sig")  # without a byte order mark
+def _pdf_text(source: Source) -> str:
+    if source.extracted is None:
+        return extract_pdf(source)
+    for _ in source.blocks():
+        pass
+    return source.extracted.read_bytes().decode()
 
 
-def _read_pdf(source: Source) -> str:
+def extract_pdf(source: Source) -> str:
+    """Return the text of a PDF, its pages joined by newlines; empty if it has none.
+
+    Raises:
+        CorpusError: it can't be read, is damaged, or needs a password.
+        ModuleNotFoundError: the module that reads PDF is not installed.
+    """
     with needed_for(f"reading {source.label}", "build"):
         from pypdf import PdfReader
-        from pypdf.errors import EmptyFileError
+        from pypdf.errors import DependencyError, EmptyFileError, FileNotDecryptedError
 
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports every flaw that it gets over
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports every flaw that it gets over
     with source.open() as stored:
         file = io.BytesIO(stored.read())
     try:
         text = "\n".join(page.extract_text() for page in PdfReader(file).pages)
     except EmptyFileError:
         return ""
-    except Exception as error:  # damaged and encrypted files make the library raise whatever its code meets
+    except (DependencyError, FileNotDecryptedError) as error:
+        raise CorpusError(
+            f"{source.label}: is encrypted or needs a password; save it without, as by 'qpdf --decrypt'"
+        ) from error
+    except Exception as error:  # damaged files make the library raise whatever its code meets
         raise CorpusError(
             f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
         ) from error
@@ -276,21 +165,31 @@ def _read_pdf(source: Source) -> str:
 
 
 def _read_json_lines(source: Source) -> Iterator[tuple[str, object]]:
-    """Stream the values of JSON Lines with a label for each, such as ``a.jsonl: line 3``; blank lines are left out."""
-    with source.open() as file:
-        for line_number, line in enumerate(_text_reader(file), start=1):
+    """Stream the values of JSON Lines with a label for each, such as ``a.jsonl: line 3``; blank lines are left out.
+
+    A line that is no JSON is an error instead of a value.
+    """
+    with source.open_text() as file:
+        for line_number, line in enumerate(file, start=1):
             if line.strip():
                 label = f"{source.label}: line {line_number}"
-                yield label, _parse(line, label)
+                try:
+                    yield label, _parse(line, label, "correct or remove the line")
+                except RecordError as error:
+                    yield label, error
 
 
 def _read_json(source: Source) -> Iterator[tuple[str, object]]:
     """Stream the elements of a JSON array with a label for each, or the one value that is no array."""
-    with source.open() as file:
-        text = _text_reader(file).read()
+    with source.open_text() as file:
+        text = file.read()
     if not text.strip():
         return
-    value = _parse(text, source.label)
+    try:
+        fix = "correct it, or name the file .jsonl if it holds one record a line, .txt to read it as plain text"
+        value = _parse(text, source.label, fix)
+    except RecordError as error:  # nothing of the file can be read
+        raise CorpusError(str(error)) from error.__cause__
     if isinstance(value, list):
         for index, record in enumerate(value, start=1):
             yield f"{source.label}: record {index}", record
@@ -298,44 +197,70 @@ def _read_json(source: Source) -> Iterator[tuple[str, object]]:
         yield source.label, value
 
 
-def _parse(text: str, label: str) -> object:
+def _parse(text: str, label: str, fix: str) -> object:
     try:
         value: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CorpusError(
-            f"{label}: is no JSON ({error}); correct it, or name the file .jsonl if it holds one record a line, "
-            ".txt to read it as plain text"
-        ) from error
+    except RecursionError as error:
+        raise RecordError(f"{label}: is nested too deeply; correct it, or leave it out") from error
+    except json.JSONDecodeError as error:
+        # What is cut off ends inside of a string, or where something is still to come.
+        is_cut = not text.endswith("\n") and (error.msg.startswith("Unterminated") or not text[error.pos :].strip())
+        reason = "it is cut off: " if is_cut else ""
+        reason += f"{error.msg.removesuffix(' starting at')} at character {error.pos + 1}"
+        raise RecordError(f"{label}: is no JSON ({reason}); {fix}") from error
+    except ValueError as error:  # numbers of thousands of digits
+        raise RecordError(f"{label}: is no JSON ({error}); {fix}") from error
     return value
 
 
 def _document_of(record: object, label: str, field: str, vocabulary_size: int) -> Document:
     """Return one record: a string itself, or what an object has in a field: text, or a list of token ids."""
-    fix = "set graph.text_field to one with text or token ids"
-    value = record if isinstance(record, str) else _field(record, label, field, fix)
-    if isinstance(value, list) and all(type(item) is int for item in value):
-        if value and not 0 <= min(value) <= max(value) < vocabulary_size:
-            raise CorpusError(
+    if isinstance(record, str):
+        values: list[object] = [record]
+    else:
+        values = _values(record, _path(record, field), label, field)
+    if values and all(isinstance(value, list) and all(type(item) is int for item in value) for value in values):
+        token_ids: list[Any] = list(chain.from_iterable(values))  # type: ignore[arg-type]
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
+            raise RecordError(
                 f"{label}: field {field!r} has other ids than 0 to {vocabulary_size - 1}; "
                 "set graph.tokenizer_name to the tokenizer of these ids"
             )
-        return Document(label, iter(()), np.array(value, np.uint32))
+        return Document(label, iter(()), np.array(token_ids, np.uint32))
+    text = "\n".join(_checked_text(value, label, field) for value in values)
+    return Document(label, iter([text]))
+
+
+def _checked_text(value: object, label: str, field: str) -> str:
     if not isinstance(value, str):
-        raise CorpusError(f"{label}: field {field!r} is neither text nor token ids; {fix}")
+        kind = _KINDS.get(type(value), "a list of other things than token ids")
+        fix = "correct the record, or set graph.text_field"
+        raise RecordError(f"{label}: field {field!r} is {kind}, neither text nor token ids; {fix}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise CorpusError(
+        raise RecordError(
             f"{label}: half of a surrogate pair ({value[error.start]!r}) is no character; correct the text"
         ) from error
-    return Document(label, iter([value]))
-
-
-def _field(record: object, label: str, field: str, fix: str) -> object:
-    value = record
-    for name in [field] if isinstance(record, dict) and field in record else field.split("."):
-        if not isinstance(value, dict) or name not in value:
-            fields = ", ".join(list(value)[:_LISTED_FIELDS]) if isinstance(value, dict) else ""
-            raise CorpusError(f"{label}: no field {field!r} (there are: {fields or 'none'}); {fix}")
-        value = value[name]
     return value
+
+
+def _path(record: object, field: str) -> list[str]:
+    return [field] if isinstance(record, dict) and field in record else field.split(".")
+
+
+def _values(record: object, path: list[str], label: str, field: str) -> list[object]:
+    """Return what a path of names leads to: one value, or one for each element of the lists on its way."""
+    values = [record]
+    for depth, name in enumerate(path):
+        if depth:
+            values = list(chain.from_iterable(value if isinstance(value, list) else [value] for value in values))
+        for value in values:
+            if not isinstance(value, dict) or name not in value:
+                fields = ", ".join(list(value)[:_LISTED_FIELDS]) if isinstance(value, dict) else ""
+                raise RecordError(
+                    f"{label}: no field {field!r} (there are: {fields or 'none'}); "
+                    "set graph.text_field to one with text or token ids"
+                )
+        values = [value[name] for value in values]  # type: ignore[index]
+    return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.config import GraphConfig
-from speculant_graph.corpus.documents import CorpusFile, Document, Source, read_documents
+from speculant_graph.corpus.check import CheckedCorpus, check_corpus
+from speculant_graph.corpus.documents import Document, RecordError, read_documents
+from speculant_graph.corpus.files import ListedFile
+from speculant_graph.corpus.source import CorpusFile, SkippedFile, Source
 from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.machine import num_cores
@@ -38,17 +42,21 @@ class TokenStream:
     """Documents with tokens."""
     files: tuple[CorpusFile, ...]
     """Files that were read, in order, those without text included."""
+    skipped: tuple[SkippedFile, ...] = ()
+    """Files that were left out, or of which records were."""
 
 
 def write_token_stream(
     tokenizer: CorpusTokenizer,
-    files: Sequence[Path],
+    files: Sequence[ListedFile],
     path: Path,
     config: GraphConfig,
     on_progress: Callable[[int, int], None] | None = None,
+    on_check: Callable[[int], None] | None = None,
 ) -> TokenStream:
     """Write the token ids of all documents of all files, one after another, to a file.
 
+    All files are checked before the first one is tokenised (:func:`~speculant_graph.corpus.check.check_corpus`).
     Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are taken as they are.
     Documents with neither are left out. The stream is the same whatever ``chunk_size`` is.
 
@@ -59,39 +67,55 @@ def write_token_stream(
     Args:
         tokenizer: makes the ids.
         files: what to read, in this order.
-        path: the file to write; what is in it after an error is of no use.
-        config: ``chunk_size``, ``text_field`` and ``document_boundaries`` (one :data:`DOCUMENT_SEPARATOR` between
-            documents) are used; what special tokens are is the tokenizer's.
+        path: the file to write; what is in it after an error is of no use. Its folder has space for what is read from
+            standard input and pipes.
+        config: ``chunk_size``, ``text_field``, ``encoding``, ``on_error`` and ``document_boundaries`` (one
+            :data:`DOCUMENT_SEPARATOR` between documents) are used; what special tokens are is the tokenizer's.
         on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
+        on_check: called with the bytes of files that were checked.
 
     Raises:
-        CorpusError: a file can't be read, there is no text at all, or the tokenizer makes nothing of it.
+        CorpusError: files can't be read, and are not to be skipped; there is no text at all, or the tokenizer makes
+            nothing of it.
         GraphError: the stream can't be written.
         ModuleNotFoundError: a module that is needed is not installed.
     """
-    corpus = _Corpus(tokenizer, config)
-    num_tokens = 0
     try:
-        with path.open("wb") as output:
-            for batch in corpus.batches(files):
-                token_ids = corpus.ids_of(batch)
-                output.write(token_ids.astype("<u4", copy=False).data)
-                num_tokens += token_ids.size - batch.num_separators
-                if on_progress is not None:
-                    on_progress(batch.bytes_read, num_tokens)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="corpus-") as kept:
+            checked = check_corpus(files, config, tokenizer.fingerprint.vocabulary_size, Path(kept), on_check)
+            return _write(tokenizer, checked, path, config, on_progress)
     except OSError as error:  # those of reading are CorpusErrors
         raise GraphError(
             f"{path} can't be written ({error.strerror}); free space there, or name another path"
         ) from error
+
+
+def _write(
+    tokenizer: CorpusTokenizer,
+    checked: CheckedCorpus,
+    path: Path,
+    config: GraphConfig,
+    on_progress: Callable[[int, int], None] | None,
+) -> TokenStream:
+    corpus = _Corpus(tokenizer, config)
+    num_tokens = 0
+    with path.open("wb") as output:
+        for batch in corpus.batches(checked.sources):
+            token_ids = corpus.ids_of(batch)
+            output.write(token_ids.astype("<u4", copy=False).data)
+            num_tokens += token_ids.size - batch.num_separators
+            if on_progress is not None:
+                on_progress(batch.bytes_read, num_tokens)
     if corpus.num_documents == 0:
-        named = str(files[0]) if len(files) == 1 else f"none of {len(files)} files"
-        raise CorpusError(f"{named} holds {'no ' if len(files) == 1 else ''}text; name files that do")
+        num_files = len(corpus.files)
+        named = checked.sources[0].label if num_files == 1 else f"none of {num_files} files"
+        raise CorpusError(f"{named} holds {'no ' if num_files == 1 else ''}text; name files that do")
     if num_tokens == 0:
         raise CorpusError(
             f"tokenizer {tokenizer.fingerprint.name} makes no tokens of this text; "
             "set graph.tokenizer_name to another, or name other files"
         )
-    return TokenStream(path, num_tokens, corpus.num_documents, tuple(corpus.files))
+    return TokenStream(path, num_tokens, corpus.num_documents, tuple(corpus.files), checked.skipped)
 
 
 @dataclass(slots=True)
@@ -130,20 +154,21 @@ class _Corpus:
         parts = [np.array(next(encoded), np.uint32) if isinstance(item, str) else item for item in batch.items]
         return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
-    def batches(self, files: Iterable[Path]) -> Iterator[_Batch]:
+    def batches(self, sources: Iterable[Source]) -> Iterator[_Batch]:
         """Read files, in order."""
         finished_bytes = 0
-        for file in files:
-            source = Source(file)
+        on_bad_record = _leave_out if self._config.on_error == "skip" else None
+        for source in sources:
             batch = _Batch()
-            for document in read_documents(source, self._config, self._tokenizer.fingerprint.vocabulary_size):
+            vocabulary_size = self._tokenizer.fingerprint.vocabulary_size
+            for document in read_documents(source, self._config, vocabulary_size, on_bad_record):
                 for item in self._items(document):
                     batch.add(item)
                     if batch.size >= self._batch_size:
                         batch.bytes_read = finished_bytes + source.num_bytes
                         yield batch
                         batch = _Batch()
-            self.files.append(source.describe())
+            self.files.append(source.describe(self._config.text_field))
             finished_bytes += source.num_bytes
             batch.bytes_read = finished_bytes
             yield batch
@@ -158,6 +183,10 @@ class _Corpus:
         self.num_documents += 1
         yield first
         yield from items
+
+
+def _leave_out(_: RecordError) -> None:
+    """Do nothing: the check has noted the record."""
 
 
 def items_of(

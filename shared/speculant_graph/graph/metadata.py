@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Base64Bytes, Field, TypeAdapter
 
-from speculant_graph.corpus.documents import CorpusFile
+from speculant_graph.corpus.source import CorpusFile, SkippedFile
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.layout import MAX_NODES, MAX_VOCABULARY
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
@@ -63,6 +63,8 @@ class GraphMetadata:
     """How reliable the contexts are, learned from the corpus, for drafters; empty if that was not done."""
     special_tokens: SpecialTokensName = "text"
     """What special tokens were where texts spelt them out: ordinary text, or parsed to these tokens."""
+    skipped: tuple[SkippedFile, ...] = ()
+    """Files of the corpus that could not be read and were left out, or of which records were."""
 
     @property
     def transitions_per_order(self) -> tuple[int, ...]:
@@ -79,6 +81,9 @@ class GraphMetadata:
         return {
             "file_bytes": file_bytes,
             "files": len(self.corpus_files),
+            "skipped_files": sum(not file.num_records for file in self.skipped),
+            "skipped_records": sum(file.num_records for file in self.skipped),
+            "skipped": [file._asdict() for file in self.skipped],
             "text_bytes": sum(file.size_bytes for file in self.corpus_files),
             "documents": self.num_documents,
             "tokens": self.num_tokens,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import displayed
 
+if TYPE_CHECKING:
+    from speculant_graph.graph.metadata import GraphMetadata
+
 PHASE_LABELS = {
+    "check": "checking",
     "tokenize": "tokenising",
     "calibrate": "trying out",
     "count": "counting",
@@ -18,6 +24,14 @@ PHASE_LABELS = {
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, which takes an s unless there is exactly one: ``1 file``, ``2,000 files``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def left_out_of(metadata: GraphMetadata) -> str:
+    """Return how much of a graph's corpus was left out; empty if nothing was."""
+    files = sum(not file.num_records for file in metadata.skipped)
+    records = sum(file.num_records for file in metadata.skipped)
+    numbers = [counted(number, noun) for number, noun in ((files, "file"), (records, "record")) if number]
+    return f"{' and '.join(numbers)} left out" if numbers else ""
 
 
 def printable(text: str) -> str:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus import documents as documents_module
-from speculant_graph.corpus.documents import CorpusFile, Document, Source, read_documents
+from speculant_graph.corpus import source as source_module
+from speculant_graph.corpus.documents import Document, read_documents
+from speculant_graph.corpus.source import CorpusFile, Source
 from speculant_graph.errors import CorpusError
 
 
@@ -35,13 +37,13 @@ def _texts(source: Source, **config: str) -> list[str]:
 def test_packed_files_are_unpacked_and_digested_as_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: type[bytes], block: int
 ) -> None:
-    monkeypatch.setattr(documents_module, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(source_module, "_BLOCK_BYTES", block)
     text = "".join(f"line {number}\n" for number in range(3000))
     data = pack(text.encode()[:700]) + pack(b"") + pack(text.encode()[700:])  # archives may be appended to
     path = tmp_path / ("a.txt" if pack is bytes else "a.txt.gz")
     source = _file(path, data)
     assert _texts(source) == [text]
-    assert source.describe() == CorpusFile(str(path), len(data), hashlib.sha256(data).hexdigest())
+    assert source.describe("text") == CorpusFile(str(path), len(data), hashlib.sha256(data).hexdigest())
 
 
 def test_damaged_archives_are_errors(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_text_is_what_the_file_has_with_plain_line_ends(
     expected = text.replace("\r\n", "\n").replace("\r", "\n")
     path = tmp_path_factory.mktemp("text") / "a"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents_module, "_BLOCK_BYTES", block)
+        patch.setattr(documents_module, "_BLOCK_CHARACTERS", block)
         for data, whole in (
             (text.encode("utf-8-sig"), expected),
             (text.encode(), expected.removeprefix("\ufeff")),
@@ -73,10 +75,10 @@ def test_text_is_what_the_file_has_with_plain_line_ends(
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.txt", b"fine \xff", r"a\.txt: is not UTF-8 \(invalid start byte\); convert the file first"),
+        ("a.txt", b"fine \xff", r"a\.txt: is not UTF-8 \(invalid start byte\); name its encoding"),
         ("a.txt", b"\x7fELF\x02\0\0", r"looks binary; leave it out, or convert it"),
-        ("a.jsonl", b'"good"\n{oops', r"a\.jsonl: line 2: is no JSON \(.*correct it"),
-        ("a.jsonl", b'"good"\n' + b"[" * 100_000, r"line 2: is no JSON"),
+        ("a.jsonl", b'"good"\n{oops', r"a\.jsonl: line 2: is no JSON \(Exp.* at character 2\); correct"),
+        ("a.jsonl", b'"good"\n' + b"[" * 100_000, r"line 2: is nested too deeply; correct it"),
         ("a.jsonl", b'{"b": 1, "c": 2}', r"line 1: no field 'a\.b' \(there are: b, c\); set graph\.text_field"),
         ("a.json", b'["one", "half \\ud83d"]', r"record 2: half of a surrogate pair .* correct"),
         ("a.pdf", b"%PDF-1.4 and nothing more", r"a\.pdf: is no PDF that can be read"),
@@ -120,7 +122,10 @@ def test_token_ids_of_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ('{"ids": [1, true]}', "field 'ids' is neither text nor token ids; set graph.text_field"),
+        (
+            '{"ids": [1, true]}',
+            "field 'ids' is a list of other things than token ids, neither text nor token ids; correct",
+        ),
         ('{"ids": [9, 10]}', r"field 'ids' has other ids than 0 to 9; set graph\.tokenizer_name"),
         (f'{{"ids": [{2**70}]}}', "field 'ids' has other ids than 0 to 9; set"),
     ],
@@ -160,7 +165,7 @@ def test_pdf_pages_are_joined(tmp_path: Path, warnings: list[str]) -> None:
     data = gzip.compress(_pdf("First page", "Second page"))
     source = _file(tmp_path / "a.pdf.gz", data)
     assert _texts(source) == ["First page\nSecond page"]
-    assert source.describe().sha256 == hashlib.sha256(data).hexdigest()
+    assert source.describe("text").sha256 == hashlib.sha256(data).hexdigest()
     assert warnings == []
     assert _texts(_file(tmp_path / "scan.pdf", _pdf("", ""))) == [""]
     assert ["scan.pdf has pages but no text" in message for message in warnings] == [True]

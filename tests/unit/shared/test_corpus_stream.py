@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus import stream as stream_module
-from speculant_graph.corpus.documents import STANDARD_INPUT, CorpusFile
+from speculant_graph.corpus.files import STANDARD_INPUT, ListedFile
+from speculant_graph.corpus.source import CorpusFile
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, TokenStream, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import CorpusError
@@ -48,12 +49,12 @@ def ids_of(stream: TokenStream) -> list[int]:
     return np.fromfile(stream.path, dtype="<u4").tolist()
 
 
-def write(folder: Path, texts: dict[str, bytes | str]) -> list[Path]:
+def write(folder: Path, texts: dict[str, bytes | str]) -> list[ListedFile]:
     paths = []
     for name, text in texts.items():
         paths.append(folder / name)
         paths[-1].write_bytes(text if isinstance(text, bytes) else text.encode())
-    return paths
+    return [ListedFile(path) for path in paths]
 
 
 @settings(max_examples=60)
@@ -98,10 +99,16 @@ def test_a_stream_is_its_documents_one_after_another(
     assert stream.num_tokens == len(expected) - expected.count(DOCUMENT_SEPARATOR)
     assert stream.num_documents == sum(map(bool, documents))
     assert stream.files == tuple(
-        CorpusFile(str(path), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths
+        CorpusFile(
+            str(path),
+            path.stat().st_size,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            text_field="text" if path.suffix == ".jsonl" else "",
+        )
+        for path, *_ in paths
     )
     assert reports == sorted(reports)
-    assert reports[-1] == (sum(path.stat().st_size for path in paths), stream.num_tokens)
+    assert reports[-1] == (sum(path.stat().st_size for path, *_ in paths), stream.num_tokens)
 
 
 @pytest.mark.parametrize("boundaries", [False, True])
@@ -151,7 +158,11 @@ def test_standard_input_and_pipes(
     feeder.start()
     reports: list[tuple[int, int]] = []
     stream = write_token_stream(
-        tokenizer, [STANDARD_INPUT, pipe], tmp_path / "out", GraphConfig(), lambda *report: reports.append(report)
+        tokenizer,
+        [ListedFile(STANDARD_INPUT), ListedFile(pipe)],
+        tmp_path / "out",
+        GraphConfig(),
+        lambda *report: reports.append(report),
     )
     feeder.join()
     assert ids_of(stream) == expected_ids(tokenizer, [text, "from a pipe"])

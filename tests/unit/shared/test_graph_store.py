@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speculant_graph.corpus.documents import CorpusFile
+from speculant_graph.corpus.source import CorpusFile
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.layout import array_offsets, trie_of
@@ -174,7 +174,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path) -> None
     before = path.read_bytes()
     script = f"""
 import resource, sys
-from speculant_graph.corpus.documents import CorpusFile
+from speculant_graph.corpus.source import CorpusFile
 from speculant_graph.errors import GraphError, GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 graph = NgramGraph.load({str(path)!r})

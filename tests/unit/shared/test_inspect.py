@@ -12,7 +12,7 @@ import pytest
 from speculant_graph.cli.inspect import run
 from speculant_graph.cli.main import main
 from speculant_graph.config import GraphConfig
-from speculant_graph.corpus.documents import CorpusFile
+from speculant_graph.corpus.source import CorpusFile
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphFileError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids

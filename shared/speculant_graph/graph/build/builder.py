@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from speculant_graph.config import DEFAULT_MODEL, GraphConfig
-from speculant_graph.corpus.documents import list_corpus_files
+from speculant_graph.corpus.files import list_corpus_files
+from speculant_graph.corpus.source import CorpusFile, SkippedFile
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
@@ -33,8 +34,9 @@ from speculant_graph.version import VERSION
 class BuildProgress:
     """How far a build is."""
 
-    phase: Phase | Literal["combine"]
-    """What is being done; two graphs are put together in the phase ``combine``."""
+    phase: Phase | Literal["check", "combine"]
+    """What is being done: files are checked before they are read for the graph, in the phase ``check``, and two graphs
+    are put together in the phase ``combine``."""
     done: int
     """Units of the phase that are done: bytes of the corpus files, the whole slice, tokens, steps over the levels, or
     records."""
@@ -126,12 +128,15 @@ class GraphBuilder:
             hf_token = self.config.hf_token.get_secret_value() if self.config.hf_token else None
             tokenizer = CorpusTokenizer.load(self.config.tokenizer_name, hf_token, self.config.special_tokens)
             require_vocabulary(tokenizer.fingerprint.vocabulary_size)
-            total_bytes = sum(file.stat().st_size for file in files if file.is_file())
+            total_bytes = sum(file.path.stat().st_size for file in files if file.path.is_file())
+
+            def on_check(num_bytes: int) -> None:
+                report(BuildProgress("check", num_bytes, total_bytes, 0))
 
             def on_bytes(num_bytes: int, num_tokens: int) -> None:
                 report(BuildProgress("tokenize", num_bytes, total_bytes, num_tokens))
 
-            stream = write_token_stream(tokenizer, files, folder / "tokens", self.config, on_bytes)
+            stream = write_token_stream(tokenizer, files, folder / "tokens", self.config, on_bytes, on_check)
             metadata = describe_tokens(
                 map_tokens(stream.path),
                 tokenizer.fingerprint,
@@ -141,6 +146,7 @@ class GraphBuilder:
                 document_boundaries=self.config.document_boundaries,
                 special_tokens=self.config.special_tokens,
                 corpus_files=stream.files,
+                skipped=stream.skipped,
             )
             del tokenizer  # hundreds of megabytes that counting can use
         if calibrate is not None:
@@ -258,7 +264,8 @@ def describe_tokens(
     document_boundaries: bool,
     special_tokens: SpecialTokensName = "text",
     revision: str = "",
-    corpus_files: tuple[Any, ...] = (),
+    corpus_files: tuple[CorpusFile, ...] = (),
+    skipped: tuple[SkippedFile, ...] = (),
 ) -> GraphMetadata:
     """Return the metadata of a token stream's graph, its sizes left open.
 
@@ -271,6 +278,7 @@ def describe_tokens(
         special_tokens: what special tokens were where texts spelt them out.
         revision: commit of the tokenizer, if it comes from a hub.
         corpus_files: what was read, if it was read from files.
+        skipped: what was left out of them.
     """
     num_separators = num_documents - 1 if document_boundaries and num_documents else 0
     return GraphMetadata(
@@ -290,6 +298,7 @@ def describe_tokens(
         built_at=built_at(),
         build_seconds=0.0,
         corpus_files=corpus_files,
+        skipped=skipped,
         library_version=VERSION,
         special_tokens=special_tokens,
     )

@@ -74,6 +74,7 @@ def merge_graphs(
         head_token_ids=(*ours.head_token_ids, *theirs.head_token_ids)[:order],
         tail_token_ids=(*ours.tail_token_ids, *theirs.tail_token_ids)[-order:],
         corpus_files=ours.corpus_files + theirs.corpus_files,
+        skipped=ours.skipped + theirs.skipped,
         calibration=max((ours, theirs), key=_calibration_size).calibration,
     )
     num_records = sum(first.trie.nodes_per_level) + sum(second.trie.nodes_per_level)

@@ -1,0 +1,177 @@
+"""Whether all files of a corpus can be read, found out before any of them is tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.documents import RecordError, extract_pdf, is_configuration, read_documents
+from speculant_graph.corpus.encoding import find_encoding
+from speculant_graph.corpus.files import STANDARD_INPUT, ListedFile
+from speculant_graph.corpus.source import SkippedFile, Source
+from speculant_graph.errors import CorpusError
+
+_LISTED = 20
+"""Most files of which a line of the log tells the names."""
+_BLOCK_BYTES = 1 << 20
+_FIX = "correct what is named, or leave it out with --on-error skip"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCorpus:
+    """The files of a corpus that can be read."""
+
+    sources: tuple[Source, ...]
+    """What to read, in order."""
+    skipped: tuple[SkippedFile, ...]
+    """What is left out, in order."""
+
+
+def check_corpus(
+    files: Iterable[ListedFile],
+    config: GraphConfig,
+    vocabulary_size: int,
+    folder: Path,
+    on_progress: Callable[[int], None] | None = None,
+) -> CheckedCorpus:
+    """Read all files once, up to the last record, and find out how each is to be read.
+
+    A ``.json`` file that a search found, and that is one object without the text field, is plain text, as the
+    ``package.json`` of source code is.
+
+    Args:
+        files: what to read.
+        config: ``encoding``, ``on_error`` and ``text_field`` are used.
+        vocabulary_size: token ids of records must be below.
+        folder: where standard input and named pipes are kept, which can be read but once, and the text of PDF.
+        on_progress: called with the bytes of files that were read so far.
+
+    Raises:
+        CorpusError: files or records can't be read, and none are to be skipped; it names all of them.
+        ModuleNotFoundError: the module that reads a file is not installed.
+        OSError: the folder can't be written.
+    """
+    checks = [_Check(file, config, vocabulary_size, folder / f"corpus-{number}") for number, file in enumerate(files)]
+    num_bytes = 0
+
+    def on_bytes(more: int) -> None:
+        nonlocal num_bytes
+        num_bytes += more
+        if on_progress is not None:
+            on_progress(num_bytes)
+
+    for check in checks:
+        check.run(on_bytes)
+    problems = [check for check in checks if check.problem]
+    if problems and config.on_error == "fail":
+        raise _error(problems, len(checks))
+    if not any(check.is_read for check in checks):
+        raise _error(problems, len(checks))
+    for check in problems:
+        logger.warning("left out: {}{}", check.problem, check.others)
+    _tell("read by a guess of what they are encoded by; name it (--encoding) if that is wrong", [
+        f"{check.source.label} as {check.source.encoding}" for check in checks if check.is_guess and check.is_read
+    ])  # fmt: skip
+    _tell("read as plain text, for they are no records with the text field", [
+        check.source.label for check in checks if check.is_configuration
+    ])  # fmt: skip
+    return CheckedCorpus(
+        tuple(check.source.reopened() for check in checks if check.is_read),
+        tuple(check.skipped for check in problems),
+    )
+
+
+class _Check:
+    """One file while it is checked."""
+
+    def __init__(self, file: ListedFile, config: GraphConfig, vocabulary_size: int, kept: Path) -> None:
+        self._file, self._config, self._vocabulary_size, self._kept = file, config, vocabulary_size, kept
+        self.source = Source(file.path)
+        self.is_guess = self.is_configuration = False
+        self.is_read = True
+        """Whether anything of the file is to be read."""
+        self.problem = f"{file.path}: {file.problem}" if file.problem else ""
+        """What is wrong with the file, or with its first bad record."""
+        self._num_bad = self._num_good = 0
+
+    def run(self, on_bytes: Callable[[int], None]) -> None:
+        """Read the file."""
+        try:
+            if self.problem:
+                raise CorpusError(self.problem)
+            if self._file.path == STANDARD_INPUT or _is_stream(self._file.path):
+                self._keep(self.source.stored_blocks(on_bytes), self._kept)
+                self.source.stored = self._kept
+                on_bytes = _ignore
+            self._read(on_bytes)
+        except CorpusError as error:
+            self.problem, self.is_read, self._num_bad = str(error), False, 0
+        if self._num_bad and not self._num_good:
+            self.is_read = False
+
+    @property
+    def others(self) -> str:
+        """Says how many more records are wrong, if there are any."""
+        more = self._num_bad - 1
+        return f" (and {more:,} more of its records)" if more > 0 else ""
+
+    @property
+    def skipped(self) -> SkippedFile:
+        """What the file of a graph remembers."""
+        reason = self.problem.removeprefix(f"{self.source.label}: ")
+        reason = reason.encode(errors="backslashreplace").decode()  # it may name a file whose name is no text
+        return SkippedFile(str(self.source.path), reason, self._num_bad if self.is_read else 0)
+
+    def _keep(self, blocks: Iterable[bytes], kept: Path) -> None:
+        """Write what can't be read again, or not as fast."""
+        with kept.open("wb") as copy:
+            copy.writelines(blocks)
+
+    def _read(self, on_bytes: Callable[[int], None]) -> None:
+        source = self.source
+        if source.format == "pdf":
+            text = extract_pdf(source.reopened(on_bytes)).encode()
+            source.extracted = self._kept.with_suffix(".txt")  # what came from a pipe is kept, too
+            self._keep([text], source.extracted)
+            return
+        is_text = source.format == "text"
+        source.encoding, self.is_guess = find_encoding(source, self._config.encoding, on_bytes if is_text else None)
+        if is_text:
+            return
+        is_found = source.format == "json" and not self._file.is_named
+        if is_found and is_configuration(source.reopened(_ignore), self._config.text_field):
+            source.format, self.is_configuration = "text", True
+            return
+        for _ in read_documents(source.reopened(on_bytes), self._config, self._vocabulary_size, self._on_bad_record):
+            self._num_good += 1
+
+    def _on_bad_record(self, error: RecordError) -> None:
+        self.problem = self.problem or str(error)
+        self._num_bad += 1
+
+
+def _ignore(_: int) -> None:
+    """Count nothing: the same bytes are read again."""
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is a named pipe or a device, which can be read but once."""
+    return path.is_fifo() or path.is_char_device()
+
+
+def _error(problems: Sequence[_Check], num_files: int) -> CorpusError:
+    """Return one error for all that is wrong."""
+    texts = tuple(f"{check.problem}{check.others}" for check in problems)
+    if len(texts) == 1:
+        return CorpusError(texts[0], fix="" if num_files == 1 else "or leave it out (--on-error skip)")
+    return CorpusError(f"{len(texts)} of {num_files} files can't be read as they are", fix=_FIX, problems=texts)
+
+
+def _tell(what: str, names: Sequence[str]) -> None:
+    if names:
+        more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+        logger.warning("{}: {}{}", what, ", ".join(names[:_LISTED]), more)

@@ -1,0 +1,199 @@
+"""What the text of a file is encoded by: its mark, UTF-8, a named encoding, or a guess that is not in doubt."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import NamedTuple
+
+from speculant_graph.corpus.alphabets import ENCODINGS, decide
+from speculant_graph.corpus.source import UTF_8, Source
+from speculant_graph.errors import CorpusError
+from speculant_graph.extras import needed_for
+
+AUTO = "auto"
+"""Stands for no named encoding."""
+
+# The marks of UTF-32 begin with, or hold, those of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, UTF_8),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+_CONTROL_BYTES = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+_CONTROLS = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
+_SAMPLE_BYTES = 1 << 16
+_SAMPLES = 4
+_NEAR = 3
+"""Lines before and after one with bytes above 127."""
+_MOST_DAMAGED = 0.1
+_LEAST_LETTERS = 6
+_NO_TEXT = frozenset({"Cn", "Co"})
+_FIX = "name the encoding (--encoding), convert the file to UTF-8, or leave it out"
+_BINARY = "looks binary; leave it out, or name its encoding (--encoding) if it is text"
+
+
+class Encoding(NamedTuple):
+    """What a text is decoded by."""
+
+    name: str
+    """A codec of Python's."""
+    is_guess: bool = False
+    """True if nothing but the text itself speaks for it."""
+
+
+def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], None] | None = None) -> Encoding:
+    """Find out what a file is encoded by, and check that all of it can be decoded.
+
+    A byte order mark decides. Text that is UTF-8 is read as such whatever encoding is named: bytes of another one are
+    hardly ever UTF-8 by chance.
+
+    Args:
+        source: the file; nothing was read of it yet.
+        named: encoding of files that are not UTF-8; :data:`AUTO` guesses.
+        on_bytes: called with the number of bytes of each block that is read.
+
+    Raises:
+        CorpusError: the file can't be read or unpacked, is binary, is of another encoding than the named one, or of one
+            that is in doubt.
+    """
+    first = next(source.reopened(lambda _: None).blocks(), b"")
+    for mark, name in _MARKS:
+        if first.startswith(mark):
+            problem = _wrong_with(source, name, on_bytes)
+            if problem:
+                is_utf_8 = name == UTF_8
+                reason = f"begins as {'UTF-8' if is_utf_8 else name.upper()} does, but {problem}"
+                raise CorpusError(f"{source.label}: {reason}; correct it, or leave it out")
+            return Encoding(name)
+    is_ascii, has_nul, problem = _read_as_utf_8(source, on_bytes)
+    if not problem and not has_nul and (not is_ascii or named == AUTO or _is_wide(named)):
+        return Encoding(UTF_8)
+    if named != AUTO:
+        problem = _wrong_with(source, named)
+        if problem:
+            raise CorpusError(f"{source.label}: is not {named} ({problem}); {_FIX}")
+        return Encoding(UTF_8 if codecs.lookup(named).name == "utf-8" else named)
+    if has_nul:
+        return _guess_wide(source, first)
+    return _guess(source, problem)
+
+
+def _is_wide(name: str) -> bool:
+    return codecs.lookup(name).name.startswith(("utf-16", "utf-32"))
+
+
+def _read_as_utf_8(source: Source, on_bytes: Callable[[int], None] | None) -> tuple[bool, bool, str]:
+    """Return whether a file is ASCII, whether it has bytes of value 0, and why it is not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    is_ascii, has_nul, problem, num_lines = True, False, "", 1
+    for block in source.reopened(on_bytes or (lambda _: None)).blocks():
+        has_nul = has_nul or 0 in block
+        if not problem and not (block.isascii() and not decoder.getstate()[0]):
+            is_ascii = False
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                num_lines += error.object.count(b"\n", 0, error.start)
+                problem = f"byte 0x{error.object[error.start]:02x} in line {num_lines}"
+        if not problem:
+            num_lines += block.count(b"\n")
+    if not problem and decoder.getstate()[0]:
+        problem = f"half a character at the end, in line {num_lines}"
+    return is_ascii, has_nul, problem
+
+
+def _wrong_with(source: Source, name: str, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return why a file is no text of an encoding; empty if it is."""
+    decoder = codecs.getincrementaldecoder(name)()
+    try:
+        for block in source.reopened(on_bytes or (lambda _: None)).blocks():
+            strange = _CONTROLS.search(decoder.decode(block))
+            if strange:
+                return f"has the control character U+{ord(strange[0]):04X}"
+        decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        return error.reason if isinstance(error, UnicodeDecodeError) else str(error)
+    return ""
+
+
+def _guess_wide(source: Source, first: bytes) -> Encoding:
+    """Return which of UTF-16 and UTF-32 a text without a mark is in, if half of its bytes and more say so.
+
+    Raises:
+        CorpusError: none of them, or it might as well be binary.
+    """
+    for name in _UNMARKED:
+        width = 4 if "32" in name else 2
+        text = first[: len(first) // width * width].decode(name, "replace")
+        # Numbers of two bytes are characters, too, but hardly ever words with spaces between.
+        letters = [character for character in text if character.isalpha()]
+        latin = sum("\t" <= character < "\u0250" for character in text)
+        if (
+            text
+            and latin >= 0.9 * len(text)
+            and len(letters) >= 0.4 * len(text)
+            and len(set(letters)) >= _LEAST_LETTERS
+            and (" " in text or "\n" in text)
+            and not any(character == "\ufffd" or unicodedata.category(character) in _NO_TEXT for character in set(text))
+            and not _wrong_with(source, name)
+        ):
+            return Encoding(name, is_guess=True)
+    raise CorpusError(f"{source.label}: {_BINARY}")
+
+
+def _guess(source: Source, problem: str) -> Encoding:
+    """Return the one encoding by which a text that is not UTF-8 is words of some language.
+
+    Raises:
+        CorpusError: there is none, or several.
+    """
+    with needed_for(f"reading {source.label}, which is not UTF-8,", "build"):
+        import charset_normalizer
+
+    samples: list[bytes] = []
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    num_damaged = num_whole = 0
+    for block in source.reopened(lambda _: None).blocks():
+        if _CONTROL_BYTES.search(block):
+            raise CorpusError(f"{source.label}: {_BINARY}")
+        if block.isascii():
+            continue
+        text = decoder.decode(block)
+        damaged = text.count("\ufffd")
+        num_damaged += damaged
+        num_whole += len(text) - len(text.encode("ascii", "ignore")) - damaged
+        if len(samples) < _SAMPLES:
+            samples.append(_lines_with_high_bytes(block))
+    if num_damaged <= _MOST_DAMAGED * num_whole:
+        raise CorpusError(f"{source.label}: is UTF-8 but for {problem}; correct it, or name the encoding (--encoding)")
+    sample = b"\n".join(samples)
+    matches = charset_normalizer.from_bytes(sample, cp_isolation=list(ENCODINGS), preemptive_behaviour=False)
+    plausible = {name for match in matches for name in match.could_be_from_charset}
+    name = decide(sample, plausible) if plausible else None
+    if name is None or _wrong_with(source, name):
+        raise CorpusError(f"{source.label}: is not UTF-8 ({problem}), and what it is is in doubt; {_FIX}")
+    return Encoding(name, is_guess=True)
+
+
+def _lines_with_high_bytes(block: bytes) -> bytes:
+    """Return lines of a block with what is around them, so that words tell their language."""
+    lines = block.splitlines()
+    chosen: list[bytes] = []
+    size = 0
+    following = 0
+    for number, line in enumerate(lines):
+        if line.isascii():
+            continue
+        for near in lines[max(following, number - _NEAR) : number + _NEAR + 1]:
+            chosen.append(near[:_SAMPLE_BYTES])
+            size += len(near)
+        following = number + _NEAR + 1
+        if size > _SAMPLE_BYTES:
+            break
+    return b"\n".join(chosen)

@@ -1,0 +1,131 @@
+"""Which files make a corpus: single ones, folders, patterns, standard input."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from speculant_graph.errors import CorpusError
+
+STANDARD_INPUT = Path("-")
+"""Names standard input wherever a file is named."""
+
+TEXT_SUFFIXES = frozenset({
+    ".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".hpp", ".html", ".java", ".js", ".json", ".jsonl", ".jsx",
+    ".kt", ".lua", ".md", ".ndjson", ".pdf", ".php", ".pl", ".py", ".rb", ".rs", ".rst", ".scala", ".sh",
+    ".sql", ".swift", ".tex", ".ts", ".tsx", ".txt", ".xml", ".yaml", ".yml",
+})  # fmt: skip
+"""What is taken from a folder, packed or not; files that are named or matched by a pattern may end in anything."""
+
+_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+
+
+class ListedFile(NamedTuple):
+    """A file of a corpus, before anything of it was read."""
+
+    path: Path
+    """Where it is; ``-`` is standard input."""
+    is_named: bool = True
+    """False if it was found in a folder or by a pattern."""
+    problem: str = ""
+    """Why it can't be read, and what to do about it; empty if nothing is known against it."""
+
+
+def format_of(path: Path) -> tuple[str, bool]:
+    """Return what a file's name means: its text suffix, lower case or empty, and whether gzip packed it.
+
+    ``notes.TXT.gz`` gives ``(".txt", True)``.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    is_packed = suffixes[-1:] == [".gz"]
+    suffixes = suffixes[:-1] if is_packed else suffixes
+    return (suffixes[-1] if suffixes else "", is_packed)
+
+
+def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedFile]:
+    """List the files of a corpus once each, in the order given; files of a folder or a pattern are sorted.
+
+    Args:
+        inputs: files and named pipes; folders, which are searched with all their subfolders for
+            :data:`TEXT_SUFFIXES`, hidden ones and links to folders left out; patterns such as ``docs/**/*.md``; ``-``
+            for standard input. A file that exists is never read as a pattern, whatever characters its name has.
+
+    Returns:
+        The files. What was found and can't be read, such as a broken link or a subfolder without permission, has its
+        problem noted.
+
+    Raises:
+        CorpusError: a path that was named does not exist or can't be searched, a pattern matches nothing, a folder
+            holds no text, or nothing was named.
+    """
+    files: dict[Path, ListedFile] = {}
+    for path in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
+        try:
+            found = _files_of(path)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CorpusError(f"{path} can't be read ({reason}); check its name and permissions") from error
+        for file in found:
+            files.setdefault(_identity(file.path), file)
+    if not files:
+        raise CorpusError("no corpus; name text files or folders that hold them")
+    return list(files.values())
+
+
+def _identity(path: Path) -> Path:
+    try:
+        return path if path == STANDARD_INPUT else path.resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        return path
+
+
+def _files_of(path: Path) -> list[ListedFile]:
+    if path == STANDARD_INPUT:
+        return [ListedFile(path)]
+    if path.is_dir():
+        os.scandir(path).close()  # raises if it can't be searched
+        found = sorted(_texts_in(path))
+        if not found:
+            raise CorpusError(f"{path} holds no text; name files, or a folder with text or source code")
+        return found
+    if path.exists():
+        return [ListedFile(path)]
+    if glob.has_magic(str(path)):
+        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+        in_folders = (text for match in matches if match.is_dir() for text in _texts_in(match))
+        found = sorted({*in_folders, *(_found(match) for match in matches if not match.is_dir())})
+        if not found:
+            raise CorpusError(f"pattern {path} matches no file; check it, and that the shell left it as it is")
+        return found
+    if path.is_symlink():
+        raise CorpusError(f"{path}: {_found(path).problem}")
+    raise CorpusError(f"{path} does not exist; name text files, folders that hold them, or a pattern")
+
+
+def _texts_in(folder: Path) -> Iterator[ListedFile]:
+    unread: list[OSError] = []
+    for parent, subfolders, names in os.walk(folder, onerror=unread.append):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        files = (Path(parent, name) for name in names if not name.startswith("."))
+        yield from (_found(file) for file in files if format_of(file)[0] in TEXT_SUFFIXES)
+    for error in unread:
+        problem = f"can't be searched ({error.strerror}); check the folder's permissions, or move it away"
+        yield ListedFile(Path(error.filename), False, problem)
+
+
+def _found(path: Path) -> ListedFile:
+    """Return what a search found, with what can be told against it without opening it."""
+    problem = ""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind in _KINDS:
+            problem = f"is a {_KINDS[kind]}, which a search does not read; move it away, or name it itself"
+    except OSError as error:
+        problem = f"can't be read ({error.strerror}); check the file and its permissions"
+        if path.is_symlink():
+            problem = f"is a broken link (to {os.readlink(path)}); mend it or remove it"
+    return ListedFile(path, False, problem)

@@ -1,0 +1,210 @@
+"""A file of the corpus while it is read: its bytes, counted and digested, unpacked, and decoded."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+
+from speculant_graph.corpus.files import STANDARD_INPUT, format_of
+from speculant_graph.errors import CorpusError
+from speculant_graph.types import FileName
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    Unpacked = gzip.GzipFile | io.BufferedReader["_Counted"]
+    """A file of bytes as they are after unpacking."""
+
+FormatName = Literal["text", "lines", "json", "pdf"]
+"""How a file is read: plain text, JSON Lines, one JSON value, or PDF."""
+
+UTF_8 = "utf-8-sig"
+"""UTF-8, with or without a byte order mark."""
+
+_FORMATS: dict[str, FormatName] = {".pdf": "pdf", ".jsonl": "lines", ".ndjson": "lines", ".json": "json"}
+_BLOCK_BYTES = 1 << 20
+
+
+class CorpusFile(NamedTuple):
+    """A file whose text is in the token stream."""
+
+    name: FileName
+    """Its path as it was given; ``-`` is standard input."""
+    size_bytes: int
+    """Its size as it is stored."""
+    sha256: str
+    """Hex digest of its bytes as they are stored."""
+    encoding: str = UTF_8
+    """What its text was decoded by; of no meaning for PDF."""
+    text_field: str = ""
+    """Field of its records that was read; empty if it was not read as records."""
+
+
+class SkippedFile(NamedTuple):
+    """A file that was left out of a corpus, or of which records were."""
+
+    name: FileName
+    """Its path as it was given."""
+    reason: str
+    """What is wrong with it, or with the first of its records that were left out."""
+    num_records: int = 0
+    """Records that were left out, while others of the file were read; 0 if nothing of the file was read."""
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        more = f" (and {self.num_records - 1:,} more of its records)" if self.num_records > 1 else ""
+        return f"{self.name}: {self.reason}{more}"
+
+
+class Source:
+    """A file of the corpus while it is read from its beginning to its end, once."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        stored: Path | None = None,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> None:
+        """Name the file; it is opened when its documents are asked for.
+
+        Args:
+            path: its path as it was given.
+            stored: where its bytes are, if they can't be read there twice.
+            on_bytes: called with the number of bytes of every block that is read. Without it blocks are digested.
+        """
+        self.path = path
+        self.stored = stored
+        suffix, self._is_packed = format_of(path)
+        self.format: FormatName = _FORMATS.get(suffix, "text")
+        """How it is read."""
+        self.encoding = UTF_8
+        """What its text is decoded by."""
+        self.extracted: Path | None = None
+        """File of its text in UTF-8, if that was extracted before."""
+        self.num_bytes = 0
+        """Bytes of the stored file read so far."""
+        self._on_bytes = on_bytes
+        self._digest = hashlib.sha256()
+
+    def reopened(self, on_bytes: Callable[[int], None] | None = None) -> Source:
+        """Return a source of the same file, read in the same way, of which nothing was read yet."""
+        source = Source(self.path, stored=self.stored, on_bytes=on_bytes)
+        source.format, source.encoding, source.extracted = self.format, self.encoding, self.extracted
+        return source
+
+    @property
+    def label(self) -> str:
+        """The file's name in messages to people."""
+        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
+
+    def describe(self, text_field: str) -> CorpusFile:
+        """Return the record of the file, after all of it was read.
+
+        Args:
+            text_field: field that is read of records.
+        """
+        has_records = self.format in {"lines", "json"}
+        return CorpusFile(
+            str(self.path),
+            self.num_bytes,
+            self._digest.hexdigest(),
+            self.encoding,
+            text_field if has_records else "",
+        )
+
+    def take(self, block: bytes) -> None:
+        """Count bytes that were read; digest them, unless somebody else counts them, too."""
+        self.num_bytes += len(block)
+        if self._on_bytes is None:
+            self._digest.update(block)
+        else:
+            self._on_bytes(len(block))
+
+    @contextmanager
+    def open(self) -> Iterator[Unpacked]:
+        """Open the file, unpacked.
+
+        Raises:
+            CorpusError: it can't be read, or is damaged or not of its encoding; so also for errors inside of the block.
+        """
+        with self._explained(), self._open_stored() as stored:
+            counted = io.BufferedReader(_Counted(stored, self), _BLOCK_BYTES)
+            yield gzip.GzipFile(fileobj=counted) if self._is_packed else counted
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise CorpusError(f"{self.label}: damaged archive ({error}); copy or pack the file again") from error
+        except UnicodeError as error:
+            name = "UTF-8" if self.encoding == UTF_8 else self.encoding
+            reason = error.reason if isinstance(error, UnicodeDecodeError) else error
+            raise CorpusError(
+                f"{self.label}: is not {name} ({reason}); name its encoding (--encoding) or convert the file to UTF-8"
+            ) from error
+        except OSError as error:
+            raise CorpusError(
+                f"{self.label}: can't be read ({error.strerror}); check the file and its permissions"
+            ) from error
+
+    @contextmanager
+    def _open_stored(self) -> Iterator[IO[bytes]]:
+        if self.stored is None and self.path == STANDARD_INPUT:
+            with nullcontext(sys.stdin.buffer) as file:
+                yield file
+        else:
+            with (self.stored or self.path).open("rb") as file:
+                yield file
+
+    @contextmanager
+    def open_text(self) -> Iterator[io.TextIOWrapper]:
+        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as :meth:`open` has them."""
+        with self.open() as file:
+            yield io.TextIOWrapper(file, encoding=self.encoding)
+
+    def stored_blocks(self, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
+        """Read the file as it is stored, in blocks.
+
+        Args:
+            on_bytes: called with the number of bytes of each.
+
+        Raises:
+            CorpusError: it can't be read.
+        """
+        with self._explained(), self._open_stored() as stored:
+            while block := stored.read(_BLOCK_BYTES):
+                on_bytes(len(block))
+                yield block
+
+    def blocks(self) -> Iterator[bytes]:
+        """Read the file, unpacked, in blocks; errors as :meth:`open` has them."""
+        with self.open() as file:
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+
+
+class _Counted(io.RawIOBase):
+    """The stored bytes of a file, taken by a source on their way."""
+
+    def __init__(self, stored: IO[bytes], source: Source) -> None:
+        super().__init__()
+        self._stored, self._source = stored, source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
+        block = self._stored.read(len(view))
+        view[: len(block)] = block
+        self._source.take(block)
+        return len(block)
