@@ -143,7 +143,7 @@ def test_text_of_which_a_tokenizer_makes_nothing(tmp_path: Path) -> None:
     separator = DOCUMENT_SEPARATOR
     assert ids_of(stream) == [separator, 0, 1, separator, separator, 1]
     assert (stream.num_tokens, stream.num_documents) == (3, 4)
-    with pytest.raises(CorpusError, match=r"^tokenizer letters makes no tokens of this text; set --graph\.tok"):
+    with pytest.raises(CorpusError, match=r"^tokenizer letters makes no tokens of this text; set graph\.tok"):
         write_token_stream(letters, [paths[0], paths[2]], tmp_path / "out", config)
 
 
