@@ -36,7 +36,7 @@ def test_transformers_tokenizers_have_the_same_fingerprint(tokenizer_folder: Pat
 
 
 def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no tokenizer\.json; set --graph\.tokenizer-name"):
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json; set graph\.tokenizer_name"):
         CorpusTokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}", "utf-8")
     with pytest.raises(ConfigError, match="can't be read"):
