@@ -30,7 +30,7 @@ from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.template_prompt import Message
 from speculant_verifier.draft_model.adapters import Adapters
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter
-from speculant_verifier.engine import Engine
+from speculant_verifier.engine import Engine, Request
 from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
@@ -262,6 +262,14 @@ class SpeculativeDecoder:
             GenerationError: the tokenizer has no template, or the template refuses the messages.
         """
         return self.chat_format.render(messages, **options)
+
+    def check(self, prompt: Sequence[TokenId], config: GenerationConfig) -> None:
+        """Refuse what could never be decoded, before it waits for its turn.
+
+        Raises:
+            GenerationError: what is wrong with the prompt or the settings.
+        """
+        self.engine.check(Request(0, tuple(prompt), config, grammar=self.target.grammar(config, prompt)))
 
     def close(self) -> None:
         """Free the engine, and the drafter and the model unless the caller brought them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from loguru import logger
@@ -130,6 +130,25 @@ async def events_of(
     config: GenerationConfig,
     session: SessionOptions | None,
 ) -> AsyncGenerator[StepEvent, None]:
+    """Decode as :func:`paced_events_of` does, and yield events alone.
+
+    Raises:
+        SpeculantError: there is no capacity, or a sequence failed.
+    """
+    async with aclosing(paced_events_of(decoder, load, prompts, config, session, None)) as events:
+        async for event in events:
+            if event is not None:
+                yield event
+
+
+async def paced_events_of(
+    decoder: SpeculativeDecoder,
+    load: Load,
+    prompts: Prompts,
+    config: GenerationConfig,
+    session: SessionOptions | None,
+    pause_s: float | None,
+) -> AsyncGenerator[StepEvent | None, None]:
     """Decode for a client that may be slow; capacity is given back as soon as the engine is done with a sequence.
 
     What is not read yet waits in memory, at most an answer. Leaving the iterator ends the generation.
@@ -140,9 +159,13 @@ async def events_of(
         prompts: what is continued.
         config: settings of all prompts.
         session: options of their sessions with the drafter.
+        pause_s: time after which a reader is told that there is still nothing; None: it is not told.
+
+    Yields:
+        Events; None as soon as the request is admitted, and after every pause.
 
     Raises:
-        SpeculantError: there is no capacity, or a sequence failed.
+        SpeculantError: there is no capacity, which is raised before anything is yielded, or a sequence failed.
     """
     waiting: asyncio.Queue[StepEvent | BaseException | None] = asyncio.Queue()
     with load.admitted(len(prompts) * config.n) as give_back:
@@ -160,7 +183,16 @@ async def events_of(
 
         reading = asyncio.create_task(read())
         try:
-            while (item := await waiting.get()) is not None:
+            yield None
+            while True:
+                try:
+                    async with asyncio.timeout(pause_s if waiting.empty() else None):
+                        item = await waiting.get()
+                except TimeoutError:
+                    yield None
+                    continue
+                if item is None:
+                    break
                 if isinstance(item, GenerationError) and not isinstance(item, GenerationRequestError):
                     # At the end of the grace period the server has logged already how many it cuts off.
                     logger.log("DEBUG" if load.is_draining else "WARNING", "requests ended: {}", item)

@@ -45,7 +45,26 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
         ("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
         ("chat/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs", "can't be kept to"),
         ("completions", {"suffix": "x"}, "suffix", "not supported"),
-        ("chat/completions", {"max_token": 3, "temprature": 1}, "max_token", "'max_token', 'temprature'"),
+        (
+            "chat/completions",
+            {"max_token": 3, "temprature": 1},
+            "max_token",
+            "'temprature'; write 'max_tokens'",
+        ),
+        (
+            "chat/completions",
+            {"functions": [], "guided_json": {}},
+            "functions",
+            "'guided_json'; leave it out",
+        ),
+        ("chat/completions", {"max_output_tokens": 3}, "max_output_tokens", "not supported"),
+        ("completions", {"k": 3}, "k", "not supported"),
+        (
+            "chat/completions",
+            {"chat_template_kwargs": {"tokenize": False}},
+            "chat_template_kwargs.tokenize",
+            "variable",
+        ),
         ("chat/completions", {"speculant": {"rule": "follow", "speed": 1}}, "speculant.speed", "not supported here"),
         ("completions", {"speculation": "on"}, "speculation", "put it into the object speculant"),
         ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
@@ -70,8 +89,8 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages.0.content",
-            "list of parts",
+            "messages.0.content.0",
+            "'image_url' in the latest message",
         ),
     ],
 )

@@ -119,8 +119,10 @@ def test_a_loop(served: tuple[str, Api], made_to_write: Callable[[str], dict[str
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input.0"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"stop": "x"}, "stop"),
         ({"tools": [FLAT[0] | {"parameters": {"type": "integer"}}]}, "tools.0.parameters"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"background": True}, "background"),
@@ -156,5 +158,8 @@ def test_a_stream_that_fails_in_the_middle(
     with api.http.stream("POST", "/v1/responses", json=fields | {"stream": True}) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert lines[0] == "event: response.created"
-    assert lines[-2] == "event: error"
-    assert json.loads(lines[-1].removeprefix("data: "))["code"]
+    assert lines[-4] == "event: error"
+    assert json.loads(lines[-3].removeprefix("data: "))["code"] == "internal_error"
+    assert lines[-2] == "event: response.failed"
+    failed = json.loads(lines[-1].removeprefix("data: "))["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "internal_error")

@@ -22,7 +22,7 @@ COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}
         (CompletionRequest, {"prompt": ["a", 1] * MANY}),
         (CompletionRequest, {"stop": [1] * MANY}),
         (CompletionRequest, {"logit_bias": {f"x{number}": 1 for number in range(MANY)}}),
-        (CompletionRequest, {f"x{number}": 1 for number in range(MANY)}),
+        (CompletionRequest, {f"max_token{number}": 1 for number in range(MANY)}),
         (ChatRequest, {"messages": [{"a": 1}] * MANY}),
         (ChatRequest, {"messages": [{"role": "user", "content": [{"a": 1}] * MANY}]}),
     ],

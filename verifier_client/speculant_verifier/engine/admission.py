@@ -6,6 +6,7 @@ Where memory ends all the same, parts of the engine are reduced, in order, and r
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -80,6 +81,17 @@ class Admission:
                 f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
                 f"{self.max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
             )
+
+    def most_output(self, prompt_length: int) -> int:
+        """Return the longest output that a prompt may have: the rest of the context, or of the memory; at least 1."""
+        longest = self._target.max_length
+        if self.cache.slots_needed(1, longest + self._widest_step) > self.max_tokens:
+            fitting = range(prompt_length + 1, longest + 1)
+            count = bisect(
+                fitting, self.max_tokens, key=lambda length: self.cache.slots_needed(1, length + self._widest_step)
+            )
+            longest = prompt_length + count
+        return max(1, longest - prompt_length)
 
     def reduce(self) -> int | None:
         """Let requests wait while one is running."""

@@ -18,7 +18,7 @@ from loguru import logger
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
-from speculant_graph.types import Drafter
+from speculant_graph.types import Drafter, TokenId
 from speculant_verifier.engine.admission import Admission, MemoryPressure
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.prompts import Prefill
@@ -148,6 +148,15 @@ class Engine:
         """Requests that wait for a row."""
         return len(self._waiting)
 
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never be decoded; for any thread.
+
+        Raises:
+            SpeculantError: what is wrong with it.
+        """
+        self.admission.check(request)
+        self._sampler(ActiveSequence(request, end_token_ids=self._ends_of(request)))
+
     def add(self, request: Request) -> ActiveSequence:
         """Take a request and return its sequence, which its outputs name; what it lacks shows as an ``error``."""
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
@@ -156,7 +165,7 @@ class Engine:
             if request.refusal:
                 raise GenerationRequestError(request.refusal)
             self.admission.check(request)
-            sequence.end_token_ids = end_token_ids_of(request.config, self._target.end_token_ids)
+            sequence.end_token_ids = self._ends_of(request)
             sequence.sampler = self._sampler(sequence)
         except SpeculantError as error:
             self._failed.append(_failure(sequence, error))
@@ -249,6 +258,9 @@ class Engine:
             totals.request_times.observe(now_s - sequence.arrived_s)
             if output.finish_reason != "error" and self._records is not None:
                 self._records.finish(sequence)
+
+    def _ends_of(self, request: Request) -> frozenset[TokenId]:
+        return end_token_ids_of(request.config, self._target.end_token_ids)
 
     def _sampler(self, sequence: ActiveSequence) -> Sampler:
         request, target, ends = sequence.request, self._target, sequence.end_token_ids

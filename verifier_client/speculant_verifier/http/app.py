@@ -33,7 +33,6 @@ from speculant_verifier.http.builders import (
     ChatBuilder,
     CompletionBuilder,
     ServedModel,
-    TokenTexts,
     to_json,
 )
 from speculant_verifier.http.errors import error_of, no_such_model
@@ -42,10 +41,12 @@ from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.messages import map_messages, shows_thoughts
 from speculant_verifier.http.messages_answers import AnthropicForm, MessagesBuilder
 from speculant_verifier.http.messages_schemas import MessagesRequest, TokenCountRequest
-from speculant_verifier.http.responses import ResponsesBuilder, ResponseStore, map_responses
+from speculant_verifier.http.responses import ResponsesBuilder, map_responses
 from speculant_verifier.http.responses_schemas import ResponsesRequest
+from speculant_verifier.http.responses_store import ResponseStore, Seal
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
-from speculant_verifier.requests import Load, events_of
+from speculant_verifier.http.token_texts import TokenTexts
+from speculant_verifier.requests import Load, paced_events_of
 from speculant_verifier.results import StepEvent
 
 API = ("/v1/",)
@@ -61,6 +62,9 @@ _ENDPOINTS = (
 _CORS_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 _CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
 """Headers of answers that pages may read."""
+_PAUSE_S = 3.0
+"""A stream in which nothing happens for so long gets a comment, so that nobody on the way takes it for dead."""
+_COMMENT = ": nothing yet\n\n"
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
@@ -99,11 +103,11 @@ def create_app(
     model_id = config.model_id or PurePath(decoder.target.name).name
     model = ServedModel(model_id, decoder.target, TokenTexts(decoder.target), decoder.chat_format)
     mapping = RequestMapping(decoder, load, defaults, model_id)
-    store = ResponseStore()
+    store, seal = ResponseStore(), Seal()
 
     def respond(builder: AnswerBuilder, *, is_stream: bool) -> Response:
         context = builder.context
-        events = events_of(decoder, load, context.prompts, context.config, context.session)
+        events = paced_events_of(decoder, load, context.prompts, context.config, context.session, _PAUSE_S)
         return GenerationResponse(events, builder, is_stream=is_stream)
 
     described = {
@@ -131,8 +135,19 @@ def create_app(
     @app.post("/v1/responses")
     async def respond_by_items(request: ResponsesRequest, connection: Request) -> Response:
         """Answer a conversation, item by item."""
-        context, keep = await map_responses(mapping, request, connection.scope[PRINCIPAL], store)
-        return respond(ResponsesBuilder(context, model, request, keep), is_stream=request.stream)
+        context, conversation = await map_responses(mapping, request, connection.scope[PRINCIPAL], store, seal)
+        return respond(ResponsesBuilder(context, model, request, conversation), is_stream=request.stream)
+
+    @app.get("/v1/responses/{response_id}")
+    async def one_response(response_id: str, connection: Request) -> dict[str, Any]:
+        """Return a response that is kept."""
+        return store.response(connection.scope[PRINCIPAL], response_id).answer
+
+    @app.delete("/v1/responses/{response_id}")
+    async def forget_response(response_id: str, connection: Request) -> dict[str, Any]:
+        """Forget a response."""
+        store.delete(connection.scope[PRINCIPAL], response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
 
     @app.post("/v1/messages")
     async def respond_by_blocks(request: MessagesRequest, connection: Request) -> Response:
@@ -194,7 +209,7 @@ def create_app(
 
 def endpoint_of(path: str) -> str:
     """Return the endpoint under which a request is counted; "other" for paths that are none."""
-    endpoint = "/v1/models" if path.startswith("/v1/models/") else path
+    endpoint = next((known for known in _ENDPOINTS if path.startswith(f"{known}/")), path)
     return endpoint if endpoint in _ENDPOINTS else "other"
 
 
@@ -210,17 +225,19 @@ async def _refuse(_: Request, error: Exception) -> Response:
 class GenerationResponse(Response):
     """Sends an answer in one piece, or as it comes, unless the client goes away before.
 
-    It is an ASGI application of its own instead of a stock streaming response. So the status is decided by the first
-    event and not before it (a refusal is never a broken stream), and the connection is watched all the time, in streams
-    and in answers of one piece alike: a client that goes away frees its row within a step. A slow reader holds up no
-    other, as events wait for it in memory, at most an answer's worth.
+    It is an ASGI application of its own instead of a stock streaming response. So the status is decided when the
+    request is admitted and not before (a refusal is never a broken stream), and the connection is watched all the time,
+    in streams and in answers of one piece alike: a client that goes away frees its row within a step. A slow reader
+    holds up no other, as events wait for it in memory, at most an answer's worth.
     """
 
-    def __init__(self, events: AsyncGenerator[StepEvent, None], builder: AnswerBuilder, *, is_stream: bool) -> None:
+    def __init__(
+        self, events: AsyncGenerator[StepEvent | None, None], builder: AnswerBuilder, *, is_stream: bool
+    ) -> None:
         """Make a response; nothing is decoded before it is sent.
 
         Args:
-            events: what is decoded, once it is read.
+            events: what is decoded, once it is read; None when it is admitted, and when nothing came for a while.
             builder: makes the answer of it.
             is_stream: whether events are sent as they come.
         """
@@ -248,7 +265,7 @@ class GenerationResponse(Response):
     async def _send_whole(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             async for event in events:
-                for _ in self._builder.chunks(event):
+                for _ in () if event is None else self._builder.chunks(event):
                     pass
         body = await asyncio.to_thread(lambda: to_json(self._builder.whole()).encode())
         length = (b"content-length", str(len(body)).encode())
@@ -260,10 +277,14 @@ class GenerationResponse(Response):
         try:
             async with aclosing(self._events) as events:
                 async for event in events:
+                    chunks = iter(()) if event is None else self._builder.chunks(event)
                     if not has_begun:
                         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         has_begun = True
-                    for chunk in self._builder.chunks(event):
+                        await send(_event("".join(map(self._builder.frame, self._builder.opening())) or _COMMENT))
+                    elif event is None:
+                        await send(_event(_COMMENT))
+                    for chunk in chunks:
                         await send(_event(self._builder.frame(chunk)))
         except Exception as error:
             if not has_begun:

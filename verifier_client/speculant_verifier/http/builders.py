@@ -3,81 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
-from typing import Any
-
-from tokenizers import decoders
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.serving.json_body import escape_half_pairs
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.conversation.chat_format import ChatFormat
-from speculant_verifier.conversation.tool_calls import Piece, Splitter
+from speculant_verifier.conversation.tool_calls import Splitter
+from speculant_verifier.http.custom_calls import AnswerPiece, CustomCalls
 from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.token_texts import Fields, TokenTexts
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
-
-Fields = dict[str, Any]
-"""An object of JSON."""
-_LEAST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-_WORD_START = "\u2581"  # of SentencePiece
-
-
-class TokenTexts:
-    """Single tokens as bytes: one token may be a part of a character only."""
-
-    def __init__(self, target: TargetModel) -> None:
-        """Look at the model's tokenizer."""
-        backend = target.tokenizer.backend_tokenizer
-        self._piece_of = backend.id_to_token
-        self._whole = {token_id: added.content for token_id, added in backend.get_added_tokens_decoder().items()}
-        is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        self._alphabet = {sign: byte for byte, sign in bytes_to_unicode().items()} if is_byte_level else None
-        self._known: dict[TokenId, tuple[str, list[int]]] = {}
-
-    def bytes_of(self, token: TokenId) -> bytes:
-        """Return the bytes that a token stands for."""
-        whole = self._whole.get(token)
-        if whole is not None:
-            return whole.encode()
-        piece = self._piece_of(token) or ""
-        if self._alphabet is not None and self._alphabet.keys() >= set(piece):
-            return bytes(self._alphabet[character] for character in piece)
-        byte = _BYTE_PIECE.fullmatch(piece)
-        return bytes.fromhex(byte[1]) if byte else piece.replace(_WORD_START, " ").encode()
-
-    def text_of(self, token: TokenId) -> str:
-        """Return its text, or its bytes spelt out where they are no text."""
-        content = self.bytes_of(token)
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-    def chat(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Return what a chat has of some tokens."""
-        return {
-            "content": [
-                self._entry(at.token_id, at.logprob)
-                | {"top_logprobs": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}
-                for at in tokens
-            ]
-        }
-
-    def _entry(self, token: TokenId, logprob: float) -> dict[str, Any]:
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self.text_of(token), list(self.bytes_of(token))
-        return {"token": known[0], "logprob": max(_LEAST, logprob), "bytes": known[1]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +50,8 @@ class RequestContext:
     """Whether a stream ends with token counts."""
     tool_names: frozenset[str] | None = None
     """The tools that the model may call; None if there are none."""
+    custom: frozenset[str] = frozenset()
+    """Names of tools that take text."""
     predicted: tuple[TokenId, ...] = ()
     """The prediction."""
 
@@ -117,12 +61,16 @@ class RequestContext:
         return len(self.prompts) * self.config.n
 
 
+_CALLS = {"name": ("function", "arguments"), "custom": ("custom", "input")}
+"""What begins a call, of which type it is, and what its text is called."""
+
+
 @dataclass(slots=True)
 class _Choice:
     """What is known of one choice so far."""
 
     splitter: Splitter | None
-    has_begun: bool = False
+    custom: CustomCalls
     texts: dict[str, str] = field(default_factory=lambda: {"content": "", "reasoning": ""})
     calls: list[Fields] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -133,20 +81,25 @@ class _Choice:
         if kind in self.texts:
             self.texts[kind] += text
             return {"content" if kind == "content" else "reasoning_content": text}
-        if kind == "name":
-            call_id = f"call_{secrets.token_hex(12)}"
-            self.calls.append({"id": call_id, "type": "function", "function": {"name": text, "arguments": ""}})
-            begun = self.calls[-1] | {"function": dict(self.calls[-1]["function"])}
-            return {"tool_calls": [{"index": len(self.calls) - 1, **begun}]}
-        self.calls[-1]["function"]["arguments"] += text
-        return {"tool_calls": [{"index": len(self.calls) - 1, "function": {"arguments": text}}]}
+        if kind in _CALLS:
+            call_type, content = _CALLS[kind]
+            call: Fields = {
+                "id": f"call_{secrets.token_hex(12)}",
+                "type": call_type,
+                call_type: {"name": text, content: ""},
+            }
+            self.calls.append(call)
+            return {"tool_calls": [{"index": len(self.calls) - 1, **call, call_type: {**call[call_type]}}]}
+        call_type = self.calls[-1]["type"]
+        self.calls[-1][call_type][kind] += text
+        return {"tool_calls": [{"index": len(self.calls) - 1, call_type: {kind: text}}]}
 
     @property
     def reason(self) -> str:
         """Why it ended; errors became answers of their own."""
         assert self.result is not None
         reason = self.result.finish_reason
-        is_called = self.calls and reason == "stop" and _is_json(self.calls[-1]["function"]["arguments"])
+        is_called = self.calls and reason == "stop" and _is_whole(self.calls[-1])
         return "tool_calls" if is_called else reason
 
 
@@ -163,7 +116,13 @@ class AnswerBuilder(ABC):
         self.context, self._model = context, model
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(16)}"
-        self._choices = [_Choice(_splitter(context, model)) for _ in range(context.num_choices)]
+        self._choices = [
+            _Choice(splitter_of(context, model), CustomCalls(context.custom)) for _ in range(context.num_choices)
+        ]
+
+    def opening(self) -> Iterator[Fields]:
+        """Yield what a stream begins with, before the model has read anything."""
+        return iter(())
 
     @abstractmethod
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
@@ -181,14 +140,16 @@ class AnswerBuilder(ABC):
         """Return what ends a stream that has begun, before its ending."""
         return self.frame(error.content)
 
-    def _read(self, event: StepEvent) -> tuple[int, _Choice, list[Piece]]:
+    def _read(self, event: StepEvent) -> tuple[int, _Choice, list[AnswerPiece]]:
         """Note an event; return its choice, and what it adds to that."""
         index = event.prompt_index * self.context.config.n + event.sample
         choice = self._choices[index]
         choice.result = event.result
         if choice.splitter is None:
             return index, choice, [("content", event.text)] if event.text else []
-        return index, choice, choice.splitter.push(event.token_ids, event.text, final=event.result is not None)
+        is_last = event.result is not None
+        pieces = choice.splitter.push(event.token_ids, event.text, final=is_last)
+        return index, choice, choice.custom.push(pieces, final=is_last)
 
     @property
     def _results(self) -> list[GenerationResult]:
@@ -199,6 +160,13 @@ class ChatBuilder(AnswerBuilder):
     """Answers of /v1/chat/completions: a list of choices."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self) -> Iterator[Fields]:
+        """Yield what a stream begins with: whose message each choice is."""
+        usage = {"usage": None} if self.context.with_usage else {}
+        for index in range(len(self._choices)):
+            begun = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            yield self._object(self.chunk_kind, [begun | {"finish_reason": None}]) | usage
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
         """Take an event; yield what a stream sends for it, and after the last one of all choices."""
@@ -220,11 +188,10 @@ class ChatBuilder(AnswerBuilder):
         ]
         return self._object(self.kind, choices) | self._usage() | self._speculation()
 
-    def _additions(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
+    def _additions(
+        self, event: StepEvent, choice: _Choice, pieces: list[AnswerPiece]
+    ) -> Iterator[tuple[Fields, str | None]]:
         """Yield what chunks add to a choice, and why it ended in the last one."""
-        if not choice.has_begun:
-            choice.has_begun = True
-            yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}, None
         choice.logprobs += event.logprobs
         logprobs = self._logprobs(event.logprobs) if event.logprobs else None
         for kind, text in pieces or ([("content", "")] if logprobs else []):
@@ -244,7 +211,7 @@ class ChatBuilder(AnswerBuilder):
         return {"message": message, "logprobs": self._logprobs(choice.logprobs)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Fields | None:
-        return None if self.context.config.logprobs is None else self._model.texts.chat(tokens)
+        return None if self.context.config.logprobs is None else {"content": self._model.texts.entries(tokens)}
 
     def _object(self, kind: str, choices: list[Fields]) -> Fields:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._model.id}
@@ -266,7 +233,13 @@ class CompletionBuilder(ChatBuilder):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def _additions(self, event: StepEvent, choice: _Choice, pieces: list[Piece]) -> Iterator[tuple[Fields, str | None]]:
+    def opening(self) -> Iterator[Fields]:
+        """Yield nothing: a text has no author."""
+        return iter(())
+
+    def _additions(
+        self, event: StepEvent, choice: _Choice, pieces: list[AnswerPiece]
+    ) -> Iterator[tuple[Fields, str | None]]:
         for piece in pieces:
             choice.take(*piece)
         if event.text or event.result is not None:
@@ -281,15 +254,17 @@ def to_json(fields: Fields) -> str:
     return escape_half_pairs(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
 
 
-def _splitter(context: RequestContext, model: ServedModel) -> Splitter | None:
+def splitter_of(context: RequestContext, model: ServedModel) -> Splitter | None:
     """Return what splits an answer; None where all of it is text."""
     return None if model.chat_format is None else model.chat_format.parser(context.tool_names)
 
 
-def _is_json(text: str) -> bool:
-    """Whether arguments are whole: a stop text may cut them off."""
+def _is_whole(call: Fields) -> bool:
+    """Whether the arguments of a call are whole: a stop text may cut them off."""
+    if call["type"] == "custom":
+        return True
     try:
-        json.loads(text)
+        json.loads(call["function"]["arguments"])
     except (ValueError, RecursionError):
         return False
     return True

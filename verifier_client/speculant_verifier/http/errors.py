@@ -23,10 +23,11 @@ from speculant_graph.errors import (
 )
 from speculant_graph.serving.json_body import JsonBodyError
 from speculant_graph.validation_messages import humanise
+from speculant_verifier.http.fields import REFUSED, resembled
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 
 _RETRY_AFTER_S = "1"
-_TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}; no other parts are served'
+_TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}'
 _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
@@ -34,6 +35,7 @@ _EXPECTED = {
     "content": _TEXTUAL,
     "output": _TEXTUAL,
     "summary": _TEXTUAL,
+    "tool_choice": "give 'none', 'auto', 'required', or one of the tools by its type and name",
     "background": "not served other than false; leave it out",
 }
 """For fields that take several shapes: pydantic's message for each of them would confuse."""
@@ -132,7 +134,9 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     ]
     if unknown:
         names = ", ".join(f"'{name}'" for name in unknown[:8])
-        message = f"not supported here: {names}; leave it out"
+        meant = resembled(unknown[0], _FIELDS - {unknown[0]}) if unknown[0] not in REFUSED else ""
+        remedy = f"write '{meant}', or leave it out" if meant else "leave it out"
+        message = f"not supported here: {names}; {remedy}"
         return ApiError(400, message, param=unknown[0], code="unsupported_parameter")
     path, problem = paths[0], problems[0]
     if problem["type"] == "misplaced":

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from jinja2.exceptions import TemplateError, UndefinedError
+from transformers import PreTrainedTokenizerBase
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.serving.access import Principal
 from speculant_graph.types import SessionOptions, TokenId
-from speculant_verifier.conversation.tool_calls import STRICT, CallStyle
+from speculant_verifier.conversation.tool_calls import STRICT
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.builders import RequestContext
 from speculant_verifier.http.errors import ApiError, no_such_model
-from speculant_verifier.http.schemas import ChatMessage, ChatRequest, CompletionRequest, NamedTool, SpeculantOptions
+from speculant_verifier.http.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    SpeculantOptions,
+    unreadable_part,
+)
+from speculant_verifier.http.tools import UsableTool, call_for_template, demanded_form, examples, usable_tools
 from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import Load, changed, context_problem, session_options
-from speculant_verifier.structured.grammar import example_of, grammar_of_choices, grammar_of_regex
+from speculant_verifier.structured.grammar import grammar_of_choices, grammar_of_regex
 
 _MAX_DRAWN_SEED = 1 << 53
 """Seeds are given to clients whose only numbers are doubles."""
@@ -40,8 +48,12 @@ _CONVERTED: dict[str, Callable[[Any], object]] = {
 }
 """Fields of the same name, whose values are not the same."""
 _OF_DRAFTER = {"tenant", "graph", "learn"}
-_ANYTHING = {"type": "object"}
-"""Arguments of a function that names none."""
+_EFFORTS = {name: name for name in ("low", "medium", "high")} | {
+    "none": "low", "minimal": "low", "xhigh": "high", "max": "high"
+}  # fmt: skip
+"""Efforts that clients name, and those that templates know."""
+_TAKEN = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
+"""What stands in templates' way: these are no variables of theirs."""
 
 
 class RequestMapping:
@@ -66,36 +78,62 @@ class RequestMapping:
             SpeculantError: which field is wrong, or what it may not.
         """
         config, session = self._begin(request, principal, num_prompts=1)
-        options: dict[str, Any] = {}
-        if request.reasoning_effort is not None:
-            if not self._decoder.chat_format.takes_effort:
-                raise ApiError(
-                    400,
-                    "not supported here: 'reasoning_effort', the model's chat template does not take it; leave it out",
-                    param="reasoning_effort",
-                    code="unsupported_parameter",
-                )
-            options["reasoning_effort"] = request.reasoning_effort
+        options = self._template_options(request)
         check_messages(request.messages)
         tools = usable_tools(request, self._style)
         if tools:
-            options["tools"] = tools
-        if form := demanded_form(request, self._style):
+            options["tools"] = [tool.for_template for tool in tools]
+        if form := demanded_form(request, tools, self._style):
             config = config.model_copy(update={"grammar": form})
-        messages = [message.for_template() for message in request.messages]
+        messages = [_for_template(message, tools) for message in request.messages]
         try:
             prompt = await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
         except GenerationError as error:
             raise ApiError(400, _template_refusal(error), param="messages") from error
         prediction = config.prediction if isinstance(config.prediction, str) else list(config.prediction)
         predicted = await self._hint(prediction)
-        exemplary = await self._hint(examples(request, config, self._style))
+        exemplary = await self._hint(examples(tools, config, self._style))
         before = await self._hint(self._style.answer) if predicted and self._style is not None else ()
         config = config.model_copy(update={"prediction": (*before, *predicted, *exemplary)})
+        if self._is_unlimited(request):
+            config = config.model_copy(update={"max_tokens": self._decoder.engine.admission.most_output(len(prompt))})
         param = "tools" if form else "response_format"
         context = await self._context([prompt], config, session, request, param)
-        names = frozenset(tool["function"]["name"] for tool in tools) if tools else None
-        return replace(context, tool_names=names, predicted=tuple(predicted))
+        names = frozenset(tool.name for tool in tools) if tools else None
+        custom = frozenset(tool.name for tool in tools if tool.is_custom)
+        return replace(context, tool_names=names, custom=custom, predicted=tuple(predicted))
+
+    def _is_unlimited(self, request: ChatRequest) -> bool:
+        """Tell whether no limit was set: neither by the request nor, to other than the default, by the server."""
+        is_given = request.max_tokens is not None or request.max_completion_tokens is not None
+        return not is_given and self._defaults.max_tokens == GenerationConfig.model_fields["max_tokens"].default
+
+    def leaves_space(self, context: RequestContext) -> bool:
+        """Tell whether a prompt leaves the answer what it may need, or an eighth of the context."""
+        longest = self._decoder.target.max_length
+        return max(map(len, context.prompts)) + min(context.config.max_tokens, longest // 8) <= longest
+
+    def _template_options(self, request: ChatRequest) -> dict[str, Any]:
+        """Return the variables of the chat template that a request sets.
+
+        Raises:
+            ApiError: the template does not take one of them.
+        """
+        options = dict(request.chat_template_kwargs or {})
+        if taken := sorted(options.keys() & _TAKEN):
+            message = f"chat_template_kwargs.{taken[0]} is no variable of a template; leave it out"
+            raise ApiError(400, message, param=f"chat_template_kwargs.{taken[0]}", code="unsupported_parameter")
+        name, effort = "chat_template_kwargs.reasoning_effort", options.get("reasoning_effort")
+        if request.reasoning_effort is not None:
+            name, effort = "reasoning_effort", request.reasoning_effort
+        if effort is None or (effort == "none" and not self._decoder.chat_format.takes_effort):
+            return {key: value for key, value in options.items() if key != "reasoning_effort"}
+        if not self._decoder.chat_format.takes_effort:
+            message = f"not supported here: '{name}', the model's chat template does not take it; leave it out"
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
+        if effort not in _EFFORTS:
+            raise ApiError(400, f"{name} must be one of {', '.join(_EFFORTS)}", param=name)
+        return options | {"reasoning_effort": _EFFORTS[effort]}
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> RequestContext:
         """Prepare texts to continue.
@@ -149,6 +187,7 @@ class RequestMapping:
             except GenerationRequestError as error:
                 param = "structured_outputs" if request.structured_outputs is not None else form_param
                 raise ApiError(400, f"{param}: {error}", param=param) from error
+            await asyncio.to_thread(self._decoder.check, prompt, config)  # a stream that has begun has its status
         with_usage = request.stream_options is not None and request.stream_options.include_usage
         return RequestContext(prompts, config, session, with_usage)
 
@@ -194,8 +233,6 @@ def generation_config(
         ApiError: two fields contradict each other.
         GenerationRequestError: a value is not allowed.
     """
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "stream_options needs stream = true; leave it out", param="stream_options")
     wanted: dict[str, Any] = {"n": 1, "seed": secrets.randbelow(_MAX_DRAWN_SEED), "logprobs": None}
     wanted |= {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}
     for name, convert in _CONVERTED.items():
@@ -217,7 +254,7 @@ def _of_chat(request: ChatRequest) -> dict[str, Any]:
     newer = request.max_completion_tokens
     if newer is not None and request.max_tokens not in (None, newer):
         raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_tokens")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true; set it", param="top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return {"logprobs": logprobs} | ({} if newer is None else {"max_tokens": newer})
@@ -249,14 +286,15 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Refuse messages that do not fit their roles.
+    """Refuse messages that do not fit their roles, and what can't be read in those that ask.
 
     Raises:
         ApiError: which one, and which of its fields.
     """
     for index, message in enumerate(messages):
         problem = None
-        if message.content is None and not message.tool_calls:
+        is_said = message.role == "assistant" and (message.tool_calls or message.thoughts or message.refusal)
+        if message.content is None and not message.tool_calls and not is_said:
             problem = "content", "is missing"
         elif message.tool_calls and message.role != "assistant":
             problem = "tool_calls", "belongs to messages of the assistant; leave it out"
@@ -267,74 +305,18 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         if problem is not None:
             param = f"messages.{index}.{problem[0]}"
             raise ApiError(400, f"{param} {problem[1]}", param=param)
-
-
-def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[dict[str, Any]]:
-    """Return the tools that the chat template gets.
-
-    Args:
-        request: names them.
-        style: how the model writes calls; None if it does not.
-
-    Raises:
-        ApiError: it does not, or the request contradicts itself.
-    """
-    tools, choice = request.tools or [], request.tool_choice
-    names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise ApiError(400, "two tools have one name; give each its own", param="tools")
-    if not tools and choice not in (None, "none", "auto"):
-        raise ApiError(400, "tool_choice requires a call, but there are no tools; give some", param="tool_choice")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise ApiError(
-            400, f"tool_choice names '{choice.function.name}', which is not among the tools", param="tool_choice"
-        )
-    for index, tool in enumerate(tools):
-        if (tool.function.parameters or {}).get("type", "object") != "object":
-            param = f"tools.{index}.function.parameters"
-            raise ApiError(400, f"{param} is the schema of an object, which has the arguments; fix it", param=param)
-    if tools and style is None and choice != "none":
+    # What is earlier stays a remark: a conversation must not end for good because of one picture in it.
+    index = len(messages) - 1
+    if messages[index].role == "user" and (found := unreadable_part(messages[index].content)):
         raise ApiError(
             400,
-            "not supported here: 'tools', the model's chat template takes none, or calls of an unknown kind; "
-            "leave them out",
-            param="tools",
+            f"not supported here: '{found[1].type}' in the latest message, as only text can be read; send text alone",
+            param=f"messages.{index}.content.{found[0]}",
             code="unsupported_parameter",
         )
-    if choice == "none":
-        return []
-    functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
-    return [{"type": "function", "function": {"description": "", **each}} for each in functions]  # templates want one
 
 
-def demanded_form(request: ChatRequest, style: CallStyle | None) -> str:
-    """Return the form of the answer if it must call a tool, else nothing.
-
-    Raises:
-        ApiError: it must be of another form, too.
-    """
-    choice = request.tool_choice
-    if style is None or choice in (None, "none", "auto"):
-        return ""
-    has_other = request.response_format is not None and request.response_format.type != "text"
-    if has_other or request.structured_outputs is not None:
-        raise ApiError(400, "an answer that must call a tool takes no other form; leave one out", param="tool_choice")
-    wanted = [choice.function.name] if isinstance(choice, NamedTool) else None
-    pairs = [(name, schema) for name, schema in _functions(request) if wanted is None or name in wanted]
-    return style.form(pairs, parallel=request.parallel_tool_calls)
-
-
-def examples(request: ChatRequest, config: GenerationConfig, style: CallStyle | None) -> str:
-    """Return text that the answer may resemble: calls of the tools, and JSON of the answer's schema."""
-    parts = []
-    if style is not None and request.tools and request.tool_choice != "none":
-        parts.append(style.examples(_functions(request)))
-    if config.json_schema:
-        with suppress(ValueError, RecursionError):  # it is refused elsewhere
-            parts.append(example_of(json.loads(config.json_schema)))
-    return "\n".join(parts)
-
-
-def _functions(request: ChatRequest) -> list[tuple[str, dict[str, Any]]]:
-    functions = [tool.function for tool in request.tools or []]
-    return [(each.name, _ANYTHING if each.parameters is None else each.parameters) for each in functions]
+def _for_template(message: ChatMessage, tools: Sequence[UsableTool]) -> dict[str, Any]:
+    """Return what the chat template gets of a message."""
+    calls = [call_for_template(call, tools) for call in message.tool_calls or ()]
+    return message.for_template() | ({"tool_calls": calls} if calls else {})

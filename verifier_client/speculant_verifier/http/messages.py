@@ -9,11 +9,12 @@ from loguru import logger
 from pydantic import TypeAdapter, ValidationError
 
 from speculant_graph.serving.access import Principal
-from speculant_verifier.http.builders import Fields, RequestContext
+from speculant_verifier.http.builders import RequestContext
 from speculant_verifier.http.errors import ApiError, error_of, of_validation
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.messages_schemas import AnthropicTool, Block, Blocks, MessagesRequest, TokenCountRequest
 from speculant_verifier.http.schemas import ChatRequest
+from speculant_verifier.http.token_texts import Fields
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
 _BILLING = "x-anthropic-billing-header:"

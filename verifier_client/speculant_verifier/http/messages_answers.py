@@ -8,8 +8,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from speculant_verifier.http.builders import AnswerBuilder, Fields, RequestContext, ServedModel, speculation_of, to_json
+from speculant_verifier.http.builders import AnswerBuilder, RequestContext, ServedModel, speculation_of, to_json
 from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.token_texts import Fields
 from speculant_verifier.results import GenerationResult, StepEvent
 
 PATH = "/v1/messages"
@@ -51,7 +52,6 @@ class MessagesBuilder(AnswerBuilder):
         self._blocks: list[Fields] = []
         self._kind = ""  # of the block that is being written
         self._text = ""
-        self._has_begun = False
 
     def frame(self, fields: Fields) -> str:
         """Return an event as it is sent."""
@@ -61,12 +61,13 @@ class MessagesBuilder(AnswerBuilder):
         """Return what ends a stream that has begun."""
         return self.frame(error_fields(error.status, str(error.content["error"]["message"])))
 
+    def opening(self) -> Iterator[Fields]:
+        """Yield what a stream begins with, before the model has read anything."""
+        usage = {"input_tokens": len(self.context.prompts[0]), "output_tokens": 0}
+        yield {"type": "message_start", "message": self._message([], None, None, usage)}
+
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
         """Take an event; yield what a stream sends for it."""
-        if not self._has_begun:
-            self._has_begun = True
-            usage = {"input_tokens": len(self.context.prompts[0]), "output_tokens": 0}
-            yield {"type": "message_start", "message": self._message([], None, None, usage)}
         _, choice, pieces = self._read(event)
         for kind, text in pieces:
             choice.take(kind, text)

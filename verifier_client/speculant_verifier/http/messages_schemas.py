@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from speculant_verifier.http.schemas import Name, NumTokens, Schema, SpeculantOptions
+from speculant_verifier.http.fields import Schema
+from speculant_verifier.http.schemas import NumTokens, SpeculantOptions
+from speculant_verifier.http.tool_schemas import Name
 
 
 class OpenSchema(Schema):

@@ -1,45 +1,34 @@
-"""What clients of the Responses API send. Unknown fields are refused, and null is as if a field were not there."""
+"""What clients of the Responses API send, under the rules of :mod:`speculant_verifier.http.schemas`."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from speculant_verifier.http.fields import Schema, note_ignored
 from speculant_verifier.http.schemas import (
-    MAX_TOOLS,
     AnyRequest,
-    Function,
-    Name,
-    NamedFunction,
+    Content,
     NumTokens,
+    NumTop,
     ReasoningEffort,
-    Schema,
+    TemplateOptions,
     Word,
 )
+from speculant_verifier.http.tool_schemas import MAX_TOOLS, FlatTool, Name, ToolChoice
 
-
-class ContentPart(Schema):
-    """A piece of a message."""
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    """Text of either side; images, files and sound are not served."""
-    text: str
-    """The text."""
-    annotations: list[Any] | None = None
-    """Ignored."""
-    logprobs: list[Any] | None = None
-    """Ignored."""
-
-
-Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
-"""Text, whole or in parts."""
+_ROLES = ("user", "assistant", "system", "developer")
 
 
 class Item(Schema):
-    """One item of a conversation: a message, a call that the model made, what it returned, or thoughts."""
+    """One item of a conversation: a message, a call that the model made, what it returned, or thoughts.
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    Items of other types become the nearest of these, or are left out: clients keep them from other servers.
+    """
+
+    type: Word = "message"
     """Which of these; without it, a message."""
     role: Literal["user", "assistant", "system", "developer"] | None = None
     """Of a message: its author's role."""
@@ -48,58 +37,96 @@ class Item(Schema):
     template wants them get back: what is thought."""
     summary: Content | None = None
     """Of thoughts: used if there is no content."""
+    encrypted_content: str | None = None
+    """Of thoughts: what this server has sealed before; used first."""
     call_id: Name | None = None
     """Of a call and its output: what joins them."""
     name: Name | None = None
     """Of a call: the function."""
+    namespace: Name | None = None
+    """Of a call: the namespace of the function."""
     arguments: str | None = None
     """Of a call: JSON text."""
+    input: str | None = None
+    """Of a call of a custom tool: text."""
     output: Content | None = None
     """Of a call's output: what it returned."""
     id: str | None = None
-    """Ignored."""
+    """Its own; of an 'item_reference': which item of an earlier response stands here."""
     status: str | None = None
-    """Ignored."""
-    phase: str | None = None
-    """Ignored."""
-    encrypted_content: str | None = None
-    """Ignored: nothing is encrypted here."""
+    """Kept as it is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_known_type(cls, values: Any) -> Any:
+        return as_known_item(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        missing = [name for name in _REQUIRED[self.type] if getattr(self, name) is None]
+        missing = [name for name in KNOWN_ITEMS.get(self.type, ()) if getattr(self, name) is None]
         if missing:
             raise ValueError(f"lacks {missing[0]}")
         return self
 
 
-_REQUIRED = {
+KNOWN_ITEMS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
+    "item_reference": ("id",),
 }
+"""Types of items that stand for something, and what each must have."""
+_MARKS = ("type", "id", "call_id", "status")
+
+
+def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
+    """Return an item as one of the known types, if it can be: calls of tools, what they returned, and messages.
+
+    Others keep their type, which stands for nothing, and nothing else.
+    """
+    kind = values.get("type")
+    if kind is None and values.get("role") is None and isinstance(values.get("id"), str):
+        return values | {"type": "item_reference"}
+    if not isinstance(kind, str) or kind in KNOWN_ITEMS:
+        return values
+    call_id = values.get("call_id") or values.get("id")
+    rest = {name: value for name, value in values.items() if name not in _MARKS and value is not None}
+    if kind.endswith("_call_output") and isinstance(call_id, str):
+        output = values.get("output", rest)
+        is_content = isinstance(output, str) or (
+            isinstance(output, list)
+            and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in output)
+        )
+        return {"type": "function_call_output", "call_id": call_id, "output": output if is_content else _json(output)}
+    if kind.endswith("_call") and isinstance(values.get("call_id"), str):
+        name = rest.pop("name", kind.removesuffix("_call"))
+        arguments = rest.get("arguments", rest.get("action", rest))
+        arguments = arguments if isinstance(arguments, str) else _json(arguments)
+        return {"type": "function_call", "call_id": values["call_id"], "name": name, "arguments": arguments}
+    if values.get("role") in _ROLES and values.get("content") is not None:
+        return {"type": "message", "role": values["role"], "content": values["content"]}
+    note_ignored(f"item {kind}")
+    return {"type": kind}
+
+
+def _json(value: Any) -> str:
+    """Return what a tool returned as text, without the pictures in it, which are longer than any context."""
+    if isinstance(value, dict):
+        value = {name: each for name, each in value.items() if not (isinstance(each, str) and each[:5] == "data:")}
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "{}"
 
 
 def _as_items(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-_Items = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
-
-
-class FunctionTool(Function):
-    """A function that the model may call; tools that a server runs itself are not served."""
-
-    type: Literal["function"]
-    """'function'."""
-
-
-class ChosenFunction(NamedFunction):
-    """The function that must be called."""
-
-    type: Literal["function"]
-    """'function'."""
+_Items = Annotated[list[Item], Field(fail_fast=True)]
 
 
 class TextFormat(Schema):
@@ -122,8 +149,6 @@ class TextOptions(Schema):
 
     format: TextFormat | None = None
     """Its form."""
-    verbosity: Literal["low", "medium", "high"] | None = None
-    """Ignored."""
 
 
 class ReasoningOptions(Schema):
@@ -131,15 +156,6 @@ class ReasoningOptions(Schema):
 
     effort: ReasoningEffort | None = None
     """How long, for models whose chat template takes it."""
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    """Ignored: thoughts are returned as they are, not summed up."""
-
-
-class StreamOptions(Schema):
-    """What a stream holds besides events."""
-
-    include_obfuscation: bool = False
-    """Ignored: nothing is added."""
 
 
 class ResponsesRequest(AnyRequest):
@@ -153,14 +169,12 @@ class ResponsesRequest(AnyRequest):
     """A response that this one goes on from: what it was about comes before the input."""
     store: bool = True
     """Keep this response in memory, so that later ones can go on from it."""
-    stream_options: StreamOptions | None = None
-    """What a stream holds besides events."""
     max_output_tokens: NumTokens | None = None
     """Most new tokens, thoughts included."""
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
-    """Whether it may not, may, or must, or which one it must call."""
+    tool_choice: ToolChoice | None = None
+    """Whether it may not, may, or must, or which one it must, or which ones it may call."""
     parallel_tool_calls: bool = True
     """Whether an answer that must call may call several."""
     text: TextOptions | None = None
@@ -169,15 +183,13 @@ class ResponsesRequest(AnyRequest):
     """How the model thinks."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Returned as it is."""
+    top_logprobs: NumTop | None = None
+    """Return the log-probability of every token of its text, and those of so many most probable ones."""
     include: list[str] | None = None
-    """Ignored: thoughts are always returned, and in the open."""
-    truncation: Literal["disabled"] | None = None
-    """'disabled': what is too long is refused."""
-    service_tier: Literal["auto", "default"] | None = None
-    """Ignored."""
+    """'reasoning.encrypted_content' and 'message.output_text.logprobs'; others mean nothing here."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """'auto': of a conversation that is too long for the model the earliest items are left out."""
     background: Literal[False] = False
     """false only."""
-    prompt_cache_retention: str | None = None
-    """Ignored: the prefix cache keeps what fits into it."""
-    safety_identifier: str | None = None
-    """Ignored."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables of the model's chat template."""

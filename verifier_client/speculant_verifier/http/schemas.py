@@ -1,47 +1,31 @@
-"""What clients send. Unknown fields are refused, and null is as if a field were not there."""
+"""What clients send. Null is as if a field were not there; unknown fields: :mod:`speculant_verifier.http.fields`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.serving.json_body import read_model_json
 from speculant_graph.types import RuleName
+from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored
+from speculant_verifier.http.tool_schemas import MAX_CALLS, MAX_TOOLS, Name, Tool, ToolCall, ToolChoice
 
 _MAX_PROMPTS = 1024
 _MAX_BIASES = 1024
-MAX_TOOLS = 128
-_MAX_UNKNOWN = 8
-"""Lists end at the first wrong item, and of unknown names a few are looked at: a body that is wrong all over must not
-hold up others."""
-
-
-class Schema(BaseModel):
-    """Base: no conversions, no unknown names."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        given = {name: value for name, value in values.items() if value is not None}
-        unknown = [name for name in given if name not in cls.model_fields]
-        for name in unknown[_MAX_UNKNOWN:]:
-            del given[name]
-        return given
+"""Lists end at the first wrong item: a body that is wrong all over must not hold up others."""
 
 
 def _not_huge(values: object) -> object:
     if isinstance(values, dict) and len(values) > _MAX_BIASES:
         raise ValueError("too many")
     return values
+
+
+def _none_if_drawn(value: object) -> object:
+    return None if value == -1 and not isinstance(value, bool) else value
 
 
 def _as_list(value: object) -> object:
@@ -58,14 +42,18 @@ _TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MAX_BIASES)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-_NumTop = Annotated[int, Field(ge=0, le=20)]
-ReasoningEffort = Literal["low", "medium", "high"]
+NumTop = Annotated[int, Field(ge=0, le=20)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Templates know low, medium and high: the others are the nearest of these."""
+TemplateOptions = Annotated[dict[str, Any], Field(max_length=64)]
+"""Variables of a chat template."""
 NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class SpeculantOptions(Schema):
     """How this request is speculated for."""
+
+    refuses_unknown = True
 
     rule: RuleName | None = None
     """How drafts are verified; 'follow' makes the text a function of prompt, settings and seed."""
@@ -80,7 +68,7 @@ class SpeculantOptions(Schema):
 
 
 class StreamOptions(Schema):
-    """What a stream holds besides text."""
+    """What a stream holds besides text; without a stream it means nothing."""
 
     include_usage: bool = False
     """End with a chunk that has no choices and the token counts of all of them."""
@@ -111,6 +99,7 @@ class ResponseFormat(Schema):
 class StructuredOutputs(Schema):
     """The form of an answer, as vLLM names it; one of these."""
 
+    refuses_unknown = True
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     """JSON of a schema, given as an object or as JSON text."""
     regex: Annotated[str, Field(min_length=1)] | None = None
@@ -151,14 +140,20 @@ class AnyRequest(Schema):
     """0 takes the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Keep the most probable tokens that hold this mass."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Seed of the random stream; without one the server draws one and returns it."""
-    user: str | None = None
-    """Ignored."""
-    prompt_cache_key: Name | None = None
-    """Ignored: the prefix cache finds what prompts share."""
+    seed: Annotated[
+        Annotated[int, Field(ge=0, lt=2**63)] | None,
+        BeforeValidator(_none_if_drawn, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**63)] | None),
+    ] = None
+    """Seed of the random stream; without one, or with -1, the server draws one and returns it."""
     speculant: SpeculantOptions | None = None
     """How this request is speculated for."""
+    refused = REFUSED
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_one_line_of_ignored(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        with one_line_of_ignored():
+            return handler(values)
 
 
 class GenerationRequest(AnyRequest):
@@ -194,38 +189,61 @@ class GenerationRequest(AnyRequest):
     """The form of the answer."""
 
 
-class TextPart(Schema):
+class ContentPart(Schema):
     """A part of a message's content."""
 
-    type: Literal["text"]
-    """'text'."""
-    text: str
+    type: Word
+    """'text', 'input_text' and the like. Images, files and sound are refused in what the user asks now, and stand as a
+    remark in everything earlier."""
+    text: str | None = None
     """The text."""
+    refusal: str | None = None
+    """Of a part 'refusal': its text."""
+    filename: str | None = None
+    """Of a file: its name."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.type in _TEXTUAL and self.text is None:
+            raise ValueError("lacks text")
+        return self
+
+    @property
+    def is_text(self) -> bool:
+        """Whether all of it can be read."""
+        return self.type in _TEXTUAL or self.type == "refusal"
+
+    @property
+    def readable(self) -> str:
+        """What the model reads of it."""
+        if self.is_text:
+            return self.text or self.refusal or ""
+        name = "" if self.filename is None else f" '{self.filename}'"
+        return f"[{_KINDS.get(self.type, self.type)}{name}, left out: only text can be read here]"
 
 
-class CalledFunction(Schema):
-    """What was called, and with what."""
+_TEXTUAL = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
+_KINDS = {
+    "image_url": "image",
+    "input_image": "image",
+    "image_file": "image",
+    "input_file": "file",
+    "input_audio": "sound",
+}
 
-    name: Name
-    """The function's name."""
-    arguments: str
-    """JSON text, as the model wrote it."""
+Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
+"""Text, whole or in parts."""
 
 
-class ToolCall(Schema):
-    """A call in an earlier answer."""
+def text_of(content: Content | None) -> str:
+    """Return the text of a content; those of parts are joined by line feeds."""
+    return content if isinstance(content, str) else "\n".join(part.readable for part in content or ())
 
-    id: Name
-    """As it was in the answer; the tool's message names it."""
-    type: Literal["function"] = "function"
-    """'function'."""
-    function: CalledFunction
-    """The call."""
 
-    def for_template(self) -> dict[str, Any]:
-        """Return what the chat template gets, whose arguments are no text."""
-        arguments = read_model_json(self.function.arguments)
-        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+def unreadable_part(content: Content | None) -> tuple[int, ContentPart] | None:
+    """Return the first part that is no text, and where it stands; None if there is none."""
+    parts: Sequence[ContentPart] = () if content is None or isinstance(content, str) else content
+    return next(((index, part) for index, part in enumerate(parts) if not part.is_text), None)
 
 
 class ChatMessage(Schema):
@@ -233,68 +251,35 @@ class ChatMessage(Schema):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """The author's role."""
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
-    """The content; the texts of parts are joined by line feeds. May be missing beside tool_calls."""
+    content: Content | None = None
+    """The content; the texts of parts are joined by line feeds. Of an assistant's message it may be missing."""
     name: str | None = None
     """For chat templates that take names."""
     reasoning_content: str | None = None
     """Reasoning before an answer, for chat templates that take it."""
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    reasoning: str | None = None
+    """The same by its other name."""
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     """What an assistant's message called."""
     tool_call_id: Name | None = None
     """Of a tool's message: which call it answers."""
     refusal: str | None = None
-    """Ignored."""
+    """Of an assistant's message: what it said instead of an answer."""
+    refused = frozenset({"function_call", "audio"})
+
+    @property
+    def thoughts(self) -> str | None:
+        """Reasoning, by whichever name."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def for_template(self) -> dict[str, Any]:
-        """Return what the chat template gets."""
-        content = self.content or ""
-        content = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        known = {"role", "name", "reasoning_content", "tool_call_id"}
+        """Return what the chat template gets, but for calls."""
+        content = text_of(self.content) or self.refusal or ""
+        known = {"role", "name", "tool_call_id"}
         message = {**self.model_dump(exclude_none=True, include=known), "content": content}
-        if self.reasoning_content is not None:
-            message["thinking"] = self.reasoning_content  # as harmony's template calls it
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.thoughts is not None:
+            message |= {"reasoning_content": self.thoughts, "thinking": self.thoughts}  # as harmony's template calls it
         return message
-
-
-class Function(Schema):
-    """A function that the model may call."""
-
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    """Letters, digits, '_', '-' and '.'."""
-    description: str | None = None
-    """For the model."""
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments, an object."""
-    strict: bool | None = None
-    """Ignored: where a call is required, its arguments always keep to the schema."""
-
-
-class Tool(Schema):
-    """Something that the model may call."""
-
-    type: Literal["function"]
-    """'function'."""
-    function: Function
-    """Which."""
-
-
-class NamedFunction(Schema):
-    """A function by its name."""
-
-    name: Name
-    """As among the tools."""
-
-
-class NamedTool(Schema):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    """'function'."""
-    function: NamedFunction
-    """Which."""
 
 
 class Prediction(Schema):
@@ -302,13 +287,13 @@ class Prediction(Schema):
 
     type: Literal["content"]
     """'content'."""
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    content: Content
     """The text; parts are joined as they are."""
 
     @property
     def text(self) -> str:
         """The text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(part.readable for part in self.content)
 
 
 class ChatRequest(GenerationRequest):
@@ -320,7 +305,7 @@ class ChatRequest(GenerationRequest):
     """The newer name of max_tokens."""
     logprobs: bool = False
     """Return the log-probability of every token."""
-    top_logprobs: _NumTop | None = None
+    top_logprobs: NumTop | None = None
     """And those of so many most probable ones."""
     response_format: ResponseFormat | None = None
     """The form of the answer."""
@@ -328,12 +313,16 @@ class ChatRequest(GenerationRequest):
     """Text that the answer may resemble, such as the file that is to be edited: drafts come from it, too."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """What the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """Whether it may not, may, or must, or which one it must call."""
+    tool_choice: ToolChoice | None = None
+    """Whether it may not, may, or must, or which one it must, or which ones it may call."""
     parallel_tool_calls: bool = True
     """Whether an answer that must call may call several."""
     reasoning_effort: ReasoningEffort | None = None
     """How long to think, for models whose chat template takes it."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables of the model's chat template."""
+    modalities: list[Literal["text"]] | None = None
+    """'text' only."""
 
 
 class CompletionRequest(GenerationRequest):

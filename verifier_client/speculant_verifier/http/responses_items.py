@@ -1,0 +1,198 @@
+"""A response's request as the chat that it means: items become messages, and tools get names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.responses_schemas import Item, ResponsesRequest
+from speculant_verifier.http.responses_store import ResponseStore, Seal
+from speculant_verifier.http.schemas import ChatRequest, text_of
+from speculant_verifier.http.tool_schemas import RUN_HERE, ChosenTool, FlatTool, flat_name
+
+Fields = dict[str, Any]
+"""An object of JSON."""
+_SAME_NAMES = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "seed",
+    "speculant",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+)
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""What fields of a chat are called in a response."""
+_TOLD_FIRST = ("system", "developer")
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+WANTS_SEAL = "reasoning.encrypted_content"
+WANTS_LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOrigin:
+    """Where a tool of the prompt comes from."""
+
+    name: str
+    """Its name among the client's tools."""
+    namespace: str | None = None
+    """The namespace that it is in."""
+
+
+def tools_of(request: ResponsesRequest) -> tuple[list[Fields], dict[str, ToolOrigin]]:
+    """Return a request's tools as a chat has them, and where each comes from, by its name in the chat."""
+    tools: list[Fields] = []
+    origins: dict[str, ToolOrigin] = {}
+    for tool in request.tools or ():
+        inner = [tool] if tool.type != "namespace" else tool.tools or ()
+        namespace = tool.name if tool.type == "namespace" else None
+        for each in inner:
+            if each.type not in RUN_HERE or each.name is None:
+                tools.append({"type": each.type if each.type not in RUN_HERE else "unknown"})
+                continue
+            name = flat_name(namespace, each.name)
+            origins[name] = ToolOrigin(each.name, namespace)
+            tools.append({"type": each.type, each.type: _described(each, name)})
+    return tools, origins
+
+
+def _described(tool: FlatTool, name: str) -> Fields:
+    fields = tool.model_dump(include={"description", "parameters", "strict", "format"}, exclude_none=True)
+    if tool.type == "custom":
+        fields = {key: value for key, value in fields.items() if key in ("description", "format")}
+    else:
+        fields.pop("format", None)
+    return {"name": name, **fields}
+
+
+def resolved(
+    items: Sequence[Item], store: ResponseStore, seal: Seal, tenant: str, before: Sequence[Item] = ()
+) -> list[Item]:
+    """Return a conversation's items: references are what they refer to, sealed thoughts are open, and neither is lost.
+
+    References to what is not known any more are left out, as are thoughts that another server has sealed: the
+    conversation goes on without them.
+
+    Args:
+        items: of a request.
+        store: knows the items of earlier responses.
+        seal: opens thoughts.
+        tenant: whose conversation it is.
+        before: what stands before them.
+    """
+    found = list(before)
+    known = {item.id for item in before if item.id is not None}
+    for item in items:
+        kept = item
+        if item.type == "item_reference":
+            assert item.id is not None
+            referred = store.item(tenant, item.id)
+            if referred is None or referred.id in known:
+                continue
+            kept = referred
+        if kept.type == "reasoning" and kept.encrypted_content is not None:
+            thoughts = seal.opened(tenant, kept.encrypted_content)
+            if thoughts is not None:
+                kept = kept.model_copy(update={"content": thoughts})
+        found.append(kept)
+    return found
+
+
+def shortened(items: Sequence[Item], count: int) -> list[Item]:
+    """Return a conversation without its first items, and without what calls among these returned."""
+    rest = items[count:]
+    called = {item.call_id for item in rest if item.type in _CALLS}
+    lost = {item.call_id for item in items[:count] if item.type in _CALLS} - called
+    return [item for item in rest if item.type not in _OUTPUTS or item.call_id not in lost]
+
+
+def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+    """Return the chat that a request means, whose conversation so far is given."""
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAMES}
+    fields |= {"messages": _messages(request.instructions, items), "max_tokens": request.max_output_tokens}
+    fields["tools"] = tools_of(request)[0] or None
+    choice = request.tool_choice
+    fields["tool_choice"] = choice.model_dump(exclude_none=True) if isinstance(choice, ChosenTool) else choice
+    if request.reasoning is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.top_logprobs is not None or WANTS_LOGPROBS in (request.include or ()):
+        fields |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    if request.text is not None and (form := request.text.format) is not None:
+        fields["response_format"] = {"type": form.type}
+        if form.type == "json_schema":
+            if form.schema_ is None:
+                raise ApiError(400, "text.format lacks schema; give it", param="text.format.schema")
+            fields["response_format"]["json_schema"] = {"schema": form.schema_, "strict": bool(form.strict)}
+    return ChatRequest(**fields)
+
+
+def as_error(error: ApiError) -> ApiError:
+    """Return the error of a chat with the names that a response's fields have."""
+    detail = error.content["error"]
+    message, param = str(detail["message"]).replace(".function.parameters", ".parameters"), detail["param"]
+    for name, new in _NAMES.items():
+        if name != "messages":
+            message = message.replace(name, new)
+        if param is not None and param.partition(".")[0] == name:
+            message, param = message.replace(param, new), new
+    if param is not None:
+        param = param.replace(".function.parameters", ".parameters")
+    return ApiError(error.status, message, kind=str(detail["type"]), param=param, code=detail["code"])
+
+
+def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
+    """Return the messages of a conversation; what stands before everything else becomes one message.
+
+    What the assistant did in a row is one message: thoughts, then a text, then calls.
+    """
+    messages: list[Fields] = [{"role": "system", "content": instructions}] if instructions else []
+    for item in items:
+        last = messages[-1] if messages else {}
+        if item.type in _OUTPUTS:
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+        elif item.type == "message" and item.role != "assistant":
+            # Templates take one message before those of the user, if that.
+            if item.role in _TOLD_FIRST and len(messages) == 1 and last["role"] in _TOLD_FIRST:
+                last["content"] += f"\n\n{text_of(item.content)}"
+            else:
+                content = text_of(item.content) if item.role != "user" else _parts(item)
+                messages.append({"role": item.role, "content": content})
+        elif item.type in ("message", "reasoning", *_CALLS):
+            is_behind = item.type not in _CALLS and ("content" in last or "tool_calls" in last)
+            if last.get("role") != "assistant" or is_behind:
+                last = {"role": "assistant"}
+                messages.append(last)
+            _add(last, item)
+    return [{"content": "", **message} for message in messages] or [{"role": "user", "content": ""}]
+
+
+def _parts(item: Item) -> Any:
+    """Return a user's content as it was sent: what of it can't be read may have to be refused."""
+    content = item.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [part.model_dump(exclude_none=True) for part in content]
+
+
+def _add(message: Fields, item: Item) -> None:
+    """Add what the assistant did to its message."""
+    if item.type == "reasoning":
+        thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
+        message["reasoning_content"] = "\n".join([*thoughts, text_of(item.content or item.summary)])
+    elif item.type in _CALLS:
+        name = flat_name(item.namespace, item.name or "")
+        call: Fields = {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": item.arguments}}
+        if item.type == "custom_tool_call":
+            call = {"id": item.call_id, "type": "custom", "custom": {"name": name, "input": item.input}}
+        message.setdefault("tool_calls", []).append(call)
+    else:
+        message["content"] = text_of(item.content)

@@ -1,0 +1,150 @@
+"""Responses that later ones can go on from, in memory, and thoughts that clients keep sealed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from speculant_graph.serving.access import Principal
+from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.responses_schemas import Item
+
+_MAX_CHARACTERS = 64_000_000
+"""Of all items that are kept, as JSON."""
+_VERSION = "s1"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that has ended."""
+
+    tenant: str
+    """Whose it is."""
+    items: tuple[Item, ...]
+    """Its conversation, its own output included."""
+    answer: dict[str, Any]
+    """As it was sent."""
+    num_output: int
+    """How many of the items, from the last, are its output."""
+    size: int
+    """In characters."""
+
+
+class ResponseStore:
+    """Conversations in memory, the latest ones, each for its tenant only. Belongs to the event loop."""
+
+    def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
+        """Begin empty.
+
+        Args:
+            max_characters: bound of what is kept; the oldest go.
+        """
+        self._capacity = max_characters
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._of_item: dict[str, str] = {}  # the response whose output an item is
+
+    def put(self, tenant: str, answer: dict[str, Any], items: Sequence[Item]) -> None:
+        """Keep a response that has ended.
+
+        Args:
+            tenant: whose it is.
+            answer: as it is sent.
+            items: all items of its conversation before its output.
+        """
+        output = [Item(**item) for item in answer["output"]]
+        whole = (*items, *output)
+        size = sum(len(item.model_dump_json(exclude_unset=True)) for item in whole)
+        self._kept[answer["id"]] = StoredResponse(tenant, whole, answer, len(output), size)
+        self._of_item |= {item.id: answer["id"] for item in output if item.id is not None}
+        self._capacity -= size
+        while self._capacity < 0:
+            self._forget(next(iter(self._kept)))
+
+    def conversation(self, tenant: str, response_id: str) -> tuple[Item, ...]:
+        """Return the items of a response's conversation.
+
+        Raises:
+            ApiError: there is none, or no longer.
+        """
+        kept = self._kept.get(response_id)
+        if kept is None or kept.tenant != tenant:
+            raise ApiError(
+                400,
+                "previous_response_id is not known, or no longer: responses are kept in memory, unless store is "
+                "false; send the whole conversation as input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return kept.items
+
+    def item(self, tenant: str, item_id: str) -> Item | None:
+        """Return an item that an earlier response has put out; None if there is none, or no longer."""
+        kept = self._kept.get(self._of_item.get(item_id, ""))
+        if kept is None or kept.tenant != tenant:
+            return None
+        return next((item for item in kept.items[-kept.num_output :] if item.id == item_id), None)
+
+    def response(self, principal: Principal, response_id: str) -> StoredResponse:
+        """Return a response of one of a client's tenants.
+
+        Raises:
+            ApiError: there is none, or no longer.
+        """
+        kept = self._kept.get(response_id)
+        if kept is None or not principal.owns_tenant(kept.tenant):
+            message = "there is no such response, or no longer: they are kept in memory, unless store is false"
+            raise ApiError(404, f"{message}; ask for another", param="response_id", code="response_not_found")
+        return kept
+
+    def delete(self, principal: Principal, response_id: str) -> None:
+        """Forget a response.
+
+        Raises:
+            ApiError: as :meth:`response` does.
+        """
+        self.response(principal, response_id)
+        self._forget(response_id)
+
+    def _forget(self, response_id: str) -> None:
+        kept = self._kept.pop(response_id)
+        self._capacity += kept.size
+        for item in kept.items[len(kept.items) - kept.num_output :]:
+            self._of_item.pop(item.id or "", None)
+
+
+class Seal:
+    """Encodes thoughts so that clients keep them for later, and nobody makes up what the model has thought.
+
+    The key is this process's own, so that what another has sealed opens nothing. It is no secrecy: thoughts are
+    returned in the open as well.
+    """
+
+    def __init__(self) -> None:
+        """Draw a key."""
+        self._key = secrets.token_bytes(32)
+
+    def closed(self, tenant: str, thoughts: str) -> str:
+        """Return thoughts as only :meth:`opened` of the same tenant takes them."""
+        content = thoughts.encode(errors="replace")
+        return f"{_VERSION}.{base64.urlsafe_b64encode(self._sign(tenant, content) + content).decode()}"
+
+    def opened(self, tenant: str, sealed: str) -> str | None:
+        """Return the thoughts; None if this process has not sealed them for this tenant."""
+        version, _, text = sealed.partition(".")
+        if version != _VERSION:
+            return None
+        try:
+            content = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True)
+        except (ValueError, binascii.Error):
+            return None
+        signature, content = content[:32], content[32:]
+        return content.decode() if hmac.compare_digest(signature, self._sign(tenant, content)) else None
+
+    def _sign(self, tenant: str, content: bytes) -> bytes:
+        return hmac.digest(self._key, len(tenant.encode()).to_bytes(4) + tenant.encode() + content, "sha256")

@@ -1,0 +1,71 @@
+"""Single tokens as texts and bytes, and their log-probabilities, as answers show them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import decoders
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from speculant_graph.types import TokenId
+from speculant_verifier.model import TargetModel
+from speculant_verifier.results import TokenLogprobs
+
+Fields = dict[str, Any]
+"""An object of JSON."""
+_LEAST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_START = "\u2581"  # of SentencePiece
+
+
+class TokenTexts:
+    """Single tokens as bytes: one token may be a part of a character only."""
+
+    def __init__(self, target: TargetModel) -> None:
+        """Look at the model's tokenizer."""
+        backend = target.tokenizer.backend_tokenizer
+        self._piece_of = backend.id_to_token
+        self._whole = {token_id: added.content for token_id, added in backend.get_added_tokens_decoder().items()}
+        is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._alphabet = {sign: byte for byte, sign in bytes_to_unicode().items()} if is_byte_level else None
+        self._known: dict[TokenId, tuple[str, list[int]]] = {}
+
+    def bytes_of(self, token: TokenId) -> bytes:
+        """Return the bytes that a token stands for."""
+        whole = self._whole.get(token)
+        if whole is not None:
+            return whole.encode()
+        piece = self._piece_of(token) or ""
+        if self._alphabet is not None and self._alphabet.keys() >= set(piece):
+            return bytes(self._alphabet[character] for character in piece)
+        byte = _BYTE_PIECE.fullmatch(piece)
+        return bytes.fromhex(byte[1]) if byte else piece.replace(_WORD_START, " ").encode()
+
+    def text_of(self, token: TokenId) -> str:
+        """Return its text, or its bytes spelt out where they are no text."""
+        content = self.bytes_of(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def entries(self, tokens: Sequence[TokenLogprobs]) -> list[Fields]:
+        """Return what answers have of some tokens."""
+        return [
+            self._entry(at.token_id, at.logprob)
+            | {"top_logprobs": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}
+            for at in tokens
+        ]
+
+    def is_added(self, token: TokenId) -> bool:
+        """Tell whether a token stands for itself, such as one that controls."""
+        return token in self._whole
+
+    def _entry(self, token: TokenId, logprob: float) -> Fields:
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self.text_of(token), list(self.bytes_of(token))
+        return {"token": known[0], "logprob": max(_LEAST, logprob), "bytes": known[1]}

@@ -1,0 +1,233 @@
+"""Tools as clients describe them, what they have called, and what must be called; of chats and of responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from speculant_verifier.http.fields import Schema, note_ignored
+
+MAX_TOOLS = 128
+MAX_CALLS = 1024
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+_Type = Annotated[str, Field(min_length=1, max_length=256)]
+_ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+RUN_HERE = ("function", "custom")
+"""Types of tools that clients run. Those that OpenAI's servers run are not here, and the model is not told of them."""
+
+
+class Function(Schema):
+    """A function that the model may call."""
+
+    name: _ToolName
+    """Letters, digits, '_', '-' and '.'."""
+    description: str | None = None
+    """For the model."""
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments, an object."""
+    strict: bool | None = None
+    """Refuse a schema whose every word can't be kept to where a call must come."""
+
+
+class Grammar(Schema):
+    """A grammar."""
+
+    syntax: Literal["lark", "regex"]
+    """'lark', in llguidance's variant, or 'regex', in Rust's."""
+    definition: Annotated[str, Field(min_length=1)]
+    """The grammar."""
+
+
+class CustomFormat(Schema):
+    """What a custom tool takes: any text, or text of a grammar. Chats have the grammar in an object of its own."""
+
+    type: Literal["text", "grammar"] = "text"
+    """Which of them."""
+    grammar: Grammar | None = None
+    """In chats, for 'grammar'."""
+    syntax: Literal["lark", "regex"] | None = None
+    """In responses, for 'grammar'."""
+    definition: Annotated[str, Field(min_length=1)] | None = None
+    """In responses, for 'grammar'."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.type == "grammar" and self.given is None:
+            raise ValueError("lacks a grammar: syntax and definition")
+        return self
+
+    @property
+    def given(self) -> Grammar | None:
+        """The grammar, if there is one."""
+        if self.type == "grammar" and self.syntax is not None and self.definition is not None:
+            return Grammar(syntax=self.syntax, definition=self.definition)
+        return self.grammar if self.type == "grammar" else None
+
+
+class CustomTool(Schema):
+    """A tool that takes text."""
+
+    name: _ToolName
+    """As a function's."""
+    description: str | None = None
+    """For the model."""
+    format: CustomFormat | None = None
+    """What it takes; any text without it."""
+
+
+class Tool(Schema):
+    """Something that the model may call."""
+
+    type: _Type
+    """'function' or 'custom'; tools of other types are left out."""
+    function: Function | None = None
+    """Which, for 'function'."""
+    custom: CustomTool | None = None
+    """Which, for 'custom'."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_others(cls, values: Any) -> Any:
+        return _type_alone(values, RUN_HERE)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.type in RUN_HERE and getattr(self, self.type) is None:
+            raise ValueError(f"lacks {self.type}")
+        return self
+
+
+class FlatTool(Schema):
+    """Something that the model may call, as responses describe it."""
+
+    type: _Type
+    """'function', 'custom' or 'namespace'; tools of other types, which a server would run, are left out."""
+    name: _ToolName | None = None
+    """Letters, digits, '_', '-' and '.'."""
+    description: str | None = None
+    """For the model."""
+    parameters: dict[str, Any] | None = None
+    """Of a function: JSON schema of its arguments, an object."""
+    strict: bool | None = None
+    """Of a function: refuse a schema whose every word can't be kept to where a call must come."""
+    format: CustomFormat | None = None
+    """Of a custom tool: what it takes; any text without it."""
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Of a namespace: functions and custom tools."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_others(cls, values: Any) -> Any:
+        return _type_alone(values, (*RUN_HERE, "namespace"))
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.type in (*RUN_HERE, "namespace") and self.name is None:
+            raise ValueError("lacks name")
+        return self
+
+
+class Named(Schema):
+    """A tool by its name."""
+
+    name: Name
+    """As among the tools."""
+
+
+class ChosenTool(Schema):
+    """Which tools may or must be called."""
+
+    type: _Type
+    """'function', 'custom' or 'allowed_tools'."""
+    function: Named | None = None
+    """In chats: the function that must be called."""
+    custom: Named | None = None
+    """In chats: the custom tool that must be called."""
+    name: Name | None = None
+    """In responses: the tool that must be called."""
+    namespace: Name | None = None
+    """In responses: where it is."""
+    allowed_tools: AllowedTools | None = None
+    """In chats: the tools that may be called."""
+    mode: Literal["auto", "required"] | None = None
+    """In responses: whether one of them must be called."""
+    tools: list[ChosenTool] | None = None
+    """In responses: the tools that may be called."""
+
+    @property
+    def allowed(self) -> AllowedTools | None:
+        """The tools that may be called, if this is about several."""
+        if self.type != "allowed_tools":
+            return None
+        return self.allowed_tools or AllowedTools(mode=self.mode or "auto", tools=self.tools or [])
+
+    @property
+    def chosen_name(self) -> str:
+        """The tool's name among those of the prompt; empty if it is none that the model may be told of."""
+        named = self.function or self.custom
+        name = named.name if named is not None else self.name or ""
+        return flat_name(self.namespace, name) if self.type in RUN_HERE else ""
+
+
+class AllowedTools(Schema):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"] = "auto"
+    """Whether one of them must be called."""
+    tools: list[ChosenTool]
+    """Which."""
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Return what a tool of a namespace is called in prompts."""
+    return name if not namespace else f"{namespace.rstrip('_')}__{name}"
+
+
+def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
+    """Return a tool as it is; of an unknown type nothing but that, as its fields may be anything."""
+    if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] in known:
+        return values
+    note_ignored(f"tool {values['type']}")
+    return {"type": values["type"]}
+
+
+class CalledFunction(Schema):
+    """What was called, and with what."""
+
+    name: Name
+    """The function's name."""
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+class CalledCustomTool(Schema):
+    """What was called, and with what."""
+
+    name: Name
+    """The tool's name."""
+    input: str
+    """The text."""
+
+
+class ToolCall(Schema):
+    """A call in an earlier answer."""
+
+    id: Name
+    """As it was in the answer; the tool's message names it."""
+    type: Literal["function", "custom"] = "function"
+    """Which of them."""
+    function: CalledFunction | None = None
+    """The call of a function."""
+    custom: CalledCustomTool | None = None
+    """The call of a custom tool."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if getattr(self, self.type) is None:
+            raise ValueError(f"lacks {self.type}")
+        return self

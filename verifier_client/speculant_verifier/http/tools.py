@@ -1,0 +1,168 @@
+"""What a request's tools become: the tools of the prompt, and the form of an answer that may or must call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from speculant_graph.config import GenerationConfig
+from speculant_graph.serving.json_body import read_model_json
+from speculant_verifier.conversation.tool_calls import CallStyle
+from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.schemas import ChatRequest
+from speculant_verifier.http.tool_schemas import ChosenTool, Grammar, Tool, ToolCall
+from speculant_verifier.structured.grammar import example_of
+
+_ANYTHING = {"type": "object"}
+"""Arguments of a function that names none."""
+INPUT = "input"
+"""The one argument of a custom tool, where the model writes JSON."""
+_TEXT = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UsableTool:
+    """A tool that the model is told of."""
+
+    name: str
+    """In the prompt."""
+    description: str
+    """For the model."""
+    parameters: Mapping[str, Any] | None
+    """JSON schema of its arguments; None: it takes text of its grammar, as it is."""
+    is_custom: bool = False
+    """Whether it takes text: its only argument, or all that is written."""
+    grammar: Grammar | None = None
+    """Of the text."""
+    is_strict: bool = False
+    """Whether every word of its schema counts."""
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """What the chat template gets."""
+        function: dict[str, Any] = {"name": self.name, "description": self.description}
+        if self.parameters is not None or self.is_custom:
+            function["parameters"] = self.parameters or {"type": "string"}
+        return {"type": "function", "function": function}
+
+
+def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTool]:
+    """Return the tools that the model is told of: of those that clients run the ones that may be called.
+
+    Args:
+        request: names them.
+        style: how the model writes calls; None if it does not.
+
+    Raises:
+        ApiError: it does not, or the request contradicts itself.
+    """
+    tools = [
+        _usable(index, tool) for index, tool in enumerate(request.tools or ()) if tool.type in ("function", "custom")
+    ]
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "two tools have one name; give each its own", param="tools")
+    choice = request.tool_choice
+    if isinstance(choice, ChosenTool):
+        if (allowed := choice.allowed) is not None:
+            wanted = {each.chosen_name for each in allowed.tools}
+            tools = [tool for tool in tools if tool.name in wanted]
+            names = [tool.name for tool in tools]
+            choice = allowed.mode
+        elif choice.chosen_name not in names:
+            name = choice.chosen_name or choice.type
+            raise ApiError(400, f"tool_choice names '{name[:64]}', which is not among the tools", param="tool_choice")
+    if not tools and choice not in (None, "none", "auto"):
+        message = "tool_choice requires a call, but there are no tools that can be called; give some"
+        raise ApiError(400, message, param="tool_choice")
+    if choice == "none" or not tools:
+        return []
+    if style is None:
+        raise ApiError(
+            400,
+            "not supported here: 'tools', the model's chat template takes none, or calls of an unknown kind; "
+            "leave them out",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if style.name != "harmony" and any(tool.grammar is not None for tool in tools):
+        raise ApiError(
+            400,
+            "not supported here: a grammar of a custom tool, as this model writes its calls in JSON; leave it out",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    return tools
+
+
+def _usable(index: int, tool: Tool) -> UsableTool:
+    if tool.custom is not None:
+        own = tool.custom
+        grammar = None if own.format is None else own.format.given
+        description = own.description or ""
+        if grammar is not None:
+            told = f"Takes text, not JSON, of this {grammar.syntax} grammar:\n{grammar.definition}"
+            return UsableTool(own.name, f"{description}\n{told}".strip(), None, is_custom=True, grammar=grammar)
+        return UsableTool(own.name, description, _TEXT, is_custom=True)
+    assert tool.function is not None
+    function = tool.function
+    if (function.parameters or {}).get("type", "object") != "object":
+        param = f"tools.{index}.function.parameters"
+        raise ApiError(400, f"{param} is the schema of an object, which has the arguments; fix it", param=param)
+    return UsableTool(function.name, function.description or "", function.parameters, is_strict=bool(function.strict))
+
+
+def call_for_template(call: ToolCall, tools: Sequence[UsableTool]) -> dict[str, Any]:
+    """Return what the chat template gets of a call in an earlier answer, whose arguments are no text."""
+    arguments: Any
+    if call.custom is not None:
+        takes_text = any(tool.name == call.custom.name and tool.parameters is None for tool in tools)
+        name, arguments = call.custom.name, call.custom.input if takes_text else {INPUT: call.custom.input}
+    else:
+        assert call.function is not None
+        name, arguments = call.function.name, read_model_json(call.function.arguments or "{}")
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def must_call(request: ChatRequest) -> bool:
+    """Tell whether the answer must call a tool."""
+    choice = request.tool_choice
+    if isinstance(choice, ChosenTool):
+        return choice.allowed is None or choice.allowed.mode == "required"
+    return choice == "required"
+
+
+def demanded_form(request: ChatRequest, tools: Sequence[UsableTool], style: CallStyle | None) -> str:
+    """Return the form of the answer if it must call a tool, else nothing.
+
+    Raises:
+        ApiError: it must be of another form, too.
+    """
+    if style is None or not tools or not must_call(request):
+        return ""
+    has_other = request.response_format is not None and request.response_format.type != "text"
+    if has_other or request.structured_outputs is not None:
+        raise ApiError(400, "an answer that must call a tool takes no other form; leave one out", param="tool_choice")
+    choice = request.tool_choice
+    wanted = choice.chosen_name if isinstance(choice, ChosenTool) else ""
+    pairs = [(tool.name, tool.parameters or _ANYTHING) for tool in tools if not wanted or tool.name == wanted]
+    return style.form(pairs, parallel=request.parallel_tool_calls)
+
+
+def examples(tools: Sequence[UsableTool], config: GenerationConfig, style: CallStyle | None) -> str:
+    """Return text that the answer may resemble: calls of the tools, and JSON of the answer's schema."""
+    parts = []
+    if style is not None and tools:
+        parts.append(style.examples([(tool.name, tool.parameters or _ANYTHING) for tool in tools]))
+    if config.json_schema:
+        with suppress(ValueError, RecursionError):  # it is refused elsewhere
+            parts.append(example_of(json.loads(config.json_schema)))
+    return "\n".join(parts)
