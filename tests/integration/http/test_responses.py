@@ -121,6 +121,7 @@ def test_a_loop(served: tuple[str, Api], made_to_write: Callable[[str], dict[str
     [
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input.0"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input.0.call_id"),
         ({"max_completion_tokens": 3}, "max_completion_tokens"),
         ({"stop": "x"}, "stop"),
         ({"tools": [FLAT[0] | {"parameters": {"type": "integer"}}]}, "tools.0.parameters"),

@@ -32,6 +32,7 @@ from speculant_verifier.http.tools import UsableTool, call_for_template, demande
 from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import Load, changed, context_problem, session_options
 from speculant_verifier.structured.grammar import grammar_of_choices, grammar_of_regex
+from speculant_verifier.structured.json_schema import prepared
 
 _MAX_DRAWN_SEED = 1 << 53
 """Seeds are given to clients whose only numbers are doubles."""
@@ -269,7 +270,7 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     elif given is not None and given.type == "json_schema":
         if given.json_schema is None:
             raise ApiError(400, "response_format lacks json_schema; give it", param="response_format.json_schema")
-        schema = given.json_schema.schema_
+        schema = prepared(given.json_schema.schema_, is_strict=given.json_schema.strict)
         if given.json_schema.strict and isinstance(schema, dict):
             schema = {**schema, "x-guidance": STRICT}
         form["json_schema"] = json.dumps(schema)

@@ -79,8 +79,8 @@ def resolved(
 ) -> list[Item]:
     """Return a conversation's items: references are what they refer to, sealed thoughts are open, and neither is lost.
 
-    References to what is not known any more are left out, as are thoughts that another server has sealed: the
-    conversation goes on without them.
+    References to what is not known any more are left out, as are thoughts that another server has sealed, and what
+    tools of other servers returned without a call: the conversation goes on without them.
 
     Args:
         items: of a request.
@@ -88,6 +88,9 @@ def resolved(
         seal: opens thoughts.
         tenant: whose conversation it is.
         before: what stands before them.
+
+    Raises:
+        ApiError: a function returned something without a call.
     """
     found = list(before)
     known = {item.id for item in before if item.id is not None}
@@ -104,7 +107,12 @@ def resolved(
             if thoughts is not None:
                 kept = kept.model_copy(update={"content": thoughts})
         found.append(kept)
-    return found
+    called = {item.call_id for item in found if item.type in _CALLS}
+    for index, item in enumerate(items):
+        if item.type in _OUTPUTS and item.call_id not in called and item.name is None:
+            message = f"no call has the call_id of this {item.type}; send the call before it, or leave it out"
+            raise ApiError(400, message, param=f"input.{index}.call_id")
+    return [item for item in found if item.type not in _OUTPUTS or item.call_id in called]
 
 
 def shortened(items: Sequence[Item], count: int) -> list[Item]:

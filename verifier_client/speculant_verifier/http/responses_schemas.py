@@ -42,7 +42,7 @@ class Item(Schema):
     call_id: Name | None = None
     """Of a call and its output: what joins them."""
     name: Name | None = None
-    """Of a call: the function."""
+    """Of a call: the function. Of an output of another type: that type."""
     namespace: Name | None = None
     """Of a call: the namespace of the function."""
     arguments: str | None = None
@@ -100,7 +100,8 @@ def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
             isinstance(output, list)
             and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in output)
         )
-        return {"type": "function_call_output", "call_id": call_id, "output": output if is_content else _json(output)}
+        output = output if is_content else _json(output)
+        return {"type": "function_call_output", "call_id": call_id, "name": kind, "output": output}
     if kind.endswith("_call") and isinstance(values.get("call_id"), str):
         name = rest.pop("name", kind.removesuffix("_call"))
         arguments = rest.get("arguments", rest.get("action", rest))
