@@ -247,6 +247,96 @@ def test_custom_tools(
             assert api.post(path, body | {"messages": again}).status_code == 200
 
 
+FORM = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_form_beside_tools(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], strict: bool
+) -> None:
+    """The answer is a call, or it is of the form; what is neither can't be written."""
+    name, api = served
+    chat_form = {"type": "json_schema", "json_schema": {"name": "s", "schema": FORM, "strict": strict}}
+    form = {"format": {"type": "json_schema", "name": "s", "schema": FORM, "strict": strict}}
+    final = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>%s<|return|>"
+    final = final if name == "harmony" else "%s"
+    call = ANSWERS[name] if name == "harmony" else ANSWERS[name].removeprefix("See.")
+    for written, is_call in ((call, True), (final % '{"a": "x"}', False)):
+        fields = made_to_write(written)
+        [choice] = api.client().chat.completions.create(**fields, response_format=chat_form).choices
+        assert (choice.finish_reason == "tool_calls") == is_call
+        assert choice.message.content == (None if is_call else '{"a": "x"}')
+        answer = api.post("responses", RESPONSE | {"tools": FLAT, "text": form}).json()
+        assert answer["output"][-1]["type"] == ("function_call" if is_call else "message")
+    made_to_write(final % "no json")
+    body = RESPONSE | {"tools": FLAT, "text": form}
+    assert api.post("responses", body).status_code == 400
+    wrong = {"format": {"type": "json_schema", "name": "s", "schema": {"not": {"const": 1}}}}
+    error = api.post("responses", body | {"text": wrong}).json()["error"]
+    assert error["param"] == "text.format"
+    assert '"not"' in error["message"]
+
+
+@pytest.mark.parametrize("served", ["harmony-bytes", "hermes"], indirect=True)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_form_beside_tools_holds_a_free_model(served: tuple[str, Api], seed: int) -> None:
+    name, api = served
+    body = RESPONSE | {"temperature": 1.0, "seed": seed, "max_output_tokens": 1_500, "tools": FLAT}
+    form = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    text = {"format": {"type": "json_schema", "name": "s", "schema": form, "strict": True}}
+    answer = api.post("responses", body | {"text": text}).json()
+    if answer["status"] == "incomplete":  # it thinks all the time
+        assert name == "harmony"
+        return
+    last = answer["output"][-1]
+    if last["type"] == "message":
+        assert json.loads(last["content"][0]["text"])["a"] in ("x", "y")
+    else:
+        assert isinstance(json.loads(last["arguments"]), dict)
+
+
+LARK = r"""
+start: begin hunk+ "*** End Patch" LF?
+begin: "*** Begin Patch" LF
+hunk: "*** Add File: " filename LF add_line+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+%import common.LF
+"""
+
+
+def test_custom_tools_of_a_grammar(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
+    name, api = served
+    patch = "*** Begin Patch\n*** Add File: a.txt\n+one\n+two\n*** End Patch"
+    tool = {
+        "type": "custom",
+        "name": "apply_patch",
+        "format": {"type": "grammar", "syntax": "lark", "definition": LARK},
+    }
+    body = RESPONSE | {"tools": [tool]}
+    if name != "harmony":
+        error = api.post("responses", body).json()["error"]
+        assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+        return
+    written = "<|channel|>commentary to=functions.apply_patch<|message|>%s<|call|>"
+    for choice in ("auto", {"type": "custom", "name": "apply_patch"}):
+        made_to_write(written % patch)
+        answer = api.post("responses", body | {"tool_choice": choice}).json()
+        assert answer["output"][-1]["type"] == "custom_tool_call", answer
+        assert answer["output"][-1]["input"] == patch
+        made_to_write(written % "*** Begin Nonsense")
+        assert api.post("responses", body | {"tool_choice": choice}).status_code == 400
+    made_to_write("<|channel|>final<|message|>Nothing to do.<|return|>")
+    assert said(api.post("responses", body).json()) == "Nothing to do."
+    wrong = {"type": "grammar", "syntax": "lark", "definition": "start: ("}
+    assert api.post("responses", body | {"tools": [tool | {"format": wrong}]}).json()["error"]["param"] == "tools"
+
+
 def cases() -> Iterator[Path]:
     data = os.environ.get("SPECULANT_DATA")
     if data is not None:

@@ -28,7 +28,7 @@ from speculant_verifier.http.schemas import (
     SpeculantOptions,
     unreadable_part,
 )
-from speculant_verifier.http.tools import UsableTool, call_for_template, demanded_form, examples, usable_tools
+from speculant_verifier.http.tools import UsableTool, call_for_template, examples, usable_tools, with_form
 from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import Load, changed, context_problem, session_options
 from speculant_verifier.structured.grammar import grammar_of_choices, grammar_of_regex
@@ -84,8 +84,8 @@ class RequestMapping:
         tools = usable_tools(request, self._style)
         if tools:
             options["tools"] = [tool.for_template for tool in tools]
-        if form := demanded_form(request, tools, self._style):
-            config = config.model_copy(update={"grammar": form})
+        exemplary = examples(tools, config, self._style)
+        own, config = config, with_form(config, request, tools, self._style)
         messages = [_for_template(message, tools) for message in request.messages]
         try:
             prompt = await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
@@ -93,12 +93,15 @@ class RequestMapping:
             raise ApiError(400, _template_refusal(error), param="messages") from error
         prediction = config.prediction if isinstance(config.prediction, str) else list(config.prediction)
         predicted = await self._hint(prediction)
-        exemplary = await self._hint(examples(tools, config, self._style))
         before = await self._hint(self._style.answer) if predicted and self._style is not None else ()
-        config = config.model_copy(update={"prediction": (*before, *predicted, *exemplary)})
+        config = config.model_copy(update={"prediction": (*before, *predicted, *(await self._hint(exemplary)))})
         if self._is_unlimited(request):
             config = config.model_copy(update={"max_tokens": self._decoder.engine.admission.most_output(len(prompt))})
-        param = "tools" if form else "response_format"
+        param = "response_format" if config.grammar == own.grammar else "tools"
+        if param == "tools" and (
+            own.json_schema or own.grammar
+        ):  # so that what is wrong with it is not told of the tools
+            await self._require_form(own, prompt, request, "response_format")
         context = await self._context([prompt], config, session, request, param)
         names = frozenset(tool.name for tool in tools) if tools else None
         custom = frozenset(tool.name for tool in tools if tool.is_custom)
@@ -183,14 +186,19 @@ class RequestMapping:
             name, asked = _asked_tokens(request)
             if asked is not None and (problem := context_problem(len(prompt), asked, longest)):
                 raise ApiError(400, f"{name}: {problem}", param=name, code="context_length_exceeded")
-            try:  # in a thread, so that the form is known when the answer is decoded
-                await asyncio.to_thread(self._decoder.target.grammar, config, prompt)
-            except GenerationRequestError as error:
-                param = "structured_outputs" if request.structured_outputs is not None else form_param
-                raise ApiError(400, f"{param}: {error}", param=param) from error
+            await self._require_form(config, prompt, request, form_param)
             await asyncio.to_thread(self._decoder.check, prompt, config)  # a stream that has begun has its status
         with_usage = request.stream_options is not None and request.stream_options.include_usage
         return RequestContext(prompts, config, session, with_usage)
+
+    async def _require_form(
+        self, config: GenerationConfig, prompt: list[TokenId], request: ChatRequest | CompletionRequest, param: str
+    ) -> None:
+        try:  # in a thread, so that the form is known when the answer is decoded
+            await asyncio.to_thread(self._decoder.target.grammar, config, prompt)
+        except GenerationRequestError as error:
+            param = "structured_outputs" if request.structured_outputs is not None else param
+            raise ApiError(400, f"{param}: {error}", param=param) from error
 
     async def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
         """Return the tokens of what the answer may resemble."""

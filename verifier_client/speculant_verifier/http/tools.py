@@ -10,11 +10,13 @@ from typing import Any
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.serving.json_body import read_model_json
-from speculant_verifier.conversation.tool_calls import CallStyle
+from speculant_verifier.conversation.call_forms import ANY_TEXT, call_form
+from speculant_verifier.conversation.tool_calls import STRICT, CallStyle
 from speculant_verifier.http.errors import ApiError
 from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.http.tool_schemas import ChosenTool, Grammar, Tool, ToolCall
-from speculant_verifier.structured.grammar import example_of
+from speculant_verifier.structured.grammar import LOOSE, example_of, form_of, grammar_of_regex
+from speculant_verifier.structured.json_schema import prepared
 
 _ANYTHING = {"type": "object"}
 """Arguments of a function that names none."""
@@ -140,21 +142,51 @@ def must_call(request: ChatRequest) -> bool:
     return choice == "required"
 
 
-def demanded_form(request: ChatRequest, tools: Sequence[UsableTool], style: CallStyle | None) -> str:
-    """Return the form of the answer if it must call a tool, else nothing.
+def with_form(
+    config: GenerationConfig, request: ChatRequest, tools: Sequence[UsableTool], style: CallStyle | None
+) -> GenerationConfig:
+    """Return settings under which the answer calls a tool if it must, and may call one if it is of another form.
+
+    Args:
+        config: settings of the request, of which the form of an answer is that of one without a call.
+        request: the request.
+        tools: what may be called.
+        style: how the model writes calls.
 
     Raises:
-        ApiError: it must be of another form, too.
+        ApiError: the answer must call a tool, and must be of another form.
     """
-    if style is None or not tools or not must_call(request):
-        return ""
-    has_other = request.response_format is not None and request.response_format.type != "text"
-    if has_other or request.structured_outputs is not None:
-        raise ApiError(400, "an answer that must call a tool takes no other form; leave one out", param="tool_choice")
-    choice = request.tool_choice
-    wanted = choice.chosen_name if isinstance(choice, ChosenTool) else ""
-    pairs = [(tool.name, tool.parameters or _ANYTHING) for tool in tools if not wanted or tool.name == wanted]
-    return style.form(pairs, parallel=request.parallel_tool_calls)
+    if style is None or not tools:
+        return config
+    form = form_of(config)
+    if must_call(request):
+        if form:
+            message = "an answer that must call a tool takes no other form; leave one out"
+            raise ApiError(400, message, param="tool_choice")
+        choice = request.tool_choice
+        wanted = choice.chosen_name if isinstance(choice, ChosenTool) and choice.allowed is None else ""
+        calls = [(tool.name, _form_of(tool, STRICT)) for tool in tools if not wanted or tool.name == wanted]
+        grammar = call_form(style, calls, parallel=request.parallel_tool_calls)
+        return config.model_copy(update={"grammar": grammar})
+    final = json.loads(form) if form else ANY_TEXT
+    if "grammars" in final:
+        message = "tools take one grammar beside them, not several; give one, or leave the tools out"
+        raise ApiError(400, message, param="structured_outputs")
+    if form or any(tool.grammar is not None for tool in tools):
+        calls = [(tool.name, _form_of(tool, LOOSE)) for tool in tools]
+        grammar = call_form(style, calls, parallel=request.parallel_tool_calls, final=final)
+        return config.model_copy(update={"json_schema": "", "grammar": grammar})
+    return config
+
+
+def _form_of(tool: UsableTool, spaces: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form of what a tool is called with."""
+    if tool.grammar is not None:
+        is_lark = tool.grammar.syntax == "lark"
+        return {"lark_grammar": tool.grammar.definition if is_lark else grammar_of_regex(tool.grammar.definition)}
+    schema = prepared(tool.parameters or _ANYTHING, is_strict=tool.is_strict)
+    options = {**spaces} if tool.is_strict else {**spaces, "lenient": True}
+    return {"json_schema": {**schema, "x-guidance": options} if isinstance(schema, dict) else schema}
 
 
 def examples(tools: Sequence[UsableTool], config: GenerationConfig, style: CallStyle | None) -> str:

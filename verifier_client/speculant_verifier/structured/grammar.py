@@ -18,7 +18,7 @@ from speculant_graph.types import TokenId
 from speculant_verifier.structured.constraint import Constraint, reason_of
 from speculant_verifier.structured.json_schema import prepared
 
-_LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
+LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
 """Between the parts of JSON; without a bound a weak model may never stop."""
 HARMONY_THOUGHT = (
     r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"'
@@ -53,7 +53,7 @@ def form_of(config: GenerationConfig) -> str:
     if config.json_schema:
         try:
             schema = prepared(json.loads(config.json_schema), is_strict=True)
-            return json.dumps({"json_schema": {"x-guidance": _LOOSE, **schema} if isinstance(schema, dict) else schema})
+            return json.dumps({"json_schema": {"x-guidance": LOOSE, **schema} if isinstance(schema, dict) else schema})
         except (ValueError, RecursionError) as error:
             raise GenerationRequestError(f"json_schema is no JSON ({error}); give a schema as JSON text") from error
     if config.grammar.startswith("{"):

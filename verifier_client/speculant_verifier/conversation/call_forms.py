@@ -1,0 +1,76 @@
+"""Forms of answers that call tools: those that must, and those that may call one or be of another form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from speculant_verifier.conversation.tool_calls import CallStyle
+from speculant_verifier.structured.grammar import HARMONY_THOUGHT
+
+Form = Mapping[str, Any]
+"""A grammar in llguidance's JSON: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
+ANY_TEXT: Form = {"lark_grammar": r"start: /(.|\n)*/"}
+"""The form of what has none."""
+_BETWEEN_CALLS = "\n"
+
+
+def call_form(
+    style: CallStyle, calls: Sequence[tuple[str, Form]], *, parallel: bool = False, final: Form | None = None
+) -> str:
+    """Return the form of an answer that calls a tool, as grammars in llguidance's JSON.
+
+    Args:
+        style: how the model writes calls.
+        calls: names of tools, and the forms of their arguments.
+        parallel: whether there may be several calls; harmony has one at a time.
+        final: the form of an answer that calls none; None: it must call.
+    """
+    lines = _of_harmony(calls, final is not None) if style.name == "harmony" else _of_json(style, calls, parallel)
+    if final is None:
+        lines.insert(0, "start: calls")
+    else:
+        header = '<|channel|> "final" (" "? <|constrain|> "json")? <|message|> ' if style.name == "harmony" else ""
+        thoughts = "thought{0,4} " if style.name == "harmony" else ""
+        lines = ["start: calls | final", f"final: {thoughts}{header}@final", *lines]
+    grammars = [{"name": f"arguments_{index}", **form} for index, (_, form) in enumerate(calls)]
+    grammars += [] if final is None else [{"name": "final", **final}]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
+
+
+def _of_harmony(calls: Sequence[tuple[str, Form]], is_free: bool) -> list[str]:
+    """Return the rules of a message to a tool behind thoughts.
+
+    Where the answer must call, its header is spelt in one way, so that all of it is known before; where it may, in all
+    the ways in which models spell it.
+    """
+    lines = [f"calls: thought{{0,4}} ({_one_of(calls)})", HARMONY_THOUGHT]
+    for index, (name, form) in enumerate(calls):
+        recipient = f"to=functions.{name}"
+        takes_text = "json_schema" not in form
+        if not is_free:
+            kind = "" if takes_text else '" " <|constrain|> "json" '
+            header = f"<|channel|> {_text(f'commentary {recipient}')} {kind}"
+        else:
+            behind = f'{_text(f" {recipient}")} <|channel|> ("commentary" | "analysis")'
+            before = f'<|channel|> ("commentary" | "analysis") {_text(f" {recipient}")}'
+            header = f'({behind} | {before}) (" "? <|constrain|>? ("json" | "code"))? '
+        lines.append(f"call_{index}: {header}<|message|> @arguments_{index}")
+    return lines
+
+
+def _of_json(style: CallStyle, calls: Sequence[tuple[str, Form]], parallel: bool) -> list[str]:
+    lines = [f"calls: call ({_text(_BETWEEN_CALLS)} call)*" if parallel else "calls: call", f"call: {_one_of(calls)}"]
+    for index, (name, _) in enumerate(calls):
+        before, after = style.call.replace("%NAME%", json.dumps(name)[1:-1]).split("@arguments")
+        lines.append(f"call_{index}: {_text(before)} @arguments_{index} {_text(after)}")
+    return lines
+
+
+def _one_of(calls: Sequence[tuple[str, Form]]) -> str:
+    return " | ".join(f"call_{index}" for index in range(len(calls)))
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
