@@ -32,6 +32,8 @@ class InspectSettings(ReportingSettings):
     """Show the draft after this text, and what every order would go on with."""
     coverage: Path | None = None
     """Show how much of this text the graph knows: any file that could be a corpus."""
+    places: Annotated[int, Field(ge=0, le=1_000)] = 0
+    """Show where the longest known end of the prompt stands in the corpus files, at most so many places."""
     top: Annotated[int, Field(ge=0, le=1_000)] = 5
     """How many n-grams of each length and successors of each context are shown."""
     verify: bool = False
@@ -47,9 +49,12 @@ def run(arguments: Sequence[str]) -> int:
     """Print the graph's description and, where asked for, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
+    if settings.places and not prompt:
+        raise ConfigError("--places needs a text to look for", fix="give one by --prompt")
     from speculant_graph.corpus.files import list_corpus_files
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
+    from speculant_graph.view.places import locate
 
     log_to_stderr("INFO")
     is_read = prompt is not None or settings.coverage is not None
@@ -67,6 +72,9 @@ def run(arguments: Sequence[str]) -> int:
         assert tokenizer is not None
         report |= _explain(graph, tokenizer, prompt, settings.draft, settings.top)
         _show_prompt(report)
+        if settings.places:
+            report |= locate(graph, tokenizer, report["prompt_token_ids"], settings.places)
+            _show_places(report)
     if files is not None:
         assert tokenizer is not None
         report["coverage"] = {"path": str(settings.coverage)} | _cover(graph, tokenizer, files, settings.graph)
@@ -145,6 +153,27 @@ def _explain_order(
             for token_id, count in successors.most_common(num_top)
         ],
     }
+
+
+def _show_places(report: dict[str, Any]) -> None:
+    """Print where a context stands in the corpus, and which files could not be searched."""
+    from speculant_graph.view.places import STATES
+
+    _print("")
+    if not report["places_token_ids"]:
+        _print("no end of the prompt is in the graph, so there is no place to show")
+        return
+    num_places = len(report["places"])
+    found = f"{counted(num_places, 'place')} in the corpus" if num_places else "no place in the corpus files has it"
+    more = "" if report["places_complete"] else "; there may be more"
+    _print(f"{report['places_text']!r}, seen {counted(report['places_seen'], 'time')}: {found}{more}", style="green")
+    for place in report["places"]:
+        page = f"page {place['page']}:" if place["page"] else ""
+        _print(f"  {place['file']}:{page}{place['line']}:{place['column']}: {place['text']}")
+    for file in report["places_unsearched"]:
+        _print(f"  {file['file']}: not searched, {STATES[file['state']]}", style="yellow")
+    if not report["files"]:
+        _print("  the graph was made from token ids: there are no files")
 
 
 def _cover(

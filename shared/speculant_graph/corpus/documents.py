@@ -132,7 +132,16 @@ def _pdf_text(source: Source) -> str:
 
 
 def extract_pdf(source: Source) -> str:
-    """Return the text of a PDF, its pages joined by newlines; empty if it has none.
+    """Return the text of a PDF, its pages joined by newlines; empty if it has none; errors as :func:`pdf_pages`."""
+    pages = pdf_pages(source)
+    text = "\n".join(pages)
+    if pages and not text.strip():
+        logger.warning("{} has pages but no text, as scans do; recognise its text first", source.label)
+    return text if text.strip() else ""
+
+
+def pdf_pages(source: Source) -> list[str]:
+    """Return the text of each page of a PDF.
 
     Raises:
         CorpusError: it can't be read, is damaged, or needs a password.
@@ -146,9 +155,9 @@ def extract_pdf(source: Source) -> str:
     with source.open() as stored:
         file = io.BytesIO(stored.read())
     try:
-        text = "\n".join(page.extract_text() for page in PdfReader(file).pages)
+        pages = [page.extract_text() for page in PdfReader(file).pages]
     except EmptyFileError:
-        return ""
+        return []
     except (DependencyError, FileNotDecryptedError) as error:
         raise CorpusError(
             f"{source.label}: is encrypted or needs a password; save it without, as by 'qpdf --decrypt'"
@@ -157,11 +166,8 @@ def extract_pdf(source: Source) -> str:
         raise CorpusError(
             f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
         ) from error
-    if not text.strip():
-        logger.warning("{} has pages but no text, as scans do; recognise its text first", source.label)
-        return ""
     # Fonts may map glyphs to halves of surrogate pairs, which are no text.
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return [page.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for page in pages]
 
 
 def _read_json_lines(source: Source) -> Iterator[tuple[str, object]]:

@@ -1,0 +1,276 @@
+"""Where a context stands in the files that a graph was built from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from speculant_graph.config import GraphConfig
+from speculant_graph.corpus.documents import Document, RecordError, pdf_pages, read_documents
+from speculant_graph.corpus.files import STANDARD_INPUT
+from speculant_graph.corpus.source import CorpusFile, Source
+from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
+from speculant_graph.errors import CorpusError
+from speculant_graph.types import TokenId
+
+FileState = Literal["missing", "changed", "unreadable", "not kept"]
+"""Why a file of a corpus is not searched: it is not there, has other bytes now, can't be read, or came by a pipe."""
+
+_ANY_ID = 1 << 32
+"""Ids were checked when the graph was built."""
+_BLOCK_BYTES = 1 << 20
+_AROUND = 256
+_SHOWN_BEFORE, _SHOWN = 30, 90
+
+
+class Place(NamedTuple):
+    """Where a context begins."""
+
+    file: str
+    """Name of the file, as the graph has it."""
+    line: int
+    """Line of the file, from 1; of a PDF's page, of its text."""
+    column: int
+    """Character of the line, from 1."""
+    page: int
+    """Page of a PDF, from 1; 0 for other files."""
+    text: str
+    """The line there, or a part of it."""
+
+
+class Places(NamedTuple):
+    """What a search found."""
+
+    places: tuple[Place, ...]
+    """The first places, in the order of the files."""
+    unsearched: tuple[tuple[str, FileState], ...]
+    """Files before the last place that were not searched, by name, and why."""
+    is_complete: bool
+    """False if the search ended before all files were searched, as it found enough or took too long."""
+
+
+def find_places(
+    files: Sequence[CorpusFile],
+    context: Sequence[TokenId],
+    tokenizer: CorpusTokenizer,
+    most: int,
+    max_seconds: float | None = None,
+) -> Places:
+    """Search the files of a graph for the text of a context; nothing of a file is held but what is read at a time.
+
+    A file is searched if its digest is the one that the graph has. Where tokenizers cut words in a known way, a place
+    counts only if the text there has the tokens of the context.
+
+    Args:
+        files: of the graph's metadata; relative names are relative to this process's folder.
+        context: token ids.
+        tokenizer: the graph's.
+        most: ends the search at so many places.
+        max_seconds: ends the search.
+    """
+    searched = _Searched.of(context, tokenizer)
+    places: list[Place] = []
+    unsearched: list[tuple[str, FileState]] = []
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    for file in files:
+        if len(places) >= most or (deadline is not None and time.monotonic() > deadline):
+            return Places(tuple(places), tuple(unsearched), False)
+        state = _state(file, deadline)
+        if state is not None:
+            unsearched.append((file.name, state))
+            continue
+        try:
+            for place in _places_in(file, searched):
+                places.append(place)
+                if len(places) >= most:
+                    break
+                if deadline is not None and time.monotonic() > deadline:
+                    break
+        except (CorpusError, ModuleNotFoundError):
+            unsearched.append((file.name, "unreadable"))
+    return Places(tuple(places), tuple(unsearched), len(places) < most)
+
+
+class _Searched(NamedTuple):
+    """What is searched."""
+
+    token_ids: tuple[TokenId, ...]
+    text: str
+    is_at_start: bool
+    """Whether the context begins at the beginning of a document."""
+    tokenizer: CorpusTokenizer
+    is_cuttable: bool
+    slack: int
+    """Characters by which places of tokens may be off: 1 if the context begins inside of a character."""
+
+    @classmethod
+    def of(cls, context: Sequence[TokenId], tokenizer: CorpusTokenizer) -> _Searched:
+        """Leave out what no text spells: tokens around documents, and halves of characters."""
+        borders = {tokenizer.bos_id, tokenizer.eos_id}
+        token_ids = list(context)
+        while token_ids and token_ids[-1] in borders:
+            token_ids.pop()
+        last_border = max((index for index, token_id in enumerate(token_ids) if token_id in borders), default=-1)
+        own = token_ids[last_border + 1 :]
+        text = tokenizer.decode(own) if own else ""
+        slack = int(text.startswith("\ufffd"))
+        return cls(tuple(own), text.strip("\ufffd"), last_border >= 0, tokenizer, tokenizer.is_cuttable, slack)
+
+
+def _state(file: CorpusFile, deadline: float | None) -> FileState | None:
+    """Return why a file is not searched; None if it is as it was."""
+    path = Path(file.name)
+    if path == STANDARD_INPUT:
+        return "not kept"
+    try:
+        if not path.exists():
+            return "missing"
+        if not path.is_file():
+            return "not kept"
+        if path.stat().st_size != file.size_bytes:
+            return "changed"
+        digest = hashlib.sha256()
+        with path.open("rb") as stored:
+            while block := stored.read(_BLOCK_BYTES):
+                digest.update(block)
+        return None if digest.hexdigest() == file.sha256 else "changed"
+    except (OSError, ValueError):
+        return "unreadable"
+
+
+def _places_in(file: CorpusFile, searched: _Searched) -> Iterator[Place]:
+    if not searched.text:
+        return
+    source = Source(Path(file.name), on_bytes=lambda _: None)
+    source.encoding = file.encoding
+    if source.format == "pdf":
+        yield from _places_in_pdf(file, source, searched)
+    elif source.format == "text" or not file.text_field:
+        source.format = "text"
+        for document in read_documents(source, GraphConfig(), 0):
+            for found in _occurrences(document.texts, searched):
+                yield Place(file.name, found.line, found.column, 0, found.shown)
+    else:
+        yield from _places_in_records(file, source, searched)
+
+
+class _Occurrence(NamedTuple):
+    position: int
+    """Characters of the text before it."""
+    line: int
+    column: int
+    shown: str
+
+
+def _occurrences(texts: Iterator[str], searched: _Searched) -> Iterator[_Occurrence]:
+    """Stream where a text has what is searched, from blocks of any size."""
+    needle, blanks = searched.text, len(searched.text) - len(searched.text.lstrip())
+    blanks = 0 if blanks == len(needle) else blanks  # people look for the first character that can be seen
+    buffer, dropped, line, line_start = "", 0, 1, 0
+    next_start = 0
+    for text in chain(texts, [None]):
+        buffer += text or ""
+        end = len(buffer) if text is None else len(buffer) - len(needle) - _AROUND
+        at = buffer.find(needle, next_start - dropped)
+        while 0 <= at < end:
+            next_start = dropped + at + 1
+            if _has_tokens(buffer, at, searched, is_first=not dropped, is_last=text is None):
+                shown_at = at + blanks
+                new_lines = buffer.count("\n", 0, shown_at)
+                start = buffer.rfind("\n", 0, shown_at) + 1 if new_lines else line_start - dropped
+                shown = buffer[max(start, shown_at - _SHOWN_BEFORE, 0) :][:_SHOWN].partition("\n")[0]
+                yield _Occurrence(dropped + shown_at, line + new_lines, shown_at - start + 1, shown)
+            at = buffer.find(needle, at + 1)
+        gone = max(0, end - _AROUND)
+        if gone:
+            last = buffer.rfind("\n", 0, gone)
+            line += buffer.count("\n", 0, gone)
+            line_start = dropped + last + 1 if last >= 0 else line_start
+            buffer, dropped = buffer[gone:], dropped + gone
+        next_start = max(next_start, dropped)
+
+
+def _has_tokens(buffer: str, at: int, searched: _Searched, *, is_first: bool, is_last: bool) -> bool:
+    """Return whether a text, which has the letters of a context, has its tokens, too."""
+    if searched.is_at_start:
+        return is_first and at == 0
+    if not searched.is_cuttable:
+        return True
+    start, end = max(0, at - _AROUND), at + len(searched.text) + _AROUND
+    pieces = list(cut_text([buffer[start:end]], 1))
+    # Words at the ends of the window may be parts of longer ones.
+    first = 0 if is_first and start == 0 else 1
+    last = len(pieces) if is_last and end >= len(buffer) else len(pieces) - 1
+    begin = start + sum(map(len, pieces[:first]))
+    window = "".join(pieces[first:last])
+    if begin > at or begin + len(window) < at + len(searched.text):
+        return True  # there is no point to cut at near by
+    token_ids = searched.tokenizer.encode(window)
+    wanted = list(searched.token_ids)
+    for index in range(len(token_ids) - len(wanted) + 1):
+        if token_ids[index : index + len(wanted)] == wanted:
+            off = len(searched.tokenizer.decode(token_ids[:index])) - (at - begin)
+            if abs(off) <= searched.slack:
+                return True
+    return False
+
+
+def _places_in_pdf(file: CorpusFile, source: Source, searched: _Searched) -> Iterator[Place]:
+    pages = pdf_pages(source)
+    first_lines = [1]
+    for page in pages:
+        first_lines.append(first_lines[-1] + page.count("\n") + 1)
+    for found in _occurrences(iter(["\n".join(pages)]), searched):
+        number = next(index for index in range(len(pages), 0, -1) if first_lines[index - 1] <= found.line)
+        yield Place(file.name, found.line - first_lines[number - 1] + 1, found.column, number, found.shown)
+
+
+def _places_in_records(file: CorpusFile, source: Source, searched: _Searched) -> Iterator[Place]:
+    config = GraphConfig(text_field=file.text_field)
+    with source.reopened(lambda _: None).open_text() as raw_file:
+        raw_lines = enumerate(raw_file, start=1) if source.format == "lines" else iter([(1, raw_file.read())])
+        number, raw, position = 0, "", 0
+        for document in read_documents(source, config, _ANY_ID, _ignore):
+            wanted = int(document.label.rpartition(" ")[2]) if source.format == "lines" else 1
+            while number < wanted:
+                number, raw = next(raw_lines)
+                position = 0
+            text = "".join(document.texts)
+            for found in _occurrences(iter([text]), searched):
+                position = _position_in_raw(raw, position, text, found.position, searched.text)
+                line = number + raw.count("\n", 0, position)
+                yield Place(file.name, line, position - raw.rfind("\n", 0, position), 0, found.shown)
+            if document.token_ids is not None and _has_ids(document, searched.token_ids):
+                yield Place(file.name, number, 1, 0, searched.text)
+
+
+def _position_in_raw(raw: str, start: int, text: str, position: int, needle: str) -> int:
+    """Return where a character of a record's text is in its JSON, or the place nearest to it that is known."""
+    for is_ascii in (False, True):
+        whole, before = (json.dumps(part, ensure_ascii=is_ascii)[1:-1] for part in (text, text[:position]))
+        value = raw.rfind(whole, 0, start + len(whole)) if start else -1  # a further place in the same text
+        value = value if value >= 0 else raw.find(whole, start)
+        if value >= 0:
+            return value + len(before)
+    # Several texts make the record's, or it is escaped in another way than Python does it.
+    found = max(raw.find(json.dumps(needle, ensure_ascii=is_ascii)[1:-1], start) for is_ascii in (False, True))
+    return found if found >= 0 else start
+
+
+def _ignore(_: RecordError) -> None:
+    """Leave out what the build has left out."""
+
+
+def _has_ids(document: Document, token_ids: Sequence[TokenId]) -> bool:
+    """Return whether a document of ids has some in a row."""
+    assert document.token_ids is not None
+    ids = document.token_ids
+    starts = np.flatnonzero(ids[: max(0, ids.size - len(token_ids) + 1)] == token_ids[0])
+    return any(ids[start : start + len(token_ids)].tolist() == list(token_ids) for start in starts.tolist())
