@@ -39,6 +39,25 @@ def test_a_running_service_is_measured(tmp_path: Path, capsys: pytest.CaptureFix
     assert figures["mean_accepted_tokens"] >= 1
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "127.0.0.1:8000/v1",
+        "ftp://127.0.0.1/v1",
+        "http://",
+        "http://127.0.0.1:99999/v1",
+        "http://a:b",
+        "http://\0",
+    ],
+)
+def test_what_is_no_url_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--url", url]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("is no URL of a server; write http://host:port/v1\n")
+    assert said.count("\n") == 1
+
+
 def test_failures_are_counted_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     with tiny_decoder(max_batch_size=1) as decoder, serving(decoder, max_waiting=1) as api:
         status, figures, out = measured(capsys, "--url", f"{api.url}/v1", *SMALL)

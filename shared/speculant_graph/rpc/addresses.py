@@ -17,7 +17,8 @@ MAX_SOCKET_PATH_BYTES = 107
 _UNIX_PREFIX = "unix://"
 _HOST_AND_PORT = re.compile(r"(?:\[[^/\[\]]+\]|[^:/\[\]]+):([0-9]{1,5})")
 """Brackets separate the port of an IPv6 address from its last group."""
-_MAX_PORT = 65_535
+MAX_PORT = 65_535
+"""Of TCP."""
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
@@ -49,7 +50,7 @@ def socket_path(address: str) -> Path | None:
             )
         return path
     parts = _HOST_AND_PORT.fullmatch(address)
-    if parts is None or int(parts[1]) > _MAX_PORT:
+    if parts is None or int(parts[1]) > MAX_PORT:
         raise ConfigError(f"{address!r} is not an address; write host:port, [::1]:port or unix:///path/to.sock")
     return None
 

@@ -10,8 +10,9 @@ import pytest
 
 from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.http.messages_schemas import MessagesRequest
 from speculant_verifier.http.responses_schemas import ResponsesRequest
-from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, Schema, SpeculantOptions
 from support.http_api import MODEL, Api, serving, tiny_decoder
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -20,6 +21,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": CHAT,
     "completions": COMPLETION,
     "responses": {"model": MODEL, "input": "Hello", "max_output_tokens": 2},
+    "messages": CHAT,
+}
+SCHEMAS: dict[str, type[Schema]] = {
+    "chat/completions": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
 }
 
 
@@ -100,19 +108,20 @@ def test_what_is_wrong_is_named(api: Api, path: str, body: dict[str, Any], param
     assert says in error["message"]
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+@pytest.mark.parametrize("path", BODIES)
 def test_options_of_speculation_outside_of_their_object_are_refused(api: Api, path: str) -> None:
     def refusal(name: str, value: object = "x") -> str:
-        error = error_of(api.post(path, BODIES[path] | {name: value}))
-        assert error["param"] == name
-        assert error["code"] == "unsupported_parameter"
+        response = api.post(path, BODIES[path] | {name: value})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        if path != "messages":
+            assert (error["param"], error["code"]) == (name, "unsupported_parameter")
         return str(error["message"])
 
     known = SpeculantOptions.model_fields.keys()
     for name in known:
         assert refusal(name) == f"not supported here: '{name}'; put it into the object speculant"
-    served = {"chat/completions": ChatRequest, "completions": CompletionRequest, "responses": ResponsesRequest}[path]
-    for name in DraftConfig.model_fields.keys() - known - served.model_fields.keys():
+    for name in DraftConfig.model_fields.keys() - known - SCHEMAS[path].model_fields.keys() - {"n"}:
         assert f"the server's setting draft.{name} decides" in refusal(name, 3)
     assert api.post(path, BODIES[path] | {"strategy": None, "rule": None}).status_code == 200
 

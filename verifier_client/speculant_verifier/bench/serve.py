@@ -20,7 +20,7 @@ from speculant_graph.bench.processes import OwnDrafter, await_health, free_port,
 from speculant_graph.bench.report import Tell, begin, print_report, show_build
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_graph.rpc.addresses import host_stays_local
+from speculant_graph.rpc.addresses import MAX_PORT, host_stays_local
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_verifier.bench.workload import read_prompts
 from speculant_verifier.demo import MODEL_FOLDER
@@ -64,6 +64,8 @@ class BenchServeSettings(ReportingSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print; 1 if a request failed."""
     settings = load_settings(BenchServeSettings, "bench serve", arguments)
+    if settings.url:
+        _require_url(settings.url)
     if settings.url and settings.kill_drafter:
         raise ConfigError("--kill-drafter kills a drafter of the bench's own; leave it or --url out")
     with ExitStack() as stack:
@@ -152,6 +154,21 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
                         group.create_task(_kill(drafter, may_kill))
                     rounds[way].append(await _ask_all(session, asked, {**fields, **extra}, settings.streams, tell))
     return rounds
+
+
+def _require_url(url: str) -> None:
+    """Refuse what no server can be asked at.
+
+    Raises:
+        ConfigError: it is no URL of HTTP.
+    """
+    try:
+        found = httpx2.URL(url)
+        is_right = found.scheme in ("http", "https") and found.host and (found.port or 0) <= MAX_PORT
+    except httpx2.InvalidURL:
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"--url: {url!r} is no URL of a server; write http://host:port/v1")
 
 
 async def _model(session: httpx2.AsyncClient) -> str:

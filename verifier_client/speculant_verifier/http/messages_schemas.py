@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from speculant_verifier.http.fields import Schema
-from speculant_verifier.http.schemas import NumTokens, SpeculantOptions
+from speculant_verifier.http.schemas import NumTokens, SpeculantRequest
 from speculant_verifier.http.tool_schemas import Name
 
 
@@ -146,7 +146,7 @@ class TokenCountRequest(OpenSchema):
     """How the answer is written."""
 
 
-class MessagesRequest(TokenCountRequest):
+class MessagesRequest(SpeculantRequest, TokenCountRequest):
     """A conversation to continue."""
 
     max_tokens: NumTokens
@@ -161,5 +161,3 @@ class MessagesRequest(TokenCountRequest):
     """Keep the most probable tokens that hold this mass."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Keep the k most probable tokens; 0 keeps all."""
-    speculant: SpeculantOptions | None = None
-    """How this request is speculated for."""

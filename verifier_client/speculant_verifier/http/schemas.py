@@ -111,12 +111,15 @@ class StructuredOutputs(Schema):
 
 
 _SPECULANT_NAMES = SpeculantOptions.model_fields.keys()
-_SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES
-"""Settings of drafts that belong to the server."""
+_SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES - REFUSED
+"""Settings of drafts that belong to the server; ``n`` means something else in requests."""
 
 
-class AnyRequest(Schema):
-    """What all endpoints take."""
+class SpeculantRequest(Schema):
+    """Base of requests with the object ``speculant``."""
+
+    speculant: SpeculantOptions | None = None
+    """How this request is speculated for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -132,6 +135,10 @@ class AnyRequest(Schema):
             raise PydanticCustomError("misplaced", "{reason}", {"names": misplaced, "reason": reason})
         return values
 
+
+class AnyRequest(SpeculantRequest):
+    """What OpenAI's endpoints take."""
+
     model: str
     """The model's name, as in /v1/models."""
     stream: bool = False
@@ -145,8 +152,6 @@ class AnyRequest(Schema):
         BeforeValidator(_none_if_drawn, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**63)] | None),
     ] = None
     """Seed of the random stream; without one, or with -1, the server draws one and returns it."""
-    speculant: SpeculantOptions | None = None
-    """How this request is speculated for."""
     refused = REFUSED
 
     @model_validator(mode="wrap")
