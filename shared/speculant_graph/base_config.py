@@ -6,7 +6,7 @@ import codecs
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -44,7 +44,7 @@ class Config(BaseModel):
     @classmethod
     def _no_boolean_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and annotation is not bool:
+        if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError("must not be true or false")
         return value
 

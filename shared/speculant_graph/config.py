@@ -301,6 +301,19 @@ class GenerationConfig(Config):
     """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
     pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
     same."""
+    node_budget: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next ones it changes no
+    text that the rule keeps."""
+    max_depth: Annotated[int, Field(ge=1)] | None = None
+    """Longest path that is drafted, at most 'draft.max_depth'."""
+    draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    """What 'sampling' draws with, instead of 'draft.temperature'."""
+    draft_n: Annotated[int, Field(ge=2)] | None = None
+    """'nasd': tokens of the longest n-gram that is looked up, at most 'draft.n'."""
+    draft_filler_top_k: Annotated[int, Field(ge=0)] | None = None
+    """'nasd': of the target's most probable tokens, so many are learned, at most 'draft.filler_top_k'."""
+    draft_stop_if_unknown: bool | None = None
+    """'nasd': whether a draft ends at an unknown context."""
     prediction: str | tuple[TokenId, ...] = ""
     """Text that the output may resemble in parts, such as the file that is to be edited: drafts come from it, too."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

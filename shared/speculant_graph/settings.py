@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -55,6 +55,8 @@ TypedPath = Annotated[Path, "as typed"]
 """A path in a list of arguments, exactly as it was typed."""
 
 
+_OF_DRAFTS = {"max-depth"}
+"""Settings of ``[draft]`` and of requests whose short flag is the draft's."""
 _BOOLEANS = ("true", "false")
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
 """Settings -> their common names."""
@@ -264,6 +266,8 @@ def _take_switches(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[li
     for flag, action in parser._option_string_actions.items():
         if isinstance(action.const, bool):
             names[flag if action.const else flag.replace("--no-", "--", 1)] = action.dest
+        elif isinstance(action, BooleanOptionalAction) and not flag.startswith("--no-"):
+            names[flag] = action.dest
     rest: list[str] = []
     left = list(arguments)
     while left:
@@ -296,7 +300,9 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     short: dict[str, str | list[str]] = {
         f"{section}.{name}": name
         for section, name in fields
-        if taken[name] == int(section != "draft-model") or section == "generation"
+        if taken[name] == int(section != "draft-model")
+        or (section == "generation" and name not in _OF_DRAFTS)
+        or (section == "draft" and name in _OF_DRAFTS)
     }
     for section, name in fields:
         if name in _FAMILIAR:

@@ -10,14 +10,19 @@ _LEAST_RATIO = 0.75
 """Of letters in common, for a name to be worth a suggestion."""
 
 
-def similar(name: str, known: Iterable[str]) -> str | None:
+def similar(name: str, known: Iterable[str], least_ratio: float = _LEAST_RATIO) -> str | None:
     """Return the known name that a misspelt one most resembles; None if none really does.
 
     Only the last parts of dotted names have to be similar: equal sections say nothing. Of equally similar names the one
     that is more similar as a whole is returned.
+
+    Args:
+        name: the misspelt one.
+        known: the others.
+        least_ratio: of letters in common, from 0 to 1.
     """
     found = max(known, key=lambda each: (_ratio(_last(name), _last(each)), _ratio(name, each)), default=None)
-    return found if found is not None and _ratio(_last(name), _last(found)) >= _LEAST_RATIO else None
+    return found if found is not None and _ratio(_last(name), _last(found)) >= least_ratio else None
 
 
 def question(name: str, known: Iterable[str]) -> str:

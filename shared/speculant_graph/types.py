@@ -214,6 +214,17 @@ DEFAULT_OPTIONS = DraftOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class NasdOptions:
+    """How ``nasd`` drafts for one request; None leaves it to the settings of the same names."""
+
+    n: int | None = None
+    """At most the setting's."""
+    filler_top_k: int | None = None
+    """At most the setting's."""
+    stop_if_unknown: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStep:
     """What a drafter receives about one sequence for one step."""
 
@@ -237,6 +248,8 @@ class SequenceStep:
     """Longest path of a tree; None leaves it to the drafter, as below."""
     temperature: float | None = None
     """What ``sampling`` draws with."""
+    nasd: NasdOptions | None = None
+    """What ``nasd`` drafts with."""
     is_priced: bool = True
     """Whether drafting that does not pay may be left out; False where a request wants drafts always."""
 

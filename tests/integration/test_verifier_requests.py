@@ -19,11 +19,23 @@ from support.verifier_service import (
     request,
 )
 
+
+def options(**speculation):
+    return pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(**speculation))
+
+
 BAD = {
     "no input": (pb.GenerateRequest(), "set prompt, prompt_tokens or chat"),
     "tokens": (pb.GenerateRequest(prompt_tokens=pb.TokenSequence(token_ids=[10**6])), "outside 0.."),
     "NaN": (request(temperature=float("nan")), "temperature"),
     "rule": (pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(rule=99)), "no rule 99"),
+    "budget": (options(node_budget=7), "node_budget is 7, more than the server's draft.k of 6; give at most 6"),
+    "depth": (options(max_depth=25), "max_depth is 25, more than the server's draft.max_depth of 24"),
+    "no depth": (options(max_depth=0), "max_depth must be greater than or equal to 1"),
+    "temperature": (options(draft_temperature=0.5), "only sampling reads it"),
+    "n-grams": (options(draft_n=3), "only nasd reads it"),
+    "fillers": (options(draft_filler_top_k=3), "only nasd reads it"),
+    "unknown": (options(draft_stop_if_unknown=False), "only nasd reads it"),
     "samples": (request(num_samples=17), "may have 16"),
     "graph": (
         pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")),
@@ -49,6 +61,22 @@ def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path):
             assert server._load.num_sequences == 0, name
 
     play(target, tmp_path, scenario)
+
+
+def test_options_of_drafts_act(target, library, tmp_path):
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+
+    async def scenario(stub, _):
+        for wanted, most, depth in (({}, 6, 24), ({"node_budget": 2}, 2, 2), ({"max_depth": 1}, 6, 1)):
+            asked = request()
+            asked.speculation.MergeFrom(pb.SpeculationOptions(**wanted))
+            responses, text = await collected(stub.Generate(asked))
+            statistics = responses[-1].statistics
+            assert text == expected
+            assert 0 < statistics.num_drafted <= most * statistics.num_drafts
+            assert len(statistics.drafted_by_depth) <= depth
+
+    play(target, tmp_path, scenario, speculation="on")
 
 
 def test_a_graph_that_the_drafter_does_not_serve_costs_no_text_and_is_told(target, library, shared_sidecar, tmp_path):

@@ -12,7 +12,8 @@ from typing import get_args
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.draft.read_by import READ_BY
+from speculant_graph.errors import ConfigError, GenerationRequestError
 from speculant_graph.types import RuleName, StrategyName
 
 _ALL: tuple[StrategyName, ...] = ("tree", "adaptive", "specexec", "sampling", "greedy", "nasd", "model")
@@ -108,8 +109,18 @@ def suited(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -
         sources: what there is to draft from.
 
     Raises:
-        ConfigError: the strategy was named and does not fit, or no strategy does.
+        ConfigError: the strategy was named and does not fit, no strategy does, or the requests ask for more than the
+            settings have.
     """
+    chosen = _fitting(draft, generation, sources)
+    try:
+        require_request(generation, chosen)
+    except GenerationRequestError as error:
+        raise ConfigError(error.message, fix=error.fix, field=f"generation.{error.field}") from None
+    return chosen
+
+
+def _fitting(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -> DraftConfig:
     if generation.speculation == "off" or not draft.k:
         return draft
     rule = generation.rule
@@ -133,6 +144,40 @@ def log_choice(rule: RuleName, chosen: DraftConfig, draft: DraftConfig) -> None:
             chosen.strategy,
             draft.strategy,
         )
+
+
+_SETTINGS = {
+    "node_budget": "k",
+    "max_depth": "max_depth",
+    "draft_temperature": "temperature",
+    "draft_n": "n",
+    "draft_filler_top_k": "filler_top_k",
+    "draft_stop_if_unknown": "stop_if_unknown",
+}
+"""What a request may choose of its drafts, and the settings that it stands for."""
+_BOUNDED = ("node_budget", "max_depth", "draft_n", "draft_filler_top_k")
+"""Those that the setting is the most of."""
+
+
+def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
+    """Refuse what a request asks of its drafts if the settings have less, or a strategy that does not read it.
+
+    Raises:
+        GenerationRequestError: it is so; the message names the setting.
+    """
+    for name, setting in _SETTINGS.items():
+        value, most = getattr(config, name), getattr(draft, setting)
+        if value is None:
+            continue
+        readers = READ_BY.get(setting, _ALL)
+        if name == "max_depth" and draft.strategy not in readers:
+            setting, most = "k", draft.k
+        elif draft.strategy not in readers:
+            problem = f"{name} does nothing by the server's strategy {draft.strategy}: only {_listed(readers)} reads it"
+            raise GenerationRequestError(problem, fix="leave it out", field=name)
+        if name in _BOUNDED and value > most:
+            problem = f"{name} is {value}, more than the server's draft.{setting} of {most}"
+            raise GenerationRequestError(problem, fix=f"give at most {most}", field=name)
 
 
 def unsuited(rule: RuleName, strategy: StrategyName) -> str:

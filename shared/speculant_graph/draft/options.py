@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from speculant_graph._core import ROW_WIDTH, DraftSettings
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.read_by import READ_BY
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions, SiblingsName, StrategyName
 from speculant_graph.validation_messages import humanise
@@ -24,19 +25,6 @@ CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec")
 """Strategies whose path probabilities are calibrated."""
 NEED_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
 """Strategies that draft from a graph and nothing else."""
-
-READ_BY: dict[str, tuple[StrategyName, ...]] = {
-    "max_candidates": ("sampling",),
-    "temperature": ("sampling",),
-    "sources": ("adaptive", "tree", "specexec"),
-    "max_depth": ("sampling", "adaptive", "tree", "specexec", "model"),
-    "max_branches": ("sampling", "tree", "specexec", "model"),
-    "max_learned_tokens": ("adaptive", "tree", "specexec", "nasd"),
-    "n": ("nasd",),
-    "filler_top_k": ("nasd",),
-    "stop_if_unknown": ("nasd",),
-}
-"""Settings of ``[draft]`` that not every strategy reads, and the strategies that do."""
 
 REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
 """Settings that a request may choose."""

@@ -10,7 +10,7 @@ from loguru import logger
 from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.random_stream import STEP_STREAM, uniform
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, RuleName, SequenceStep, SiblingsName
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, NasdOptions, RuleName, SequenceStep, SiblingsName
 from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
@@ -90,6 +90,9 @@ class Drafting:
                 each.feedback,
                 _SIBLINGS.get(each.config.rule, "none"),
                 None if each.config.rule in WANTS_PROPOSALS else "gumbel",
+                max_depth=each.config.max_depth,
+                temperature=each.config.draft_temperature,
+                nasd=_nasd_options(each.config),
                 is_priced=each.config.speculation == "auto",
             )
             for index, each in ((index, sequences[index]) for index in asked)
@@ -134,7 +137,7 @@ class Drafting:
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
         constraint = sequence.sampler.constraint
-        most = min(self._drafted_nodes, self._most_depth(sequence))
+        most = min(self._budget(sequence), self._most_depth(sequence))
         try:
             usable = constraint.usable(sequence.token_ids, draft)
             fitted = draft.part(usable)
@@ -166,12 +169,18 @@ class Drafting:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
         most_depth = self._most_depth(sequence) if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
-        return self._drafted_nodes if makes_trees and most_depth else min(self._drafted_nodes, most_depth)
+        budget = self._budget(sequence)
+        return budget if makes_trees and most_depth else min(budget, most_depth)
+
+    def _budget(self, sequence: ActiveSequence) -> int:
+        wanted = sequence.config.node_budget
+        return self._drafted_nodes if wanted is None else min(self._drafted_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
         capacity = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-        return max(0, min(sequence.num_remaining, capacity) - 1)
+        most = max(0, min(sequence.num_remaining, capacity) - 1)
+        return most if sequence.config.max_depth is None else min(most, sequence.config.max_depth)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
         """Whether a draft is a tree within its budget, as its type requires."""
@@ -248,6 +257,11 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
     if config.rule != "block":
         return config.seed
     return int(uniform(config.seed, num_tokens, STEP_STREAM) * 2**53)
+
+
+def _nasd_options(config: GenerationConfig) -> NasdOptions | None:
+    wanted = config.draft_n, config.draft_filler_top_k, config.draft_stop_if_unknown
+    return NasdOptions(*wanted) if any(each is not None for each in wanted) else None
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:

@@ -39,6 +39,7 @@ from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import Cost, DraftLengthController
+from speculant_verifier.suitability import require_request
 
 
 @runtime_checkable
@@ -85,7 +86,7 @@ class Engine:
             ConfigError: the folder of records can't be made.
         """
         self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
-        self._target, self._drafter, self._config = target, drafter, config
+        self._target, self._drafter, self._config, self._draft = target, drafter, config, draft
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
         self._failed: list[StepOutput] = []
@@ -164,6 +165,7 @@ class Engine:
         try:
             if request.refusal:
                 raise GenerationRequestError(request.refusal)
+            require_request(request.config, self._draft)
             self.admission.check(request)
             sequence.end_token_ids = self._ends_of(request)
             sequence.sampler = self._sampler(sequence)

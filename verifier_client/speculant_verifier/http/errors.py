@@ -24,7 +24,7 @@ from speculant_graph.errors import (
 from speculant_graph.serving.json_body import JsonBodyError
 from speculant_graph.validation_messages import humanise
 from speculant_verifier.http.fields import REFUSED, resembled
-from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
+from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
 
 _RETRY_AFTER_S = "1"
 _TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}'
@@ -98,7 +98,9 @@ def error_of(error: Exception) -> ApiError:
             for name, ours in _OF_LIBRARY.items():
                 message = message.replace(name, ours)
             words = [error.field, *re.findall(r"\w+", message)[:3]]  # messages of the library begin with the setting
-            return ApiError(400, message, param=next((word for word in words if word in _FIELDS), None))
+            param = next((word for word in words if word in _FIELDS), None)
+            is_of_drafts = error.field in SpeculantOptions.model_fields and error.field not in _FIELDS
+            return ApiError(400, message, param=f"speculant.{error.field}" if is_of_drafts else param)
         case DraftLimitError():
             message = "too many requests wait or are being answered; try again in a moment"
             return ApiError(429, message, kind="rate_limit_error", code="queue_full")

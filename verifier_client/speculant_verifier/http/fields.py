@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from speculant_graph.similar import similar
 
 _MAX_UNKNOWN = 8
 """Of fields that are refused a few are looked at: a body that is wrong all over must not hold up others."""
@@ -112,7 +113,7 @@ def resembled(name: str, known: Iterable[str]) -> str:
     """Return the known name that another one was meant to be; nothing if it is a name of its own."""
     if len(name) > _LONGEST_COMPARED:
         return ""
-    return next(iter(get_close_matches(name, list(known), n=1, cutoff=_RESEMBLANCE)), "")
+    return similar(name, known, _RESEMBLANCE) or ""
 
 
 @lru_cache(maxsize=4_096)

@@ -33,6 +33,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.requests import Load, changed, context_problem, session_options
 from speculant_verifier.structured.grammar import grammar_of_choices, grammar_of_regex
 from speculant_verifier.structured.json_schema import prepared
+from speculant_verifier.suitability import require_request
 
 _MAX_DRAWN_SEED = 1 << 53
 """Seeds are given to clients whose only numbers are doubles."""
@@ -166,6 +167,7 @@ class RequestMapping:
             raise no_such_model(self._model_id)
         session = self.session(request.speculant, principal)
         config = generation_config(request, self._defaults, self._decoder.target)
+        require_request(config, self._decoder.draft_config)
         self._load.require_capacity(num_prompts * config.n, num_prompts)
         return config, session
 

@@ -55,10 +55,38 @@ class SpeculantOptions(Schema):
 
     refuses_unknown = True
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_settings(cls, values: Any) -> Any:
+        """Refuse what only the server can set, and name what a request can."""
+        if not isinstance(values, dict):
+            return values
+        others = DraftConfig.model_fields.keys() - cls.model_fields.keys()
+        if names := sorted(name for name in others if values.get(name) is not None):
+            reason = (
+                f"the server's setting draft.{names[0]} decides; "
+                "a request may set node_budget, max_depth and draft_temperature"
+            )
+            found = [f"speculant.{name}" for name in names]
+            raise PydanticCustomError("misplaced", "{reason}", {"names": found, "reason": reason})
+        return values
+
     rule: RuleName | None = None
     """How drafts are verified; 'follow' makes the text a function of prompt, settings and seed."""
     speculation: Literal["auto", "on", "off"] | None = None
     """Whether drafts are used."""
+    node_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Most tokens drafted per step; at most the server's draft.k."""
+    max_depth: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """Longest path that is drafted; at most the server's draft.max_depth."""
+    draft_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """What drafts are drawn with, if the server's strategy is 'sampling'."""
+    draft_n: Annotated[int, Field(ge=2, lt=2**31)] | None = None
+    """Tokens of the longest n-gram, if the server's strategy is 'nasd'; at most its draft.n."""
+    draft_filler_top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Of the model's most probable tokens, so many are learned by 'nasd'; at most the server's draft.filler_top_k."""
+    draft_stop_if_unknown: bool | None = None
+    """Whether a draft by 'nasd' ends at an unknown context."""
     tenant: Name | None = None
     """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from no other tenant's."""
     graph: Name | None = None

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from speculant_graph.config import DraftConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
-from speculant_graph.types import Draft, DrafterState, DrafterStatistics, SequenceStep, SessionOptions, TokenId
+from speculant_graph.types import (
+    Draft,
+    DrafterState,
+    DrafterStatistics,
+    NasdOptions,
+    SequenceStep,
+    SessionOptions,
+    TokenId,
+)
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
 """About half a gigabyte once they are all there: in ordinary text 420 to 480 bytes for a context and its successors."""
@@ -99,6 +107,7 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
     return None
 
 
+_UNCHANGED = NasdOptions()
 _MAX_CONTEXTS = 250_000
 """Kept for a tenant, some 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
@@ -197,23 +206,27 @@ class NasdDrafter:
         self._tenants.clear()
 
     def _draft(self, step: SequenceStep) -> Draft:
-        sequence, config = self._sequences[step.session_id], self._config
+        sequence, config, wanted = self._sequences[step.session_id], self._config, step.nasd or _UNCHANGED
+        n = min(wanted.n or config.n, config.n)
+        stop_if_unknown = config.stop_if_unknown if wanted.stop_if_unknown is None else wanted.stop_if_unknown
         if sequence.token_ids != step.token_ids[: len(sequence.token_ids)]:  # another text than before
             self.open(step.session_id, sequence.options)
             sequence = self._sequences[step.session_id]
         _learn(sequence, step, config.n)
         sequence.draft_id, sequence.filler_top_k = next(self._draft_ids), config.filler_top_k
-        end = tuple(sequence.token_ids[1 - config.n :])
+        if wanted.filler_top_k is not None:
+            sequence.filler_top_k = min(wanted.filler_top_k, config.filler_top_k)
+        end = tuple(sequence.token_ids[1 - n :])
         drafted: list[TokenId] = []
         while len(drafted) < step.node_budget:
             token_id = longest_successor(end, *sequence.tables)
             if token_id is None:
-                if config.stop_if_unknown or not self._vocabulary_size:
+                if stop_if_unknown or not self._vocabulary_size:
                     break
                 position = len(sequence.token_ids) + len(drafted)
                 token_id = int(uniform(step.seed, position, PROPOSAL_STREAM) * self._vocabulary_size)
             drafted.append(token_id)
-            end = (*end, token_id)[1 - config.n :]
+            end = (*end, token_id)[1 - n :]
         return Draft(
             token_ids=tuple(drafted),
             parents=tuple(range(len(drafted))),

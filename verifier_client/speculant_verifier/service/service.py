@@ -22,6 +22,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapter, Adapters
 from speculant_verifier.requests import Load, changed, context_problem, events_of, session_options
 from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
+from speculant_verifier.suitability import require_request
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
 ADMIN_SERVICE_NAME = "speculant_graph.rpc.v1.VerifierAdminService"
@@ -46,6 +47,9 @@ _SEED_BITS = 63
 _MOST_ENTRIES = {"logit_biases": 1024, "stop_strings": 16, "stop_token_ids": 1024}
 _MOST_CHARACTERS = 1024
 _GIVEN_IF_PRESENT = ("max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "seed")
+_OF_DRAFTS = (
+    "node_budget", "max_depth", "draft_temperature", "draft_n", "draft_filler_top_k", "draft_stop_if_unknown",
+)  # fmt: skip
 _GIVEN_IF_NOT_ZERO = (
     "min_tokens", "top_k", "presence_penalty", "frequency_penalty", "json_schema", "grammar", "prediction",
 )  # fmt: skip
@@ -87,6 +91,7 @@ class VerifierService:
         request = parsed(pb.GenerateRequest, payload)
         speculation = request.speculation
         config = generation_config(request.sampling, speculation, self._defaults, decoder.target.end_token_ids)
+        require_request(config, decoder.draft_config)
         learn = speculation.learn if speculation.HasField("learn") else None
         options = session_options(call.principal, speculation.tenant, speculation.graph, learn)
         self._load.require_capacity(config.n)
@@ -206,6 +211,7 @@ def generation_config(
         wanted["n"] = sampling.num_samples
     if sampling.logprobs or sampling.num_top_logprobs:
         wanted["logprobs"] = sampling.num_top_logprobs
+    wanted |= {name: getattr(speculation, name) for name in _OF_DRAFTS if speculation.HasField(name)}
     if speculation.rule:
         wanted["rule"] = _rule(speculation.rule)
     return changed(defaults, wanted)

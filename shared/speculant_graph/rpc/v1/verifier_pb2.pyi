@@ -99,16 +99,28 @@ class SamplingOptions(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_biases: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_tokens: bool = ..., seed: _Optional[int] = ..., num_samples: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., logprobs: bool = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., prediction: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("rule", "graph", "learn", "tenant")
+    __slots__ = ("rule", "graph", "learn", "tenant", "node_budget", "max_depth", "draft_temperature", "draft_n", "draft_filler_top_k", "draft_stop_if_unknown")
     RULE_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    NODE_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_N_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FILLER_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STOP_IF_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     rule: VerificationRule
     graph: str
     learn: bool
     tenant: str
-    def __init__(self, rule: _Optional[_Union[VerificationRule, str]] = ..., graph: _Optional[str] = ..., learn: bool = ..., tenant: _Optional[str] = ...) -> None: ...
+    node_budget: int
+    max_depth: int
+    draft_temperature: float
+    draft_n: int
+    draft_filler_top_k: int
+    draft_stop_if_unknown: bool
+    def __init__(self, rule: _Optional[_Union[VerificationRule, str]] = ..., graph: _Optional[str] = ..., learn: bool = ..., tenant: _Optional[str] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., draft_temperature: _Optional[float] = ..., draft_n: _Optional[int] = ..., draft_filler_top_k: _Optional[int] = ..., draft_stop_if_unknown: bool = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
