@@ -81,6 +81,23 @@ def test_conversations(family, options):
     assert sequence.num_from_prefix_cache >= 150, "what the first of them parted from was copied then"
 
 
+@pytest.mark.parametrize("chunk", [PREFILL_CHUNK, 50])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral"])
+def test_the_second_session_finds_what_it_shares(family, chunk):
+    """Instructions and tools are the same, the rest differs from the first token on."""
+    rng = random.Random(family)
+    target = target_of(family)
+    engine = engine_of(target, rng, prefill_chunk=chunk)
+    instructions, others = tokens(rng, 150), tokens(rng, 170)
+    counts = []
+    for head in (instructions, instructions, instructions, others, others):
+        job = replace(request((*head, 251 + len(counts), *tokens(rng, 40))), shared_length=len(head))
+        [sequence] = ended(engine, [job])
+        assert sequence.output == alone(target, Job(job.prompt, job.config))
+        counts.append(sequence.num_from_prefix_cache)
+    assert counts == [0, 150, 150, 0, 170]
+
+
 @pytest.mark.parametrize("family", ["gpt_oss", "llama"])
 def test_random_company(family):
     """Any beginnings, lengths and cancellations, in a cache that has no space for all."""

@@ -3,8 +3,9 @@
 A chunk is bounded so that sequences that are running do not stall. Agents send everything with every call, so keys and
 values of sequences that ended are kept, as a copy beside the rows of the cache that takes no part in the batch. Layers
 that see everything can go on behind any of its positions. Sliding layers hold only the window before the last one;
-therefore windows are copied where later requests may go on: at the end of the prompt, at the end of the output, and
-where a prompt was seen to part from what is kept.
+therefore windows are copied where later requests may go on: at the end of the instructions and tools, if the request
+says where that is, at the end of the prompt, at the end of the output, and where a prompt was seen to part from what is
+kept.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class PrefixCache:
                 longest = max(longest, shared)
                 if usable >= max(_LEAST, length):
                     best, length = kept, usable
-        if self._window and longest >= length + _LEAST:
-            sequence.window_at = longest  # the next one can go on from there
+        if self._window:  # the next one can go on from there
+            known = min(sequence.request.shared_length, len(prompt))
+            sequence.window_stops = tuple(sorted({end for end in (known, longest) if end >= length + _LEAST}))
         if best is None:
             return
         self._kept.append(self._kept.pop(next(i for i, kept in enumerate(self._kept) if kept is best)))
@@ -162,7 +164,7 @@ class Prefill:
         self._target.prefill(chunks, self._cache, [each.row for each in sequences])
         for sequence, take in zip(sequences, takes, strict=True):
             sequence.num_cached += take
-            if sequence.num_cached == sequence.window_at or sequence.num_pending <= MOST_PENDING:
+            if sequence.num_cached in sequence.window_stops or sequence.num_pending <= MOST_PENDING:
                 self._prefixes.note(sequence)
         elapsed_s, stall_s = time.perf_counter() - started_s, self._target.stall_s - stall_s
         for times in (self._totals.times, *(each.times for each in sequences)):
@@ -172,8 +174,8 @@ class Prefill:
 
     def _take(self, sequence: ActiveSequence) -> int:
         take = min(sequence.num_pending - 1, self._chunk)
-        if sequence.window_at is not None and sequence.num_cached < sequence.window_at:
-            take = min(take, sequence.window_at - sequence.num_cached)
+        if (stop := next((end for end in sequence.window_stops if end > sequence.num_cached), None)) is not None:
+            take = min(take, stop - sequence.num_cached)
         if not self._has_capacity(sequence.num_cached, take):
             take = 1 << take.bit_length() - 1  # which no kernel pads
         return take

@@ -45,6 +45,8 @@ class Request:
     """Tokens that drafts come from as if they stood before the prompt; the model does not see them."""
     forced: tuple[TokenId, ...] = ()
     """What the model is made to write, for benches: everything is computed, then this is chosen."""
+    shared_length: int = 0
+    """Tokens at the beginning of the prompt that other prompts will probably begin with, too."""
     refusal: str = ""
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None
@@ -69,8 +71,8 @@ class ActiveSequence:
     """Of these, tokens of the prompt that an earlier sequence had read."""
     windows: dict[int, KeysAndValues] = field(default_factory=dict)
     """Copies of what sliding layers held before a position."""
-    window_at: int | None = None
-    """Where in the prompt such a copy is wanted."""
+    window_stops: tuple[int, ...] = ()
+    """Positions in the prompt, in order, where such copies are wanted."""
     sampler: Sampler | None = None
     end_token_ids: frozenset[TokenId] = frozenset()
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
