@@ -156,7 +156,7 @@ def create_app(
             mapping, request, connection.scope[PRINCIPAL], takes_effort=decoder.chat_format.takes_effort
         )
         builder = MessagesBuilder(context, model, shows_thoughts=shows_thoughts(request))
-        return respond(builder, is_stream=request.stream)
+        return respond(builder, is_stream=bool(request.stream))
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(request: TokenCountRequest, connection: Request) -> dict[str, int]:

@@ -72,7 +72,8 @@ def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
         form = {"schema": options.format.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
     if isinstance(request, MessagesRequest):
-        for name in ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculant"):
+        fields["stream"] = bool(request.stream)
+        for name in ("max_tokens", "temperature", "top_p", "top_k", "speculant"):
             fields[name] = getattr(request, name)
         fields["stop"] = _stops(request.stop_sequences)
     try:
@@ -236,9 +237,9 @@ def _tool_fields(request: TokenCountRequest) -> Fields:
 
 
 def _is_served(tool: AnthropicTool) -> bool:
-    if tool.type == "custom" or tool.input_schema is not None:
+    if tool.type in (None, "custom") or tool.input_schema is not None:
         return True
-    logger.debug("a tool that the server can't run is left out: {}", tool.type[:64])
+    logger.debug("a tool that the server can't run is left out: {}", str(tool.type)[:64])
     return False
 
 

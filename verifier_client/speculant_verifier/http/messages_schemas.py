@@ -41,7 +41,7 @@ class Block(OpenSchema):
     """Of a call: the arguments."""
     tool_use_id: Name | None = None
     """Of a result: the call."""
-    is_error: bool = False
+    is_error: bool | None = None
     """Of a result: whether the tool failed."""
     content: Any = None
     """Of a result: text, or blocks."""
@@ -81,8 +81,8 @@ class AnthropicMessage(OpenSchema):
 class AnthropicTool(OpenSchema):
     """A tool that the model may call. Tools that Anthropic's servers run have a type of their own and are left out."""
 
-    type: str = "custom"
-    """'custom'."""
+    type: str | None = None
+    """'custom', or nothing."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")] | None = None
     """Letters, digits, '_', '-' and '.'."""
     description: str | None = None
@@ -98,7 +98,7 @@ class ToolChoice(OpenSchema):
     """Whether the model may call a tool, must call any or the named one, or may not."""
     name: Name | None = None
     """The tool's, for 'tool'."""
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
     """Whether an answer that must call calls one tool only."""
 
 
@@ -151,7 +151,7 @@ class MessagesRequest(SpeculantRequest, TokenCountRequest):
 
     max_tokens: NumTokens
     """Most new tokens, thoughts included."""
-    stream: bool = False
+    stream: bool | None = None
     """Send server-sent events as the answer comes."""
     stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     """End before any of these texts."""
