@@ -224,6 +224,7 @@ class SpeculativeDecoder:
         generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
         *,
         session: SessionOptions | None = None,
+        shared_length: int = 0,
     ) -> AsyncIterator[StepEvent]:
         """Do :meth:`stream` in an event loop; cancelling the task ends the generation.
 
@@ -231,8 +232,10 @@ class SpeculativeDecoder:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
             session: options of these sequences for the drafter beside its own settings.
+            shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too, such
+                as instructions; they find these read.
         """
-        batch = self._batch(prompt, generation_config, session)
+        batch = self._batch(prompt, generation_config, session, shared_length)
         async with aclosing(self._runner.astream(batch.requests)) as outputs:
             async for output in outputs:
                 yield batch.event(output)
@@ -292,6 +295,7 @@ class SpeculativeDecoder:
         prompt: str | Prompts,
         config: GenerationConfig | Sequence[GenerationConfig] | None,
         session: SessionOptions | None = None,
+        shared_length: int = 0,
     ) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
@@ -312,4 +316,12 @@ class SpeculativeDecoder:
             raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
         is_single = isinstance(prompt, str)
         strategy = self.draft_config.strategy if self._owns_drafter and self.drafter.state != "off" else None
-        return Batch(self.target, prompts, configs, is_single=is_single, session=session, strategy=strategy)
+        return Batch(
+            self.target,
+            prompts,
+            configs,
+            is_single=is_single,
+            session=session,
+            strategy=strategy,
+            shared_length=shared_length,
+        )

@@ -148,6 +148,7 @@ async def paced_events_of(
     config: GenerationConfig,
     session: SessionOptions | None,
     pause_s: float | None,
+    shared_length: int = 0,
 ) -> AsyncGenerator[StepEvent | None, None]:
     """Decode for a client that may be slow; capacity is given back as soon as the engine is done with a sequence.
 
@@ -160,6 +161,7 @@ async def paced_events_of(
         config: settings of all prompts.
         session: options of their sessions with the drafter.
         pause_s: time after which a reader is told that there is still nothing; None: it is not told.
+        shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too.
 
     Yields:
         Events; None as soon as the request is admitted, and after every pause.
@@ -172,7 +174,7 @@ async def paced_events_of(
 
         async def read() -> None:
             try:
-                async for event in decoder.astream(prompts, config, session=session):
+                async for event in decoder.astream(prompts, config, session=session, shared_length=shared_length):
                     if event.result is not None:
                         give_back()
                     waiting.put_nowait(event)

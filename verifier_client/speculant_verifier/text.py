@@ -126,6 +126,7 @@ class Batch:
         is_single: bool,
         session: SessionOptions | None = None,
         strategy: StrategyName | None = None,
+        shared_length: int = 0,
     ) -> None:
         """Turn prompts into requests.
 
@@ -136,6 +137,7 @@ class Batch:
             is_single: whether the caller gave one prompt and wants one result.
             session: options of the requests for the drafter beside its own settings.
             strategy: what drafts are made by; None if that is unknown, or if there are none.
+            shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too.
         """
         self._target, self._strategy = target, strategy
         self._is_single = is_single
@@ -165,6 +167,7 @@ class Batch:
                         stop_check=Detokenizer(target.decode, config.stop).stop_within if config.stop else None,
                         grammar=grammar,
                         hint=hint,
+                        shared_length=shared_length,
                         refusal=refusal,
                         session=session,
                     )

@@ -140,3 +140,16 @@ def test_reasoning_comes_apart_from_the_answer(
         ]
         assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == (thought or "")
         assert "".join(delta.content or "" for delta in deltas) == said
+
+
+def test_the_second_session_finds_instructions_and_tools_read(served: tuple[str, Api]) -> None:
+    _, api = served
+    system = {"role": "system", "content": "Use the tools that you have, and say nothing else at all."}
+    left = []
+    for question in ("Rain?", "How warm is it?", "Any wind?"):
+        messages = [system, {"role": "user", "content": question}]
+        body = {"model": "m", "messages": messages, "tools": TOOLS, "max_tokens": 2}
+        usage = api.post("chat/completions", body).json()["usage"]
+        left.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+    assert left[0] > 80
+    assert max(left[1:]) < 40, "what is read is the question and the beginning of the answer"

@@ -53,6 +53,11 @@ class PrefixCache:
         self.num_bytes = 0
         """Memory of all that is kept."""
 
+    @property
+    def takes_stops(self) -> bool:
+        """Whether it matters where later prompts will part from one; without sliding windows any position will do."""
+        return bool(self._window and self._bound)
+
     def begin(self, sequence: ActiveSequence) -> None:
         """Give a sequence that got an empty row what is known of its prompt's beginning."""
         prompt = np.asarray(sequence.prompt[:-1], dtype=np.int64)  # the last token's logits are wanted

@@ -107,7 +107,9 @@ def create_app(
 
     def respond(builder: AnswerBuilder, *, is_stream: bool) -> Response:
         context = builder.context
-        events = paced_events_of(decoder, load, context.prompts, context.config, context.session, _PAUSE_S)
+        events = paced_events_of(
+            decoder, load, context.prompts, context.config, context.session, _PAUSE_S, context.shared_length
+        )
         return GenerationResponse(events, builder, is_stream=is_stream)
 
     described = {

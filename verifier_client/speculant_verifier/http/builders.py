@@ -54,6 +54,8 @@ class RequestContext:
     """Names of tools that take text."""
     predicted: tuple[TokenId, ...] = ()
     """The prediction."""
+    shared_length: int = 0
+    """Tokens of the prompt that its instructions and tools take."""
 
     @property
     def num_choices(self) -> int:

@@ -6,8 +6,10 @@ import asyncio
 import inspect
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from jinja2.exceptions import TemplateError, UndefinedError
@@ -57,6 +59,9 @@ _EFFORTS = {name: name for name in ("low", "medium", "high")} | {
 _TAKEN = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 """What stands in templates' way: these are no variables of theirs."""
 
+_MOST_LENGTHS = 64
+"""Instructions and tools whose length is remembered."""
+
 
 class RequestMapping:
     """Turns requests into work. Tokenising is done in threads, so that a long prompt holds up no other request."""
@@ -71,6 +76,7 @@ class RequestMapping:
             model_id: the model's name for clients.
         """
         self._decoder, self._load, self._defaults, self._model_id = decoder, load, defaults, model_id
+        self._shared_lengths: dict[str, int] = {}
         self._style = decoder.chat_format.style
 
     async def chat(self, request: ChatRequest, principal: Principal) -> RequestContext:
@@ -106,7 +112,23 @@ class RequestMapping:
         context = await self._context([prompt], config, session, request, param)
         names = frozenset(tool.name for tool in tools) if tools else None
         custom = frozenset(tool.name for tool in tools if tool.is_custom)
-        return replace(context, tool_names=names, custom=custom, predicted=tuple(predicted))
+        shared = await asyncio.to_thread(self._shared_length, prompt, messages, options)
+        return replace(context, tool_names=names, custom=custom, predicted=tuple(predicted), shared_length=shared)
+
+    def _shared_length(
+        self, prompt: list[TokenId], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> int:
+        """Return how many tokens of a prompt its instructions and tools take; 0 where that is of no use."""
+        if not self._decoder.engine.prefixes.takes_stops:
+            return 0
+        head = list(takewhile(lambda message: message["role"] in ("system", "developer"), messages))
+        key = json.dumps([head, options], sort_keys=True, default=str)
+        if key not in self._shared_lengths:
+            with suppress(GenerationError):  # some templates refuse instructions alone
+                self._shared_lengths[key] = self._decoder.chat_format.shared_length(prompt, messages, **options)
+            while len(self._shared_lengths) > _MOST_LENGTHS:
+                self._shared_lengths.pop(next(iter(self._shared_lengths)), None)
+        return self._shared_lengths.get(key, 0)
 
     def _is_unlimited(self, request: ChatRequest) -> bool:
         """Tell whether no limit was set: neither by the request nor, to other than the default, by the server."""
