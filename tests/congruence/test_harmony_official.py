@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
 from itertools import groupby
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_verifier.conversation.harmony import ChannelSplitter
 from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
 from speculant_verifier.text import Detokenizer
-from support.harmony import HARMONY_NAMES, harmony_tokenizer
+from support.harmony import HARMONY_NAMES, official_harmony
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), min_size=1, max_size=40)
 CALLED = st.sampled_from(["functions.get_weather", "functions.a-b", "functions.x_1"])
@@ -30,21 +26,10 @@ MESSAGES = st.one_of(
 )
 
 
-@cache
-def official():
-    """The released tokenizer, the library, and its encoding, read from the same folder."""
-    tokenizer = harmony_tokenizer("gpt-oss")
-    library = pytest.importorskip("openai_harmony")
-    folder = str(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", folder)
-        return tokenizer, library, library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
-
-
 @settings(max_examples=60)
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=4), cut=st.integers(0, 6))
 def test_the_same_messages(messages, cut):
-    tokenizer, library, encoding = official()
+    tokenizer, library, encoding = official_harmony()
     written = "<|start|>assistant".join("".join(message) for message in messages)
     tokens = encoding.encode(written, allowed_special="all")
     [begin] = encoding.encode("<|message|>", allowed_special="all")
@@ -61,9 +46,9 @@ def test_the_same_messages(messages, cut):
         if recipient is not None:
             expected += [("name", recipient.removeprefix("functions.")), ("arguments", text)]
         else:
-            expected.append(("content" if channel == "final" else "reasoning", text))
+            expected.append(("reasoning" if channel == "analysis" else "content", text))
 
-    splitter = ChannelSplitter(HarmonyTokens(names), tokenizer.decode, finds_calls=True)
+    splitter = ChannelSplitter(HarmonyTokens(names), tokenizer.decode, ())
     texts = Detokenizer(tokenizer.decode)
     pieces = [piece for token in tokens for piece in splitter.push([token], texts.push([token]))]
     pieces += splitter.push([], texts.push([], final=True), final=True)

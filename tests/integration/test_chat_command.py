@@ -123,4 +123,4 @@ def test_only_the_final_channel_is_the_answer(channels, monkeypatch, terminal: b
     history = channels.target.decode(prompts[-1])
     assert SAID in history
     assert THOUGHT not in history
-    assert "analysis" not in history
+    assert "<|channel|>analysis" not in history

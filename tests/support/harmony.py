@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -32,3 +34,14 @@ def harmony_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     if "SPECULANT_DATA" not in os.environ or not folder.is_dir():
         pytest.skip("SPECULANT_DATA names no folder with the released tokenizer")
     return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@cache
+def official_harmony() -> tuple[PreTrainedTokenizerFast, Any, Any]:
+    """Return the released tokenizer, OpenAI's library, and its encoding, read from the same folder."""
+    tokenizer = harmony_tokenizer("gpt-oss")
+    library = pytest.importorskip("openai_harmony")
+    folder = str(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", folder)
+        return tokenizer, library, library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)

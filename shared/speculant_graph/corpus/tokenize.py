@@ -126,10 +126,22 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[TokenId]:
         tokenizer.no_truncation()
     if tokenizer.padding is not None:
         tokenizer.no_padding()
-    return _ids_of(tokenizer, [text], add_special_tokens=True)[0]
+    return encode_texts(tokenizer, [text], add_special_tokens=True)[0]
 
 
-def _ids_of(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[TokenId]]:
+def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = False
+) -> list[list[TokenId]]:
+    """Return the token ids of texts.
+
+    Args:
+        tokenizer: encodes them.
+        texts: the texts.
+        add_special_tokens: whether its own template puts tokens around them.
+
+    Raises:
+        GraphError: a text has millions of alike characters in a row.
+    """
     try:
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
     except BaseException as error:
@@ -228,7 +240,7 @@ class CorpusTokenizer:
         Raises:
             GraphError: a text has millions of alike characters in a row.
         """
-        return _ids_of(self._tokenizer, texts, add_special_tokens=False)
+        return encode_texts(self._tokenizer, texts)
 
     def encode_prompt(self, text: str) -> list[TokenId]:
         """Return the token ids of a prompt as the verifier has them; see :func:`encode_prompt`."""

@@ -150,6 +150,6 @@ def test_half_pairs_of_a_model_reach_clients_as_they_were_written() -> None:
     call = '<c>{"name": "f", "arguments": {"a\\ud800": "\\udfff\\ud83d\\ude00"}}</c>'
     [(kind, name), (_, arguments)] = JsonCalls("<c>", "</c>").push([], call, final=True)
     assert (kind, name) == ("name", "f")
-    assert arguments == '{"a\\ud800": "\\udfff\N{GRINNING FACE}"}'
+    assert arguments == '{"a\\ud800": "\\udfff\\ud83d\\ude00"}'
     sent = to_json({"arguments": arguments, "text": HALF}).encode()
     assert json.loads(sent) == {"arguments": arguments, "text": HALF}

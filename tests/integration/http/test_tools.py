@@ -54,11 +54,27 @@ def test_a_call_that_is_cut_off(served: tuple[str, Api], made_to_write: Callable
     [choice] = api.client().chat.completions.create(**fields | {"stop": "days"}).choices
     assert choice.finish_reason == "stop"
     cut = '{"unit": "C", "'
-    if name == "harmony":
-        assert choice.message.tool_calls[0].function.arguments == cut
-    else:  # a call comes when it is complete
-        assert choice.message.content.endswith(f'"arguments": {cut}')
+    assert choice.message.tool_calls[0].function.arguments == cut
     assert streamed(api, fields | {"stop": "days"})[2] == "stop"
+
+
+@pytest.mark.parametrize(("body", "arguments"), [("", "{}"), ('{"unit": "C', '{"unit": "C'), ("{", "{")])
+def test_a_call_that_the_model_ended_is_one(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], body: str, arguments: str
+) -> None:
+    name, api = served
+    if name == "hermes":
+        arguments = {"": "{}", "{": "{"}.get(body, '{"unit": [}')
+        written = f', "arguments": {arguments}' if body else ""
+        fields = made_to_write(f'<tool_call>{{"name": "get_weather"{written}{"" if body else "}"}</tool_call>')
+    else:
+        fields = made_to_write(f"<|channel|>commentary to=get_weather code<|message|>{body}<|call|>")
+    [choice] = api.client().chat.completions.create(**fields).choices
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", arguments)
+    assert not choice.message.content
+    assert streamed(api, fields)[2] == "tool_calls"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant_graph.errors import GenerationError
-from speculant_verifier.conversation.template_prompt import chat_tokens
+from speculant_verifier.conversation.chat_format import ChatFormat
 from support.tiny_models import BOS, EOS, byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -24,18 +24,20 @@ def tokenizer():
 
 
 def test_ids_are_those_of_the_template_with_control_tokens(tokenizer):
-    token_ids = chat_tokens(tokenizer, HELLO)
+    token_ids = ChatFormat(tokenizer).render(HELLO)
     assert [token for token in token_ids if token >= 256] == tokenizer.convert_tokens_to_ids([BOS, EOS, BOS])
     assert tokenizer.decode(token_ids) == f"{BOS}user: Hello{EOS}{BOS}assistant:"
-    assert tokenizer.decode(chat_tokens(tokenizer, HELLO, add_generation_prompt=False)) == f"{BOS}user: Hello{EOS}"
-    assert tokenizer.decode(chat_tokens(tokenizer, HELLO, voice="x")).endswith(f"{BOS}x:")
-    assert tokenizer.decode(chat_tokens(tokenizer, HELLO, chat_template="hi")) == "hi"
+    assert (
+        tokenizer.decode(ChatFormat(tokenizer).render(HELLO, add_generation_prompt=False)) == f"{BOS}user: Hello{EOS}"
+    )
+    assert tokenizer.decode(ChatFormat(tokenizer).render(HELLO, voice="x")).endswith(f"{BOS}x:")
+    assert tokenizer.decode(ChatFormat(tokenizer).render(HELLO, chat_template="hi")) == "hi"
     assert all(type(token) is int for token in token_ids)
 
 
 def test_without_a_template_it_says_what_to_do():
     with pytest.raises(GenerationError, match="no chat template; give the prompt as text"):
-        chat_tokens(byte_tokenizer(), HELLO)
+        ChatFormat(byte_tokenizer()).render(HELLO)
 
 
 @pytest.mark.parametrize(("messages", "reason"), [
@@ -44,5 +46,5 @@ def test_without_a_template_it_says_what_to_do():
 ])  # fmt: skip
 def test_messages_of_a_wrong_shape_are_errors_of_one_line(tokenizer, messages, reason):
     with pytest.raises(GenerationError, match=reason) as raised:
-        chat_tokens(tokenizer, messages)
+        ChatFormat(tokenizer).render(messages)
     assert "\n" not in str(raised.value)

@@ -64,6 +64,7 @@ ANSWER = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel
         (ANSWER, "Think.", "Zwölf 🦊!"),
         (ANSWER.removesuffix("<|return|>"), "Think.", "Zwölf 🦊!"),
         ("<|channel|>final<|message|>Yes", "", "Yes"),
+        ("<|channel|>commentary<|message|>I look.<|end|>", "", "I look."),
         ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", "", "{}"),
         ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b", "ab", ""),
         ("<|channel|>commentary to=functions.f<|message|>{}<|call|>", "{}", ""),
@@ -119,7 +120,7 @@ def test_no_text_of_messages_is_lost(token_ids: list[int]) -> None:
     assert len(reasoning) + len(content) <= len(raw)
 
 
-@pytest.mark.parametrize("template", [None, HARMONY_TEMPLATE + "<|message|>", "{{ raise_exception('no') }}"])
+@pytest.mark.parametrize("template", [HARMONY_TEMPLATE + "<|message|>", "{{ raise_exception('no') }}"])
 def test_other_templates_are_not_harmony_s(template: str | None) -> None:
     with tiny_decoder("llama") as decoder:
         decoder.target._tokenizer = harmony_tokenizer("bytes")

@@ -41,7 +41,27 @@ CASES = [
         [("f", '{"x": 1}'), ("g", "{}")],
     ),
     ("<tool_call>none of this</tool_call>", "<tool_call>none of this</tool_call>", []),
-    ('<tool_call>{"name": "f", "arguments": {"x": ', '<tool_call>{"name": "f", "arguments": {"x": ', []),
+    ('<tool_call>{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
+    ('<tool_call>{"arguments": {"x": 1}, "name": "f', '<tool_call>{"arguments": {"x": 1}, "name": "f', []),
+    ('<tool_call>{"name": "f", "arguments": {"x": [}</tool_call>.', ".", [("f", '{"x": [}')]),
+    (
+        '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}, "id": 3} </tool_call>\n',
+        "",
+        [("f", '{"x": "</tool_call>"}')],
+    ),
+    ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
+    ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": {}} and more', " and more", [("f", "{}")]),
+    (
+        '<tool_call>{"name": 3, "arguments": {}}</tool_call>x',
+        '<tool_call>{"name": 3, "arguments": {}}</tool_call>x',
+        [],
+    ),
+    (
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call> <tool_call>no</tool_call>',
+        " <tool_call>no</tool_call>",
+        [("f", "{}")],
+    ),
     (
         '<tool_call>{"name": "f", "arguments": {}}</tool_call> and <b>text</b>',
         " and <b>text</b>",

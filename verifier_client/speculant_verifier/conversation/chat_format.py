@@ -8,30 +8,42 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speculant_graph.errors import GenerationError
+from speculant_graph.errors import ConfigError, GenerationError, GenerationRequestError
 from speculant_graph.types import TokenId
 from speculant_verifier.conversation.harmony import ChannelSplitter
+from speculant_verifier.conversation.harmony_prompt import INSTRUCTING, HarmonyPrompt
 from speculant_verifier.conversation.harmony_tokens import START, HarmonyTokens
 from speculant_verifier.conversation.json_calls import JsonCalls
-from speculant_verifier.conversation.template_prompt import Message, chat_tokens
-from speculant_verifier.conversation.tool_calls import CallStyle, Splitter, style_of
+from speculant_verifier.conversation.plain_text import PlainText
+from speculant_verifier.conversation.template_prompt import Message, TemplatePrompt
+from speculant_verifier.conversation.tool_calls import HARMONY, CallStyle, Splitter, style_of
 
-_INSTRUCTING = ("system", "developer")
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+"""Names of chat templates, as transformers looks for them."""
 
 
 class ChatFormat:
-    """The format of one model's conversations, known by its tokenizer."""
+    """The format of one model's conversations, known by its tokenizer. For any thread."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Look at a tokenizer and its chat template."""
+        """Look at a tokenizer and its chat templates.
+
+        Raises:
+            ConfigError: there are several templates, and none for chats without tools.
+        """
         self._tokenizer = tokenizer
-        template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-        self.takes_effort = "reasoning_effort" in template
-        """Whether prompts tell how long to think."""
-        self.style: CallStyle | None = style_of(template)
-        """How the model writes calls of tools; None if that is not known, or if it calls none."""
-        self.harmony = self._harmony_tokens()
+        templates = _templates_of(tokenizer)
+        self._template = TemplatePrompt(tokenizer, "".join(templates.values()))
+        self.harmony = self._harmony_tokens(is_templated=bool(templates))
         """Control tokens of a model that writes in harmony's channels; None for others."""
+        self._prompt: HarmonyPrompt | None = None
+        self.takes_effort = any("reasoning_effort" in template for template in templates.values())
+        """Whether prompts tell how long to think."""
+        self.style: CallStyle | None = style_of(templates.get(_WITH_TOOLS, templates.get(_DEFAULT, "")))
+        """How the model writes calls of tools; None if that is not known, or if it calls none."""
+        if self.harmony is not None:
+            self._prompt = HarmonyPrompt(self.harmony, PlainText(tokenizer).encode)
+            self.takes_effort, self.style = True, HARMONY
 
     @property
     def stop_token_ids(self) -> frozenset[TokenId]:
@@ -43,16 +55,31 @@ class ChatFormat:
     ) -> list[TokenId]:
         """Return the token ids of a conversation, ready for the model's answer.
 
+        Texts that spell control tokens stay text: only what frames the messages is written with control tokens.
+
         Args:
             messages: from the first to the latest, such as ``{"role": "user", "content": "Hello"}``.
             tools: what the model may call, as in OpenAI's chats.
             options: for the template, such as ``reasoning_effort``; ``add_generation_prompt=False`` ends without the
-                beginning of an answer.
+                beginning of an answer, ``chat_template`` replaces the model's own format.
 
         Raises:
             GenerationError: there is no template, or it refuses the messages.
         """
-        return chat_tokens(self._tokenizer, messages, **({"tools": list(tools)} if tools else {}), **options)
+        is_list = isinstance(messages, Sequence) and bool(messages)
+        if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
+            raise GenerationRequestError(
+                'messages must be a list such as [{"role": "user", "content": "Hello"}]; give one'
+            )
+        if not isinstance(tools or (), list | tuple) or not all(isinstance(tool, Mapping) for tool in tools or ()):
+            raise GenerationRequestError(
+                'tools must be a list such as [{"type": "function", "function": {"name": "f"}}]; give one'
+            )
+        prompt = self._template if self._prompt is None or options.get("chat_template") else self._prompt
+        try:
+            return prompt.render(messages, tools or (), options)
+        except UnicodeEncodeError as error:
+            raise GenerationRequestError(f"a message is not valid text ({error.reason}); give UTF-8") from error
 
     def shared_length(
         self,
@@ -72,11 +99,15 @@ class ChatFormat:
         Raises:
             GenerationError: the template refuses messages that end after the instructions.
         """
-        head = list(takewhile(lambda message: message.get("role") in _INSTRUCTING, messages))
+        head = list(takewhile(lambda message: message.get("role") in INSTRUCTING, messages))
         if not head and not tools:
             return 0
-        other = self.render([*head, {"role": "user", "content": ""}], tools, **options)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other, strict=False)))
+        shared = len(prompt)
+        for content in ("1", "A"):  # two, as one may begin as the prompt's own does
+            other = self.render([*head, {"role": "user", "content": content}], tools, **options)
+            pairs = zip(prompt[:shared], other, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return shared
 
     def parser(self, tool_names: Collection[str] | None = None) -> Splitter | None:
         """Return what splits one answer; None if all of it is content.
@@ -85,7 +116,7 @@ class ChatFormat:
             tool_names: the tools that the answer may call; None if there are none.
         """
         if self.harmony is not None:
-            return ChannelSplitter(self.harmony, self._decode, finds_calls=tool_names is not None)
+            return ChannelSplitter(self.harmony, self._decode, tool_names)
         if tool_names is None or self.style is None:
             return None
         return JsonCalls(self.style.mark, self.style.end)
@@ -93,13 +124,32 @@ class ChatFormat:
     def _decode(self, token_ids: Sequence[TokenId]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def _harmony_tokens(self) -> HarmonyTokens | None:
+    def _harmony_tokens(self, *, is_templated: bool) -> HarmonyTokens | None:
+        """Return the control tokens of a model that has no other format."""
         tokens = HarmonyTokens.find(self._tokenizer)
-        if tokens is None:
-            return None
+        if tokens is None or not is_templated:
+            return tokens
         try:
-            prompt = self.render([{"role": "user", "content": "Hello"}])
+            prompt = self._template.render([{"role": "user", "content": "Hello"}], (), {})
         except GenerationError:
             return None
         opening = [tokens.ids[START], *self._tokenizer.encode("assistant", add_special_tokens=False)]
         return tokens if prompt[-len(opening) :] == opening else None
+
+
+def _templates_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Return a tokenizer's chat templates by name.
+
+    Raises:
+        ConfigError: there are some, but none that chats without tools take.
+    """
+    given = tokenizer.chat_template
+    if not given:
+        return {}
+    templates = dict(given) if isinstance(given, Mapping) else {_DEFAULT: str(given)}
+    if _DEFAULT not in templates:
+        names = ", ".join(sorted(templates))
+        raise ConfigError(
+            f"the tokenizer has chat templates for {names}, but no 'default'", fix="add one to the model's folder"
+        )
+    return templates

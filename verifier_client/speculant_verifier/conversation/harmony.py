@@ -2,9 +2,10 @@
 
 Such a model writes messages of its own, each with a header:
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of
-channel ``final``, or of a message without one, is the answer's content; a message to one of the request's functions is
-a call; the text of all other channels is its reasoning; headers and control tokens are none of these. Nothing is added,
-and nothing is lost where a model does not keep to the form: then what it wrote is content as it stands.
+channel ``final``, of a message without a channel, or of a ``commentary`` without a recipient is the answer's content. A
+message to one of the request's tools is a call. All other text is reasoning. Headers and control tokens are left out.
+Nothing is added but the ``{}`` of a call without arguments. Nothing is lost where a model does not keep to the form:
+then its text is content as it stands.
 
 Control tokens are known by their ids: text that only spells one is text.
 """
@@ -13,37 +14,44 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from speculant_graph.types import TokenId
-from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
+from speculant_verifier.conversation.harmony_tokens import CALL, CHANNEL, END, MESSAGE, RETURN, START, HarmonyTokens
 from speculant_verifier.conversation.tool_calls import Piece, PieceKind, joined
 from speculant_verifier.text import Detokenizer
 
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
+_SHOWN = ("final", "commentary")
 _LONGEST_HEADER = 64
 """In tokens; what goes on for longer without a message is none."""
 
-_RECIPIENT = re.compile(r"\bto=functions\.([a-zA-Z0-9_.-]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_PREFIX = "functions."
 
-_Kind = Literal["control"] | PieceKind
+_Kind = Literal["control", "called"] | PieceKind
+"""'called' marks the end of a call, and is no text."""
+_WITHOUT_TEXT = ("name", "called")
 
 
 class ChannelSplitter:
     """Splits one answer as it comes. How it is cut into pieces makes no difference."""
 
     def __init__(
-        self, tokens: HarmonyTokens, decode: Callable[[Sequence[TokenId]], str], *, finds_calls: bool = False
+        self,
+        tokens: HarmonyTokens,
+        decode: Callable[[Sequence[TokenId]], str],
+        tool_names: Collection[str] | None = None,
     ) -> None:
         """Start behind the prompt, which ends with the beginning of a header.
 
         Args:
             tokens: the control tokens.
             decode: turns token ids into text.
-            finds_calls: whether messages to functions are calls, and not reasoning.
+            tool_names: the tools that may be called; None if messages to tools are reasoning.
         """
-        self._finds_calls = finds_calls
+        self._tool_names = tool_names
         self._names = tokens.names
         self._texts = Detokenizer(decode)
         self._header: list[str] | None = []  # None: within a message
@@ -54,6 +62,8 @@ class ChannelSplitter:
         self._is_harmony = False
         self._pieces: deque[tuple[_Kind, str]] = deque()
         self._num_due = 0
+        self._has_arguments = False
+        self.ends_in_call = False
 
     def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
         """Add what a step emitted; return what became certain.
@@ -72,10 +82,16 @@ class ChannelSplitter:
                 self._end_header("control" if self._is_harmony and self._header_starts_well else "content")
         self._num_due += len(text)
         taken: list[Piece] = []
-        while self._pieces and (self._num_due or self._pieces[0][0] == "name"):
+        while self._pieces and (self._num_due or self._pieces[0][0] in _WITHOUT_TEXT):
             kind, piece = self._pieces.popleft()
             if kind == "name":
                 taken.append((kind, piece))
+                self._has_arguments = self.ends_in_call = False
+                continue
+            if kind == "called":
+                self.ends_in_call = True
+                if not self._has_arguments:
+                    taken.append(("arguments", "{}"))
                 continue
             if len(piece) > self._num_due:
                 self._pieces.appendleft((kind, piece[self._num_due :]))
@@ -83,6 +99,7 @@ class ChannelSplitter:
             self._num_due -= len(piece)
             if kind != "control":
                 taken.append((kind, piece))
+                self._has_arguments |= kind == "arguments" and bool(piece.strip())
         return joined(taken)
 
     def _add(self, token: TokenId) -> None:
@@ -94,28 +111,46 @@ class ChannelSplitter:
         self._add_text(piece.removesuffix(name))  # a character that never became complete
         if self._is_raw:
             self._pieces.append(("content", name))
-        elif name == "<|message|>" and self._header is not None:
-            header = "" if self._channel_at is None else "".join(self._header[self._channel_at :])
-            channel = _FIRST_WORD.match(header)
-            called = _RECIPIENT.search("".join(self._header)) if self._finds_calls else None
-            self._channel = "content" if channel is None or channel[1] == "final" else "reasoning"
+        elif name == MESSAGE and self._header is not None:
+            called = self._called()
+            self._channel = "reasoning" if called is not None else self._kind()
             self._is_harmony = True
             self._end_header("control")
             self._pieces.append(("control", name))
-            if called is not None:
+            if called:
                 self._channel = "arguments"
-                self._pieces.append(("name", called[1]))
+                self._pieces.append(("name", called))
         elif self._header is not None:
             self._header.append(name)
-            if name == "<|channel|>":
+            if name == CHANNEL:
                 self._channel_at = len(self._header)
             self._limit_header()
-        elif name == "<|start|>":
+        elif name == START:
             self._begin_header([name])
         else:  # the end of a message, or a control token that has no business there
+            is_end = name in (END, RETURN, CALL)
+            if is_end and self._channel == "arguments":
+                self._pieces.append(("called", ""))
             self._pieces.append(("control", name))
-            if name in ("<|end|>", "<|return|>", "<|call|>"):
+            if is_end:
                 self._begin_header([])
+
+    def _called(self) -> str | None:
+        """Return the tool that a header names, empty if it may not be called; None if it names no recipient."""
+        found = _RECIPIENT.search("".join(self._header or ()))
+        if found is None:
+            return None
+        if self._tool_names is None:
+            return ""
+        name = found[1].removeprefix(_PREFIX)
+        return name if found[1].startswith(_PREFIX) or name in self._tool_names else ""
+
+    def _kind(self) -> PieceKind:
+        """Return what the text of a message without a recipient is."""
+        if self._channel_at is None:
+            return "content"
+        channel = _FIRST_WORD.match("".join((self._header or [])[self._channel_at :]))
+        return "content" if channel is None or channel[1] in _SHOWN else "reasoning"
 
     def _add_text(self, text: str) -> None:
         if not text:

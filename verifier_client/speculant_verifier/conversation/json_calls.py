@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from typing import Any, Literal
 
 from speculant_graph.serving.json_body import escape_half_pairs
 from speculant_graph.types import TokenId
 from speculant_verifier.conversation.tool_calls import Piece, joined
 
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
+"""A call up to its arguments, which can be streamed from here on."""
+_IN_STRING = re.compile(r'["\\]')
+_DECODER = json.JSONDecoder(strict=False)
+
 
 class JsonCalls:
     """Splits an answer into text and calls. How it is cut into pieces makes no difference.
 
-    A call comes when it is complete. What only looks like one stays text, and so does a call that was cut off.
+    Arguments come as the model writes them if the name is before them, and else when the call is complete. What only
+    looks like a call stays text.
     """
 
     def __init__(self, mark: str, end: str) -> None:
@@ -21,11 +29,16 @@ class JsonCalls:
 
         Args:
             mark: comes before a call.
-            end: comes after it; behind the last one it may be missing.
+            end: comes after it; it may be missing.
         """
         self._mark, self._end = mark, end
-        self._held = ""  # what may be a call, the beginning of a mark, or spaces between calls
+        self._held = ""  # what is not certain yet
+        self._blank = ""  # spaces between a call and a mark
         self._is_behind_call = False
+        self._scanner = _Scanner(end)
+        self._step = self._text
+        self._pieces: list[Piece] = []
+        self.ends_in_call = False
 
     def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
         """Add what a step emitted; return what became certain.
@@ -37,42 +50,191 @@ class JsonCalls:
         """
         del token_ids
         self._held += text
-        pieces: list[Piece] = []
-        while (start := self._held.find(self._mark)) >= 0:
-            body, end, rest = self._held[start + len(self._mark) :].partition(self._end)
-            if not end and not final:
-                break
-            call = _call(body)
-            if call is None:
-                pieces.append(("content", self._held[: len(self._held) - len(rest)]))
+        while self._step(final=final):
+            pass
+        pieces, self._pieces = joined(self._pieces), []
+        return pieces
+
+    def _text(self, *, final: bool) -> bool:
+        """Look for a mark."""
+        start = self._held.find(self._mark)
+        if start >= 0:
+            before, self._held = self._held[:start], self._held[start + len(self._mark) :]
+            if self._is_behind_call and not before.strip():
+                self._blank = before
             else:
-                pieces += [*self._content(self._held[:start]), ("name", call[0]), ("arguments", call[1])]
-            self._held, self._is_behind_call = rest, call is not None
-        if start < 0:
-            start = len(self._held) - (0 if final else self._num_uncertain())
-        if final or not self._is_behind_call or self._held[:start].strip():
-            pieces += self._content(self._held[:start])
-            self._held, self._is_behind_call = self._held[start:], False
-        return joined(pieces)
+                self._add_content(before)
+            self._scanner, self._step = _Scanner(self._end), self._body
+            return True
+        size = len(self._held) - (0 if final else _num_uncertain(self._held, self._mark))
+        if not self._is_behind_call or self._held[:size].strip():
+            self._add_content(self._held[:size])
+            self._held = self._held[size:]
+        return False
 
-    def _content(self, text: str) -> list[Piece]:
-        """Return text before a call or at the end; what is blank behind a call belongs to neither."""
-        return [("content", text)] if text and (text.strip() or not self._is_behind_call) else []
+    def _body(self, *, final: bool) -> bool:
+        """Look for the name and the arguments of a call, or for the end of what is none."""
+        head = _HEAD.match(self._held)
+        if head is not None and (name := _decoded(head[1])) is not None:
+            self._begin(str(name))
+            self._held, self._scanner, self._step = self._held[head.end() :], _Scanner(self._end), self._arguments
+            return True
+        start = self._held.lstrip()
+        if not start:
+            return final and self._is_text(len(self._held))
+        if not start.startswith("{"):
+            return self._is_text_up_to_end(final=final)
+        found = self._scanner.run(self._held)
+        if found == "mark":
+            return self._is_text(self._scanner.at + len(self._end))
+        if found is None:
+            return final and self._is_text_up_to_end(final=True)
+        after = self._held[self._scanner.at :].lstrip()
+        if not after.startswith(self._end):
+            if self._end.startswith(after) and not (final and not after):
+                return final and self._is_text_up_to_end(final=True)
+            if after:
+                return self._is_text_up_to_end(final=final)
+        call = _call(self._held[: self._scanner.at])
+        if call is None:
+            return self._is_text_up_to_end(final=final)
+        self._begin(call[0])
+        self._pieces.append(("arguments", call[1]))
+        self._held = after.removeprefix(self._end)
+        self._end_call()
+        return True
 
-    def _num_uncertain(self) -> int:
-        """Return the length of the longest end of the text that a mark begins with."""
-        sizes = range(min(len(self._mark) - 1, len(self._held)), 0, -1)
-        return next((size for size in sizes if self._mark.startswith(self._held[-size:])), 0)
+    def _arguments(self, *, final: bool) -> bool:
+        """Pass arguments on."""
+        found = self._scanner.run(self._held)
+        size = len(self._held) if final and found is None else self._scanner.at
+        if size:
+            self._pieces.append(("arguments", self._held[:size]))
+        self._held, self._scanner.at = self._held[size:], 0
+        if found is None:
+            return False
+        self.ends_in_call = True
+        self._scanner = _Scanner(self._end, depth=1)
+        self._step = self._after_arguments if found == "value" else self._behind_body
+        return True
+
+    def _after_arguments(self, *, final: bool) -> bool:
+        """Leave out what a call has after its arguments."""
+        found = self._scanner.run(self._held)
+        self._held = "" if final and found is None else self._held[self._scanner.at :]
+        self._scanner.at = 0
+        if found is not None:
+            self._step = self._behind_body
+        return found is not None
+
+    def _behind_body(self, *, final: bool) -> bool:
+        """Leave out the end of a call."""
+        after = self._held.lstrip()
+        if not final and len(after) < len(self._end) and self._end.startswith(after):
+            return False
+        if after.startswith(self._end):
+            self._held = after.removeprefix(self._end)
+        self._end_call()
+        return True
+
+    def _begin(self, name: str) -> None:
+        self._pieces.append(("name", escape_half_pairs(name)))  # the model may spell half of a surrogate pair
+        self._blank, self.ends_in_call = "", False
+
+    def _end_call(self) -> None:
+        self._step, self._is_behind_call, self.ends_in_call = self._text, True, True
+
+    def _is_text_up_to_end(self, *, final: bool) -> bool:
+        end = self._held.find(self._end)
+        if end < 0:
+            return final and self._is_text(len(self._held))
+        return self._is_text(end + len(self._end))
+
+    def _is_text(self, size: int) -> bool:
+        """Take what was held for a call as text."""
+        text, self._blank = f"{self._blank}{self._mark}{self._held[:size]}", ""
+        self._add_content(text)
+        self._held, self._step = self._held[size:], self._text
+        return True
+
+    def _add_content(self, text: str) -> None:
+        if text:
+            self._pieces.append(("content", text))
+            self._is_behind_call = False
+
+
+class _Scanner:
+    """Follows JSON to where the object ends that it begins with."""
+
+    def __init__(self, end: str, depth: int = 0) -> None:
+        """Begin.
+
+        Args:
+            end: ends it outside of strings, too.
+            depth: objects that are open already.
+        """
+        self._end, self._depth = end, depth
+        self._signs = re.compile(rf'["{{}}\[\]]|{re.escape(end[0])}')
+        self._is_string = False
+        self._found: Literal["value", "mark"] | None = None
+        self.at = 0
+        """Characters that are known to belong to it."""
+
+    def run(self, text: str) -> Literal["value", "mark"] | None:
+        """Go on in a text that has grown; return what ended it, if it has ended."""
+        if self._found is None:
+            self._found = self._run(text)
+        return self._found
+
+    def _run(self, text: str) -> Literal["value", "mark"] | None:
+        while self.at < len(text):
+            sign = (_IN_STRING if self._is_string else self._signs).search(text, self.at)
+            if sign is None:
+                self.at = len(text)
+            elif sign[0] == "\\":
+                self.at = min(sign.start() + 2, len(text))
+                if self.at < sign.start() + 2:
+                    self.at = sign.start()
+                    return None
+            elif sign[0] == '"':
+                self._is_string, self.at = not self._is_string, sign.end()
+            elif sign[0] in "{[":
+                self._depth, self.at = self._depth + 1, sign.end()
+            elif sign[0] in "}]":
+                self._depth, self.at = self._depth - 1, sign.end()
+                if self._depth <= 0:
+                    return "value"
+            elif text.startswith(self._end, sign.start()):
+                self.at = sign.start()
+                return "mark"
+            elif self._end.startswith(text[sign.start() :]):
+                self.at = sign.start()
+                return None
+            else:
+                self.at = sign.end()
+        return None
+
+
+def _num_uncertain(text: str, mark: str) -> int:
+    """Return the length of the longest end of a text that a mark begins with."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if mark.startswith(text[-size:])), 0)
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _call(body: str) -> tuple[str, str] | None:
     """Return the name and the arguments of a call; None if it is none."""
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    call = _decoded(body)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
-    # The model may spell half of a surrogate pair; its client gets it as the model wrote it.
-    arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
-    return escape_half_pairs(call["name"]), escape_half_pairs(arguments)
+    arguments = call.get("arguments")
+    if isinstance(arguments, str) and isinstance(_decoded(arguments), dict):
+        return call["name"], escape_half_pairs(arguments)  # JSON within JSON
+    arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return call["name"], escape_half_pairs(arguments)

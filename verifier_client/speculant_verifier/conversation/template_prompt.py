@@ -8,42 +8,73 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speculant_graph.errors import GenerationRequestError
+from speculant_graph.serving.json_body import read_model_json
 from speculant_graph.types import TokenId
+from speculant_verifier.conversation.plain_text import PlainText
 
 Message = Mapping[str, Any]
 """One message: 'role' and 'content', and whatever else the template takes."""
+_OF_MODEL = ("content", "reasoning_content", "thinking", "reasoning")
+"""Fields of an assistant's message that the model wrote itself."""
 
 
-def chat_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **options: Any) -> list[TokenId]:
-    """Return the token ids of a chat, control tokens included, ready for the model's answer.
+class TemplatePrompt:
+    """Renders conversations by a tokenizer's chat template."""
 
-    The ids come straight from the template's text. Text of a message that spells a control token becomes that token,
-    as with transformers: clean text of unknown origin.
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        """Take a tokenizer, and the text of all its templates."""
+        self._tokenizer = tokenizer
+        self._text = PlainText(tokenizer, template)
 
-    Args:
-        tokenizer: the model's; it must have a chat template.
-        messages: from the first to the latest, such as ``{"role": "user", "content": "Hello"}``.
-        options: for the template, such as ``tools`` or ``reasoning_effort``; ``add_generation_prompt=False`` ends
-            without the beginning of an answer, ``chat_template`` replaces the tokenizer's own.
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[TokenId]:
+        """Return the token ids of a conversation, the template's control tokens included.
 
-    Raises:
-        GenerationError: there is no template, or it can't make anything of the messages.
-    """
-    if not (options.get("chat_template") or tokenizer.chat_template):
-        raise GenerationRequestError(
-            "the tokenizer has no chat template; give the prompt as text, or choose a chat model"
-        )
-    is_list = isinstance(messages, Sequence) and bool(messages)
-    if not is_list or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
-        raise GenerationRequestError('messages must be a list such as [{"role": "user", "content": "Hello"}]; give one')
-    try:
-        token_ids: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            **{"add_generation_prompt": True} | options | {"tokenize": True, "return_dict": False},
-        )
-    except Exception as error:  # a template is a program from the tokenizer
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GenerationRequestError(
-            f"the chat template refuses the messages: {reason}; change their roles, contents or the options"
-        ) from error
-    return [int(token) for token in token_ids]
+        Texts of messages, tools and options that spell a control token stay text.
+
+        Args:
+            messages: from the first to the latest.
+            tools: what may be called.
+            options: for the template; ``chat_template`` replaces the tokenizer's own.
+
+        Raises:
+            GenerationRequestError: there is no template, or it can't make anything of the messages.
+        """
+        if not (options.get("chat_template") or self._tokenizer.chat_template):
+            raise GenerationRequestError(
+                "the tokenizer has no chat template; give the prompt as text, or choose a chat model"
+            )
+        own = {name: value for name, value in options.items() if name != "chat_template"}
+        given = {name: value for name, value in options.items() if name == "chat_template"}
+        if tools:
+            given["tools"] = self._text.broken(list(tools))
+        try:
+            text: Any = self._tokenizer.apply_chat_template(
+                [self._message(message) for message in messages],
+                **{"add_generation_prompt": True} | self._text.broken(own) | given | {"tokenize": False},
+            )
+        except Exception as error:  # a template is a program from the tokenizer
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise GenerationRequestError(
+                f"the chat template refuses the messages: {self._text.whole(reason)}; "
+                "change their roles, contents or the options"
+            ) from error
+        return self._text.encode_broken(str(text))
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        is_own = message["role"] == "assistant"
+        fields = {
+            name: self._text.broken(value, is_own=is_own and name in _OF_MODEL) for name, value in message.items()
+        }
+        if isinstance(calls := message.get("tool_calls"), Sequence):
+            fields["tool_calls"] = self._text.broken([_with_arguments(call) for call in calls])
+        return fields
+
+
+def _with_arguments(call: Any) -> Any:
+    """Return a call as templates take it, whose arguments are no text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": read_model_json(function["arguments"])}}

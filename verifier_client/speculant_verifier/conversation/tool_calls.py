@@ -30,6 +30,9 @@ _BETWEEN_CALLS = "\n"
 class Splitter(Protocol):
     """Splits one answer as it comes."""
 
+    ends_in_call: bool
+    """Whether there were calls, and the last one is complete."""
+
     def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
         """Add what a step emitted; return what became certain."""
 
@@ -107,13 +110,14 @@ class HarmonyStyle(CallStyle):
         return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
 
 
+HARMONY = HarmonyStyle(
+    "harmony",
+    "<|channel|>",
+    call="<|channel|>commentary to=functions.%NAME% <|constrain|>json<|message|>@arguments<|call|>",
+    answer="<|channel|>final<|message|>",
+)
 STYLES: tuple[CallStyle, ...] = (
-    HarmonyStyle(
-        "harmony",
-        "<|channel|>",
-        call="<|channel|>commentary to=functions.%NAME% <|constrain|>json<|message|>@arguments<|call|>",
-        answer="<|channel|>final<|message|>",
-    ),
+    HARMONY,
     CallStyle(
         "hermes",
         "<tool_call>",

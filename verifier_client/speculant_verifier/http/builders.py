@@ -101,8 +101,10 @@ class _Choice:
         """Why it ended; errors became answers of their own."""
         assert self.result is not None
         reason = self.result.finish_reason
-        is_called = self.calls and reason == "stop" and _is_whole(self.calls[-1])
-        return "tool_calls" if is_called else reason
+        if not self.calls or reason != "stop" or self.splitter is None:
+            return reason
+        is_whole = self.splitter.ends_in_call or _is_whole(self.calls[-1])
+        return "tool_calls" if is_whole else reason
 
 
 class AnswerBuilder(ABC):
@@ -262,9 +264,9 @@ def splitter_of(context: RequestContext, model: ServedModel) -> Splitter | None:
 
 
 def _is_whole(call: Fields) -> bool:
-    """Whether the arguments of a call are whole: a stop text may cut them off."""
+    """Whether the arguments of a call are whole that has no end: a stop text may have cut them off."""
     if call["type"] == "custom":
-        return True
+        return False
     try:
         json.loads(call["function"]["arguments"])
     except (ValueError, RecursionError):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.serving.json_body import read_model_json
 from speculant_verifier.conversation.call_forms import ANY_TEXT, call_form
 from speculant_verifier.conversation.tool_calls import STRICT, CallStyle
 from speculant_verifier.http.errors import ApiError
@@ -123,14 +122,15 @@ def _usable(index: int, tool: Tool) -> UsableTool:
 
 
 def call_for_template(call: ToolCall, tools: Sequence[UsableTool]) -> dict[str, Any]:
-    """Return what the chat template gets of a call in an earlier answer, whose arguments are no text."""
+    """Return what the prompt is made of for a call in an earlier answer."""
     arguments: Any
     if call.custom is not None:
-        takes_text = any(tool.name == call.custom.name and tool.parameters is None for tool in tools)
-        name, arguments = call.custom.name, call.custom.input if takes_text else {INPUT: call.custom.input}
+        if any(tool.name == call.custom.name and tool.parameters is None for tool in tools):
+            return {"id": call.id, "type": "custom", "custom": {"name": call.custom.name, "input": call.custom.input}}
+        name, arguments = call.custom.name, {INPUT: call.custom.input}
     else:
         assert call.function is not None
-        name, arguments = call.function.name, read_model_json(call.function.arguments or "{}")
+        name, arguments = call.function.name, call.function.arguments or "{}"
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -24,6 +24,7 @@ from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_verifier.attention import use_attention
 from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.plan import sizes_of
+from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
 from speculant_verifier.model.loading import (
     check_architecture,
     choose_experts,
@@ -290,6 +291,9 @@ def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | 
     declared = model.generation_config.eos_token_id if model.generation_config else None
     if declared is None and tokenizer is not None:
         declared = tokenizer.eos_token_id
+    harmony = None if tokenizer is None else HarmonyTokens.find(tokenizer)
+    # A checkpoint that lacks some of them would write the output of its own calls.
+    stops: frozenset[TokenId] = frozenset() if harmony is None else harmony.stops
     if declared is None:
-        return frozenset()
-    return frozenset(declared if isinstance(declared, list) else [declared])
+        return stops
+    return stops.union(declared if isinstance(declared, list) else [declared])

@@ -1,0 +1,144 @@
+"""Text that stays text: what spells a control token is not that token, unless the chat template wrote it."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from speculant_graph.corpus.tokenize import encode_texts
+from speculant_graph.types import TokenId
+
+_LEAST_END = 2
+"""Characters of a control token's end with which a text has to begin, so that a template might complete it."""
+
+
+class PlainText:
+    """Encodes texts of unknown origin, alone or within a template's text. For any thread."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str = "") -> None:
+        """Look at a tokenizer's control tokens.
+
+        Args:
+            tokenizer: the tokenizer.
+            template: tokens that it contains are control tokens, too, if the tokenizer finds them as a whole.
+        """
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        added = [
+            each
+            for each in self._backend.get_added_tokens_decoder().values()
+            if len(each.content) > 1 and (each.special or (each.content in template and not each.content.isspace()))
+        ]
+        self._names = sorted((each.content for each in added), key=len, reverse=True)
+        self._control = _Breaker(self._names)
+        self._special = _Breaker([each.content for each in added if each.special])
+        self._lock = Lock()
+        nonce = f"{secrets.randbelow(1 << 62):019}"
+        self._mark = f"@{nonce}@"
+        self._renamed = {name: f"@{nonce}.{index}@" for index, name in enumerate(self._names)}
+
+    def encode(self, texts: Sequence[str]) -> list[list[TokenId]]:
+        """Return the token ids of texts in which no control token counts.
+
+        For tokenizers whose vocabulary does not spell control tokens, such as those of bytes.
+        """
+        encoded = _encoded(self._backend, texts)
+        for index, text in enumerate(texts):
+            if self._control.found.search(text):
+                encoded[index] = self._ordinary(text)
+        return encoded
+
+    def broken(self, value: Any, *, is_own: bool = False) -> Any:
+        """Return a value whose texts are broken wherever they spell a control token, or a part of one at an end.
+
+        Args:
+            value: texts, within lists and objects of any depth, the names of fields included.
+            is_own: whether the model wrote it; then tokens that are not special, such as those around thoughts, stay.
+        """
+        if isinstance(value, str):
+            return (self._special if is_own else self._control).broken(value, self._mark)
+        if isinstance(value, Mapping):
+            return {self.broken(name, is_own=is_own): self.broken(each, is_own=is_own) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.broken(each, is_own=is_own) for each in value]
+        return value
+
+    def encode_broken(self, text: str) -> list[TokenId]:
+        """Return the token ids of a template's text; where :meth:`broken` has broken a control token, there is none."""
+        if self._mark not in text:
+            return _encoded(self._backend, [text])[0]
+        own = self._control.found.sub(lambda found: self._renamed[found[0]], text)
+        return self._without_control(own.replace(self._mark, ""))
+
+    def whole(self, text: str) -> str:
+        """Return a text without the marks that break it."""
+        return text.replace(self._mark, "")
+
+    def _ordinary(self, text: str) -> list[TokenId]:
+        """Return the token ids of a text by the tokenizer's own steps but the one that looks for whole tokens."""
+        normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
+        text = text if normalizer is None else normalizer.normalize_str(text)
+        pieces = [text] if pre_tokenizer is None else [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
+        model = self._backend.model
+        return [token.id for piece in pieces for token in model.tokenize(piece)]
+
+    def _without_control(self, text: str) -> list[TokenId]:
+        with self._lock:  # made once
+            copy, ids = self._copy
+        return [ids.get(token, token) for token in _encoded(copy, [text])[0]]
+
+    @cached_property
+    def _copy(self) -> tuple[Tokenizer, dict[TokenId, TokenId]]:
+        """A tokenizer that knows the control tokens by other names alone, and the ids that its tokens have here."""
+        definition = json.loads(self._backend.to_str())
+        model = definition["model"]
+        vocabulary = model.get("vocab")
+        if isinstance(vocabulary, dict):
+            model["vocab"] = {self._renamed.get(name, name): token for name, token in vocabulary.items()}
+        elif isinstance(vocabulary, list):
+            model["vocab"] = [[self._renamed.get(name, name), score] for name, score in vocabulary]
+        if isinstance(model.get("unk_token"), str):
+            model["unk_token"] = self._renamed.get(model["unk_token"], model["unk_token"])
+        ids = {}
+        for each in definition["added_tokens"]:
+            each["content"] = self._renamed.get(each["content"], each["content"])
+            ids[each["content"]] = each["id"]
+        copy = Tokenizer.from_str(json.dumps(definition, ensure_ascii=False))
+        copy.no_truncation()
+        copy.no_padding()
+        return copy, {found: token for name, token in ids.items() if (found := copy.token_to_id(name)) is not None}
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[TokenId]]:
+    """Return the token ids of texts.
+
+    Raises:
+        UnicodeEncodeError: one has half of a surrogate pair.
+    """
+    for text in texts:
+        text.encode()
+    return encode_texts(tokenizer, texts)
+
+
+class _Breaker:
+    """Finds some tokens in texts."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        one_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)"
+        self.found = re.compile(one_of)
+        self._starts = re.compile(f"(?=(?:{one_of}))(.)", re.DOTALL)
+        self._beginnings = tuple({name[:size] for name in names for size in range(1, len(name))})
+        self._ends = tuple({name[size:] for name in names for size in range(1, len(name) - _LEAST_END + 1)})
+
+    def broken(self, text: str, mark: str) -> str:
+        """Return a text with a mark in all of them, and at its ends where it could become one with its neighbours."""
+        before = mark if text.startswith(self._ends) else ""
+        after = mark if text.endswith(self._beginnings) else ""
+        return f"{before}{self._starts.sub(lambda found: found[1] + mark, text)}{after}"
