@@ -66,6 +66,20 @@ def look(asker: Asker, graph: str = "text", /, **question: object) -> Any:
     return answer.json
 
 
+def test_places_of_a_context_are_those_of_the_text(asker: Asker) -> None:
+    answer = look(asker, text="In parties agree to t", places=3)
+    assert answer["places_text"] == "to t"
+    assert answer["places_seen"] == TEXT.count("to talk") == 4  # of "to the" the tokens are others
+    places = [(place["line"], place["column"]) for place in answer["places"]]
+    assert places == [(1, 51), (2, 51), (3, 51)]
+    assert answer["places"][0]["text"] == TEXT.split("\n")[0][20:110]
+    assert (answer["places_unsearched"], answer["places_complete"]) == ([], False)
+    assert look(asker, text="In parties agree to t", places=100)["places_complete"] is True
+    assert "places" not in look(asker, text="In parties agree to t")
+    refused = ask(asker, "POST", f"{API}/small/look", json.dumps({"token_ids": [1], "places": 1}))
+    assert (refused.status, "tokenizer" in refused.error) == (400, True)
+
+
 def test_the_list_says_what_there_is(asker: Asker, tokenizer: CorpusTokenizer) -> None:
     answer = asker.get(API)
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")

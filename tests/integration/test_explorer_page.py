@@ -53,6 +53,22 @@ def focused(page: Page) -> str:
     return str(page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"))
 
 
+def test_a_context_is_found_in_the_corpus(page: Page, explored: Explored) -> None:
+    assert page.is_disabled("#find"), "there is no text yet"
+    typed(page, "The parties agree to t")
+    page.click("#find")
+    expect(page.locator("#places-note")).to_contain_text("4 places in the corpus files; it was counted 4 times.")
+    first = page.locator("#places li").first
+    expect(first).to_contain_text(re.compile(r"text\.txt:1:51 .*agree to talk"))
+    page.click("#matches label:has(input[value='1'])")
+    expect(page.locator("#places li")).to_have_count(0)
+    page.click("#find")
+    expect(page.locator("#places-note")).to_contain_text("20 places in the corpus files")
+    expect(page.locator("#places-note")).to_contain_text("there may be more")
+    typed(page, "The parties agree to x")
+    expect(page.locator("#places li")).to_have_count(0)
+
+
 def test_a_text_is_explored_by_mouse(page: Page) -> None:
     expect(page.locator("#told")).to_contain_text("most frequent tokens")
     assert len(successors(page)) == 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import http.client
 import json
 import re
@@ -13,8 +15,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from speculant_graph.corpus.source import CorpusFile
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.graph.build.builder import build_from_token_ids
+from speculant_graph.graph.ngrams import NgramGraph
 from support.processes import Sidecar, start_sidecar
 
 PATIENCE_S = 240.0
@@ -37,8 +41,12 @@ def tokenizer_in(folder: Path) -> CorpusTokenizer:
 
 
 def text_graph(path: Path, tokenizer: CorpusTokenizer, text: str = TEXT, max_order: int = 4) -> Path:
-    """Write the graph of a text to a file, which it replaces whole."""
-    build_from_token_ids(tokenizer.encode(text), tokenizer.fingerprint, max_order=max_order).save(path)
+    """Write the graph of a text to a file, which it replaces whole, and the text beside it."""
+    graph = build_from_token_ids(tokenizer.encode(text), tokenizer.fingerprint, max_order=max_order)
+    corpus = path.with_suffix(".txt")
+    corpus.write_text(text, encoding="utf-8")
+    read = CorpusFile(str(corpus), corpus.stat().st_size, hashlib.sha256(corpus.read_bytes()).hexdigest())
+    NgramGraph(graph.trie, dataclasses.replace(graph.metadata, corpus_files=(read,))).save(path)
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -28,6 +28,8 @@ _ANY_ID = 1 << 32
 _BLOCK_BYTES = 1 << 20
 _AROUND = 256
 _SHOWN_BEFORE, _SHOWN = 30, 90
+_checked: dict[tuple[object, ...], bool] = {}
+"""Files with the digest that a graph has, so that the next search need not read them for it."""
 
 
 class Place(NamedTuple):
@@ -78,24 +80,32 @@ def find_places(
     searched = _Searched.of(context, tokenizer)
     places: list[Place] = []
     unsearched: list[tuple[str, FileState]] = []
-    deadline = None if max_seconds is None else time.monotonic() + max_seconds
-    for file in files:
-        if len(places) >= most or (deadline is not None and time.monotonic() > deadline):
-            return Places(tuple(places), tuple(unsearched), False)
-        state = _state(file, deadline)
-        if state is not None:
-            unsearched.append((file.name, state))
-            continue
-        try:
-            for place in _places_in(file, searched):
-                places.append(place)
-                if len(places) >= most:
-                    break
-                if deadline is not None and time.monotonic() > deadline:
-                    break
-        except (CorpusError, ModuleNotFoundError):
-            unsearched.append((file.name, "unreadable"))
-    return Places(tuple(places), tuple(unsearched), len(places) < most)
+    deadline = time.monotonic() + max_seconds if max_seconds is not None else float("inf")
+
+    def on_block(_: int) -> None:
+        if time.monotonic() > deadline:
+            raise _OverdueError
+
+    try:
+        for file in files:
+            state = _state(file, on_block)
+            if state is not None:
+                unsearched.append((file.name, state))
+                continue
+            try:
+                for place in _places_in(file, searched, on_block):
+                    if len(places) >= most:
+                        return Places(tuple(places), tuple(unsearched), False)
+                    places.append(place)
+            except (CorpusError, ModuleNotFoundError):
+                unsearched.append((file.name, "unreadable"))
+    except _OverdueError:
+        return Places(tuple(places), tuple(unsearched), False)
+    return Places(tuple(places), tuple(unsearched), True)
+
+
+class _OverdueError(Exception):
+    """A search took too long."""
 
 
 class _Searched(NamedTuple):
@@ -124,7 +134,7 @@ class _Searched(NamedTuple):
         return cls(tuple(own), text.strip("\ufffd"), last_border >= 0, tokenizer, tokenizer.is_cuttable, slack)
 
 
-def _state(file: CorpusFile, deadline: float | None) -> FileState | None:
+def _state(file: CorpusFile, on_block: Callable[[int], None]) -> FileState | None:
     """Return why a file is not searched; None if it is as it was."""
     path = Path(file.name)
     if path == STANDARD_INPUT:
@@ -134,21 +144,28 @@ def _state(file: CorpusFile, deadline: float | None) -> FileState | None:
             return "missing"
         if not path.is_file():
             return "not kept"
-        if path.stat().st_size != file.size_bytes:
+        facts = path.stat()
+        if facts.st_size != file.size_bytes:
             return "changed"
-        digest = hashlib.sha256()
-        with path.open("rb") as stored:
-            while block := stored.read(_BLOCK_BYTES):
-                digest.update(block)
-        return None if digest.hexdigest() == file.sha256 else "changed"
+        key = (file.name, file.sha256, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
+        if key not in _checked:
+            digest = hashlib.sha256()
+            with path.open("rb") as stored:
+                while block := stored.read(_BLOCK_BYTES):
+                    on_block(len(block))
+                    digest.update(block)
+            if digest.hexdigest() != file.sha256:
+                return "changed"
+            _checked[key] = True
+        return None
     except (OSError, ValueError):
         return "unreadable"
 
 
-def _places_in(file: CorpusFile, searched: _Searched) -> Iterator[Place]:
+def _places_in(file: CorpusFile, searched: _Searched, on_block: Callable[[int], None]) -> Iterator[Place]:
     if not searched.text:
         return
-    source = Source(Path(file.name), on_bytes=lambda _: None)
+    source = Source(Path(file.name), on_bytes=on_block)
     source.encoding = file.encoding
     if source.format == "pdf":
         yield from _places_in_pdf(file, source, searched)

@@ -16,9 +16,11 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc.messages import public_name
 from speculant_graph.types import Draft, TokenId
 from speculant_graph.version import VERSION
+from speculant_graph.view.places import locate
 from speculant_graph.view.question import (
     MAX_BUDGET,
     MAX_CHARACTERS,
+    MAX_PLACES,
     MAX_SUCCESSORS,
     MAX_TOKENS,
     Question,
@@ -40,6 +42,8 @@ CONTROL_PICTURES = {
 _SHOWN_TOKENS = 64
 """Most tokens of the text that are sent back one by one."""
 _MOST_BRANCHES = 64
+_SEARCH_S = 5.0
+"""Other look-ups wait for a search."""
 _DIGITS = 6
 """Significant digits of probabilities."""
 
@@ -92,7 +96,15 @@ class GraphLookUp:
             "anywhere": self._most_frequent(question.successors) if match is None else [],
             "blend": self._blended(token_ids, strategy in CALIBRATED, question.successors),
             "draft": self._drafted(token_ids, len(whole), question),
+            **self._located(token_ids, question.places),
         }
+
+    def _located(self, token_ids: list[TokenId], most: int) -> dict[str, Any]:
+        if not most:
+            return {}
+        if self._tokenizer is None:
+            raise DraftRequestError(self._text_problem)
+        return locate(self._graph, self._tokenizer, token_ids, most, _SEARCH_S)
 
     def _token_ids(self, question: Question) -> list[TokenId]:
         if question.text is not None:
@@ -226,6 +238,7 @@ def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, An
             "tokens": MAX_TOKENS,
             "successors": MAX_SUCCESSORS,
             "budget": MAX_BUDGET,
+            "places": MAX_PLACES,
         },
         "glyphs": CONTROL_PICTURES,
     }

@@ -12,7 +12,7 @@ from speculant_graph.types import StrategyName
 from speculant_graph.validation_messages import humanise
 
 MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096
-MAX_SUCCESSORS, MAX_BUDGET = 100, 64
+MAX_SUCCESSORS, MAX_BUDGET, MAX_PLACES = 100, 64, 100
 
 _LONGEST_NAME = 40
 
@@ -39,6 +39,8 @@ class Question(BaseModel):
     """Most nodes of the draft; None for the server's setting, or the most allowed."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the strategy ``sampling``."""
+    places: Annotated[int, Field(ge=0, le=MAX_PLACES)] = 0
+    """Most places of the longest known end in the files of the corpus; 0 searches none."""
 
     @classmethod
     def read(cls, body: bytes) -> Question:

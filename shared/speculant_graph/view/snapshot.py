@@ -9,7 +9,7 @@ import json
 import re
 from importlib.resources import files
 
-_MODULES = ("words", "api", "matches", "successors", "tree", "main")
+_MODULES = ("words", "api", "matches", "places", "successors", "tree", "main")
 """Those of the page's script, each behind those that it imports."""
 _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:const|function|class) (\w+))", re.MULTILINE)

@@ -85,12 +85,25 @@ def test_places_in_records_in_other_encodings_and_at_the_beginning(tmp_path: Pat
         assert line[place.column - 1 :].startswith(needle)
         assert needle in place.text
     assert len({(place.line, place.column) for place in places[:2]}) == 2
+    assert find_places(files, context, tokenizer, 5) == (places[:5], (), False)
+    assert find_places(files, context, tokenizer, 6).is_complete
     assert '"text"' in Path(files[1].name).read_text("utf-8").split("\n")[places[2].line - 1]
     assert tokenizer.bos_id is not None
     first = tokenizer.encode("Là")
     assert len(find_places(files, [tokenizer.bos_id, *first], tokenizer, 9).places) == 1
     assert find_places(files, [tokenizer.bos_id, *context], tokenizer, 9).places == ()
     assert find_places(files, [tokenizer.bos_id], tokenizer, 9).places == ()
+
+
+def test_a_search_ends_in_time(tmp_path: Path, tokenizer_folder: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the value of a\n", "utf-8")
+    path, tokenizer = built(folder, tokenizer_folder)
+    files = NgramGraph.load(path).metadata.corpus_files
+    found = find_places(files, tokenizer.encode(" value"), tokenizer, 9, max_seconds=-1.0)
+    assert (found.places, found.is_complete) == ((), False)
+    assert len(find_places(files, tokenizer.encode(" value"), tokenizer, 9, max_seconds=60.0).places) == 1
 
 
 def test_token_ids_of_records_are_searched_as_they_are(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -133,8 +146,6 @@ def test_the_command_prints_places_and_what_it_could_not_search(
     assert states == {"changed.txt": "changed", "longer.txt": "changed", "gone.txt": "missing", "pipe.txt": "not kept"}
     assert any("changed.txt: not searched, it has changed" in line for line in shown)
     assert found["places_complete"] is True
-    assert run([*arguments, "--places", "1"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["places_complete"] is False
 
 
 @pytest.mark.parametrize("prompt", [[], ["--prompt", ""]])

@@ -2,6 +2,7 @@
 
 import { forgetKey, keepKey, list, look, snapshot } from "./api.js";
 import { focusMatches, showMatches } from "./matches.js";
+import { awaitPlaces, forgetPlaces, showPlaces } from "./places.js";
 import { focusSuccessors, showSuccessors } from "./successors.js";
 import { focusTree, showTree } from "./tree.js";
 import { byId, chip, colour, counted, html, learnGlyphs, whole } from "./words.js";
@@ -102,8 +103,10 @@ function draw(keepTyped) {
     state = { ...state, order };
     history.replaceState({ state, depth }, "");
     drawSuccessors();
+    forgetPlaces(canFind());
   });
   drawSuccessors();
+  forgetPlaces(canFind());
   byId("draft-note").textContent = draftNote();
   showTree(answer, maxOrder, append);
 }
@@ -127,6 +130,25 @@ function cutNote() {
   const { characters, tokens } = about.limits;
   return `Only the end is looked at: at most ${whole(characters)} characters and ${whole(tokens)} tokens.`;
 }
+
+const canFind = () => snapshot === null && answer.matched_order > 0 && answer.text !== null;
+
+async function findPlaces() {
+  const { order, ids } = state, asked = answer;
+  const length = typeof order === "number" ? order : asked.matched_order;
+  awaitPlaces();
+  try {
+    const question = { token_ids: ids.slice(-length), places: Math.min(20, about.limits.places), successors: 1, budget: 1 };
+    const found = await look(state.graph, question);
+    if (answer === asked && state.order === order) showPlaces(found);
+  } catch (error) {
+    if (answer !== asked) return;
+    forgetPlaces(canFind());
+    if (error.status === 401) return void askForKey(findPlaces, error);
+    showError(error);
+  }
+}
+byId("find").addEventListener("click", findPlaces);
 
 function drawSuccessors() {
   const { order } = state;
