@@ -118,8 +118,9 @@ def context_problem(num_prompt_tokens: int, max_tokens: int, max_length: int) ->
     if num_prompt_tokens + max_tokens <= max_length:
         return ""
     return (
-        f"the prompt has {num_prompt_tokens} tokens and the request asks for {max_tokens} new ones, but the model's "
-        f"context holds {max_length}; ask for at most {max_length - num_prompt_tokens}, or shorten the prompt"
+        f"the prompt ({num_prompt_tokens}) and the new tokens asked for ({max_tokens}) are more than the "
+        f"{max_length} tokens of the model's context; ask for at most {max_length - num_prompt_tokens}, "
+        "or shorten the prompt"
     )
 
 

@@ -160,6 +160,8 @@ class SpeculantRequest(Schema):
             raise PydanticCustomError("misplaced", "put it into the object speculant", {"names": misplaced})
         if misplaced := [name for name in names if name in _SERVER_NAMES]:
             reason = f"the server's setting draft.{misplaced[0]} decides; leave it out"
+            if (option := f"draft_{misplaced[0]}") in _SPECULANT_NAMES:
+                reason = f"write it as {option} into the object speculant"
             raise PydanticCustomError("misplaced", "{reason}", {"names": misplaced, "reason": reason})
         return values
 
