@@ -16,9 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from loguru import logger
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors import SafetensorError, safe_open
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.nn import Linear, Module, Parameter
 from transformers import PreTrainedModel
 
 from speculant_graph.corpus.hub import sentence
@@ -31,14 +35,19 @@ NOTE_FILE = "speculant.json"
 _AGAIN = "Copy or train it again."
 
 _SHAPING = frozenset({
-    "alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "r", "rank_pattern",
-    "target_modules", "target_parameters", "task_type", "use_rslora",
+    "alpha_pattern", "bias", "ensure_weight_tying", "exclude_modules", "fan_in_fan_out", "layers_pattern",
+    "layers_to_transform", "lora_alpha", "lora_bias", "modules_to_save", "r", "rank_pattern", "target_modules",
+    "target_parameters", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 })  # fmt: skip
-_NAMING = frozenset({
-    "auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_type", "peft_version",
-    "revision",
+"""Settings that say which numbers are added to which weights."""
+_OF_TRAINING = frozenset({
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
+    "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
+    "qalora_group_size", "revision", "runtime_config",
 })  # fmt: skip
-"""With the above what an adapter may set. The rest changes the base model, imports modules, or is no plain LoRA."""
+"""Settings that a finished adapter does not need. Every other one of peft changes what a layer computes."""
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""Values of ``init_lora_weights`` that leave the weights of the base model as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +94,6 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     )
 
 
-def require_whole(folder: Path) -> None:
-    """Refuse a folder that does not hold all of an adapter.
-
-    Raises:
-        ConfigError: a file is missing or damaged.
-    """
-    read_adapter(folder)
-    try:
-        with safe_open(folder / WEIGHTS_FILE, "pt") as weights:  # compares the file's size with its tensors'
-            weights.keys()
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{folder / WEIGHTS_FILE} is damaged: {sentence(error)} {_AGAIN}") from error
-
-
 def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
     """Return a copy of a model with an adapter added to its weights, which costs nothing per pass.
 
@@ -122,15 +117,58 @@ def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> 
         # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
         with quiet_peft():
             adapted = get_peft_model(copy.deepcopy(model), info.config)
-            is_whole = tensors.keys() == get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
-            set_peft_model_state_dict(adapted, tensors)
+            needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+            loaded: Any = set_peft_model_state_dict(adapted, tensors)
+            is_whole = needed <= tensors.keys() and not loaded.unexpected_keys
+            separated = _separate_tied(adapted)
+            if info.config.lora_bias:
+                _add_biases(adapted)
             merged = adapted.merge_and_unload(safe_merge=True)
     except (SafetensorError, OSError, RuntimeError, MemoryError, TypeError, ValueError) as error:
         raise ConfigError(f"adapter {folder} can't be added to '{base_name}': {sentence(error)} {_AGAIN}") from error
     if not is_whole:
         raise ConfigError(f"the adapter {folder} has other weights than '{base_name}' needs; {another}")
     assert isinstance(merged, PreTrainedModel)
+    if separated:
+        _tie_if_equal(merged)
     return merged, info
+
+
+def _separate_tied(model: Module) -> bool:
+    """Give layers that share a matrix one each: what is added to one of them is not for the other.
+
+    Returns:
+        Whether any did.
+    """
+    owners: set[int] = set()
+    found = False
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in owners:
+                module.register_parameter(name, Parameter(parameter.detach().clone(), parameter.requires_grad))
+                found = True
+            owners.add(id(parameter))
+    return found
+
+
+def _add_biases(model: Module) -> None:
+    """Give layers whose adapter has a bias one of zeros, if they have none."""
+    for layer in model.modules():
+        base = layer.get_base_layer() if isinstance(layer, LoraLayer) else None
+        if isinstance(base, Linear) and base.bias is None:
+            base.bias = Parameter(base.weight.new_zeros(base.out_features), requires_grad=False)
+
+
+def _tie_if_equal(model: PreTrainedModel) -> None:
+    """Have embedding and head share one matrix again, if they are equal; else record that they differ."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(embedding.weight, Parameter)
+    assert isinstance(head.weight, Parameter)
+    is_equal = torch.equal(embedding.weight, head.weight)
+    if is_equal:
+        head.weight = embedding.weight
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = is_equal  # peft has changed it
 
 
 def require_plain(model: PreTrainedModel) -> None:
@@ -171,10 +209,21 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _lora_config(folder: Path, content: dict[str, Any]) -> LoraConfig:
     if (kind := content.get("peft_type")) != "LORA":
         raise ConfigError(f"the adapter {folder} is of kind {kind}; choose one of kind LORA")
-    usual: dict[str, Any] = asdict(LoraConfig())
-    for name, value in content.items():
-        if name not in _SHAPING | _NAMING and value and value != usual.get(name):
-            raise ConfigError(f"the adapter {folder} sets {name}, which plain LoRA does not have; train one without it")
+    start = content.get("init_lora_weights")
+    if start not in _PLAIN_STARTS:
+        raise ConfigError(
+            f"the adapter {folder} has init_lora_weights = {start!r}, which changes the weights of the base model",
+            fix="convert it: load it with peft and save it with path_initial_model_for_weight_conversion",
+        )
+    defaults: dict[str, Any] = asdict(LoraConfig())
+    for name in sorted(content.keys() - _SHAPING - _OF_TRAINING):
+        if name not in defaults:
+            logger.warning("adapter {}: the setting {} is unknown to this release of peft and is ignored", folder, name)
+        elif content[name] and content[name] != defaults[name]:
+            raise ConfigError(
+                f"the adapter {folder} sets {name}, so it is more than numbers that are added to weights",
+                fix="train one without it",
+            )
     try:
         return LoraConfig(**{name: content[name] for name in _SHAPING & content.keys()})
     except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ for going back. Readers resolve the link once, then read.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -194,13 +195,11 @@ def publish(folder: Path, target: Path) -> Path:
     Raises:
         GraphFileError: it can't be read back or moved; the adapter that was published stays.
     """
-    from speculant_verifier.draft_model.adapter_files import require_whole
-
     versions = target.with_name(target.name + ".d")
     versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
     earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
     version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
-    with replacing(version, require_whole, is_folder=True) as temporary:
+    with replacing(version, _require_readable, is_folder=True) as temporary:
         folder.rename(temporary)
     link = versions / "next"
     try:
@@ -217,6 +216,21 @@ def publish(folder: Path, target: Path) -> Path:
         if path.name != previous:
             shutil.rmtree(path, ignore_errors=True)
     return version
+
+
+def _require_readable(folder: Path) -> None:
+    """Refuse a folder in which a file is damaged. Nothing here needs torch."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in folder.iterdir():
+        if file.suffix == ".json":
+            json.loads(file.read_bytes())
+        elif file.suffix == ".safetensors":
+            try:
+                with safe_open(file, "np") as weights:  # compares the file's size with its tensors'
+                    weights.keys()
+            except SafetensorError as error:
+                raise ValueError(f"{file.name}: {error}") from error
 
 
 def _version_of(target: Path) -> str | None:
