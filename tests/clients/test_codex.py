@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 import pytest
 
-from support.client_programs import NODE_PROGRAMS, Programs
+from support.client_programs import NODE_PROGRAMS, PYTHON, SCRIPTS, Programs
 from support.scripted_gpt_oss import MODEL
 
 pytestmark = pytest.mark.clients
 
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
+"""A picture of one pixel."""
 SETTINGS = """\
 model = "{model}"
 model_provider = "speculant"
@@ -31,6 +36,15 @@ enabled = false
 apps = false
 plugins = false
 """
+
+MCP_SERVER = """
+[mcp_servers.weather]
+command = "{python}"
+args = ["{script}"]
+required = true
+startup_timeout_sec = 120
+"""
+"""Codex waits for it before the first request only if it is required."""
 
 
 def configure(programs: Programs, more: str = "") -> None:
@@ -63,3 +77,23 @@ def test_runs_a_command_and_resumes(programs: Programs) -> None:
     events = ask(programs, "resume", "--last", f"Again. {call('echo two > two.txt')} @@SAY:The second, too.@@")
     assert message_of(events) == "The second, too."
     assert (programs.work / "two.txt").read_text(encoding="utf-8") == "two\n"
+
+
+def test_calls_tools_of_a_namespace(programs: Programs) -> None:
+    configure(programs, MCP_SERVER.format(python=PYTHON, script=SCRIPTS / "weather_server.py"))
+    arguments = json.dumps({"place": "Rome"})
+    events = ask(programs, f"How warm? @@CALL:mcp__weather__get_weather {arguments}@@ @@SAY:It is warm.@@")
+    calls = [event["item"] for event in events if event.get("item", {}).get("type") == "mcp_tool_call"]
+    assert (calls[-1]["server"], calls[-1]["tool"], calls[-1]["status"]) == ("weather", "get_weather", "completed")
+    assert "sunny in Rome" in json.dumps(calls[-1]["result"])
+    assert message_of(events) == "It is warm."
+
+
+def test_goes_on_after_an_image(programs: Programs) -> None:
+    configure(programs)
+    (programs.work / "dot.png").write_bytes(DOT)
+    view = f"@@CALL:view_image {json.dumps({'path': str(programs.work / 'dot.png')})}@@"
+    assert message_of(ask(programs, f"Look. {view} @@SAY:I have looked.@@")) == "I have looked."
+    events = ask(programs, "resume", "--last", f"And now? {call('echo on > on.txt')} @@SAY:It goes on.@@")
+    assert message_of(events) == "It goes on."
+    assert (programs.work / "on.txt").read_text(encoding="utf-8") == "on\n"

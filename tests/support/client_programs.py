@@ -15,6 +15,7 @@ CLIENTS = Path(__file__).parents[2] / ".cache" / "clients"
 NODE_PROGRAMS = CLIENTS / "npm" / "node_modules" / ".bin"
 PYTHON = CLIENTS / "python" / "bin" / "python"
 AIDER = CLIENTS / "aider" / "bin" / "aider"
+SCRIPTS = Path(__file__).parents[1] / "clients" / "scripts"
 TIMEOUT_S = 400.0
 
 _NODE_TRAP = """
@@ -144,7 +145,7 @@ class Programs:
 
     def script(self, name: str, *arguments: str) -> str:
         """Run a script of ``tests/clients`` by the interpreter of its kind, with the URL as its first argument."""
-        path = Path(__file__).parents[1] / "clients" / "scripts" / name
+        path = SCRIPTS / name
         if path.suffix == ".py":
             return self.run([PYTHON, path, self.url, *arguments])
         copy = CLIENTS / "npm" / name  # modules are searched from where a script lies
