@@ -67,6 +67,14 @@ class Successors:
         return list(zip(self.token_ids[ranked].tolist(), self.counts[ranked].tolist(), strict=True))
 
 
+_NETWORKX_NAMES = frozenset({
+    "add_edge", "add_edges_from", "add_node", "add_nodes_from", "adj", "adjacency", "copy", "degree", "edge_subgraph",
+    "edges", "get_edge_data", "graph", "has_edge", "has_node", "has_predecessor", "has_successor", "in_degree",
+    "in_edges", "is_directed", "is_multigraph", "nbunch_iter", "neighbors", "nodes", "number_of_edges",
+    "number_of_nodes", "order", "out_degree", "out_edges", "pred", "predecessors", "remove_edge", "remove_node",
+    "reverse", "size", "subgraph", "succ", "to_directed", "to_undirected",
+})  # fmt: skip
+"""Names of a :class:`networkx.DiGraph`, of which an error says where they are."""
 NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 
 
@@ -235,6 +243,13 @@ class NgramGraph:
         from speculant_graph.graph.network import NgramDiGraph  # networkx takes half a second
 
         return NgramDiGraph(self)
+
+    if not TYPE_CHECKING:  # a checker would take every name for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse a name that does not exist, and say where networkx's methods are."""
+            hint = f"; the networkx view has it: graph.nx.{name}" if name in _NETWORKX_NAMES else ""
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}", name=name, obj=self)
 
     def _length(self, length: int) -> int:
         if not 0 < length <= self.max_order + 1:

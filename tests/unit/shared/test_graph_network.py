@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,16 @@ def test_without_the_tokenizer_there_is_no_text(
     assert {lost.nx.nodes[token_id]["text"] for token_id in lost.ngrams(1)[:, 0].tolist()} == {""}
     [said] = capsys.readouterr().err.splitlines()
     assert "without text" in said
+
+
+def test_the_graph_says_where_the_names_of_networkx_are() -> None:
+    found = graph([1, 2, 3])
+    view = set(dir(nx.DiGraph)) - set(dir(NgramGraph))
+    names = [name for name in view if not re.search(r"^_|_factory$|_class$|_from$|^clear|^name$|^update$", name)]
+    assert {"edges", "nodes", "out_edges", "has_edge", "in_degree"} <= set(names)
+    for name in names:
+        with pytest.raises(AttributeError, match=rf"graph\.nx\.{name}$"):
+            getattr(found, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'edgse'$"):
+        getattr(found, "edgse")  # noqa: B009
+    assert copy.copy(found).metadata == found.metadata

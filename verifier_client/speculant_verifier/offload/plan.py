@@ -22,6 +22,8 @@ from speculant_graph.machine import anonymous_bytes, available_bytes
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
 """Share of the budget for keys and values, and for what passes compute with."""
+_LEAST_GB = 0.1
+"""Smaller sizes are told in megabytes."""
 _KV_SHARE = 0.4
 """Of what is reserved."""
 _FREE_SHARE = 0.9
@@ -96,16 +98,16 @@ class Plan:
             rate: bytes per second that weights are read with, if that is known.
         """
         kept = self.num_kept * self.unit_bytes
-        space = f"{_gb(kept)} for {self.num_kept} of {self.num_units} {self.unit}s"
+        space = f"{_readable(kept)} for {self.num_kept} of {self.num_units} {self.unit}s"
         if self.unit == "layer":
-            space += f", {_gb(self.least_slots * self.unit_bytes)} for {self.least_slots} that are read in turn"
+            space += f", {_readable(self.least_slots * self.unit_bytes)} for {self.least_slots} that are read in turn"
         seconds = f": {self.pass_bytes / rate:.2g} s at {rate / 1e9:.1f} GB/s" if rate else ""
         return [
-            ("always in memory", _gb(self.resident_bytes)),
+            ("always in memory", _readable(self.resident_bytes)),
             ("space for the others", space),
-            ("read in a pass over many tokens", _gb(self.pass_bytes) + seconds),
+            ("read in a pass over many tokens", _readable(self.pass_bytes) + seconds),
             ("keys and values", f"{self.kv_tokens:,} tokens"),
-            ("budget", f"{_gb(self.budget)}, of which the process had taken {_gb(self.process_bytes)}"),
+            ("budget", f"{_readable(self.budget)}, of which the process had taken {_readable(self.process_bytes)}"),
         ]
 
 
@@ -139,7 +141,8 @@ def plan_for(
     budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
     wanted = verifier.resident_layers
     # Without a budget there is no setting for keys and values: they take what is left.
-    if wanted is None and total <= budget - process - (_RESERVED * budget if bound else 0):
+    left = budget - process - (int(_RESERVED * budget) if bound else 0)
+    if wanted is None and total <= left:
         return None
     layers = decoder_layers(model)
     if wanted is not None and wanted >= len(layers):
@@ -147,8 +150,11 @@ def plan_for(
     experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(model, layer)}
     share = _RESERVED_WITH_EXPERTS if experts else _RESERVED
     reserved = int(share * budget)
-    size = f"{_gb(total)} as {str(dtype).removeprefix('torch.')}"
-    _require_streamable(model, layers, verifier, size, budget, may_stream=may_stream)
+    size = f"{_readable(total)} as {str(dtype).removeprefix('torch.')}"
+    reason = f"needs {size}, and {_readable(max(0, left))} are left for weights"
+    if wanted is not None:
+        reason = f"can't be streamed, as --verifier.resident-layers {wanted} asks for"
+    _require_streamable(model, layers, verifier.model_name, reason, may_stream=may_stream)
     kv_bytes = _kv_bytes(model, dtype)
     kv_reserved = int(_KV_SHARE * reserved)
     kv_tokens = verifier.max_kv_tokens or max(1, kv_reserved // kv_bytes)
@@ -165,8 +171,8 @@ def plan_for(
     num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
         raise ConfigError(
-            f"of model '{verifier.model_name}' {_gb(fixed)} must stay in memory, and with all else that takes "
-            f"{_gb((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_gb(budget)}; raise "
+            f"of model '{verifier.model_name}' {_readable(fixed)} must stay in memory, and with all else that takes "
+            f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}; raise "
             "--verifier.memory-budget, lower --verifier.max-kv-tokens if it is set, or choose fewer bytes per weight "
             "(--verifier.dtype bfloat16)"
         )
@@ -211,13 +217,19 @@ def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 def _require_streamable(
     model: PreTrainedModel,
     layers: Mapping[str, nn.Module],
-    verifier: VerifierConfig,
-    size: str,
-    budget: int,
+    name: str,
+    reason: str,
     *,
     may_stream: bool,
 ) -> None:
-    """Refuse what does not fit and must not, or can't, be streamed.
+    """Refuse a model that must not, or can't, be streamed.
+
+    Args:
+        model: the model, without weights.
+        layers: its decoder layers.
+        name: of the model, for the message.
+        reason: why this matters, for the message.
+        may_stream: whether passes may read weights from the disk.
 
     Raises:
         ConfigError: it is so.
@@ -231,9 +243,7 @@ def _require_streamable(
         why = f"layers of a {type(model).__name__} can't be streamed, as they hold more than weights; {SMALLER}"
     else:
         return
-    raise ConfigError(
-        f"model '{verifier.model_name}' needs {size}, more than the {_gb(budget)} that it may take; {why}"
-    )
+    raise ConfigError(f"model '{name}' {reason}; {why}")
 
 
 def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
@@ -245,8 +255,8 @@ def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
     available = available_bytes()
     if available is not None and num_bytes + anonymous_bytes() > available:
         raise ConfigError(
-            f"of model '{verifier.model_name}' {_gb(num_bytes)} must lie in this machine's memory, more than the "
-            f"{_gb(available)} that it may take; {SMALLER}"
+            f"of model '{verifier.model_name}' {_readable(num_bytes)} must lie in this machine's memory, more than the "
+            f"{_readable(available)} that it may take; {SMALLER}"
         )
 
 
@@ -293,5 +303,5 @@ def _beside(model: nn.Module, streamed: tuple[str, ...], prefix: str = "") -> It
             yield whole
 
 
-def _gb(number: float) -> str:
-    return f"{number / 1e9:.2f} GB"
+def _readable(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= _LEAST_GB * 1e9 else f"{num_bytes / 1e6:.2f} MB"
