@@ -86,7 +86,7 @@ def test_flags_that_are_named_exist(name):
     named = {
         flag
         for span in code_spans(without_what_went(name))
-        if span.startswith(("--", "speculant "))
+        if span.startswith(("--", "speculant ")) or span.split(" ")[0] in COMMANDS
         for flag in re.findall(r"(?<!\S)(--[a-z][a-z0-9.-]*)(?![\w.*-])", span)
     }
     assert not named - flags() - FOREIGN_FLAGS, name
@@ -119,6 +119,13 @@ def test_metrics_that_are_named_exist(name):
     for metric in re.findall(r"\bspeculant_(?:drafter|verifier)_[a-z_]+\b", read_page(name)):
         is_module = f"{metric}.py" in read_page(name)
         assert is_module or metric in known_metrics(), f"{name}: {metric}"
+
+
+def test_every_setting_is_documented():
+    text = "".join(map(read_page, pages()))
+    names = {f"{kind}.{name}" for kind in KINDS for name in KINDS[kind].model_fields}
+    missing = {name for name in names if not re.search(rf"\b{name.partition('.')[2].replace('_', '[_-]')}\b", text)}
+    assert not missing
 
 
 def test_every_metric_is_documented():

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.model import TargetModel
-from speculant_verifier.model.loading import load_model
+from speculant_verifier.model.loading import device_named, load_model
 from speculant_verifier.offload import plan
 from support.caching import TOLERANCE, Rows
 from support.tiny_models import tiny_gpt_oss, tiny_model
@@ -117,3 +117,12 @@ def test_a_model_that_memory_can_not_hold_is_refused_before_it_is_read(tmp_path,
         load_model(VerifierConfig(model_name=str(folder), resident_layers=1), may_stream=False)
     monkeypatch.setattr(plan, "available_bytes", lambda: None)
     assert load(folder, dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "meta", "mps:0", "nonsense", "cuda:99", "cuda:x", "", "CPU"])
+def test_devices_that_models_are_not_run_on(name):
+    with pytest.raises(ConfigError, match=r"device|not run on '") as caught:
+        device_named(name)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "; use " in str(caught.value)
+    assert name in str(caught.value)

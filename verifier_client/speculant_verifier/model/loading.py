@@ -148,12 +148,17 @@ def device_named(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    usable = "use auto, cpu or cuda" if torch.cuda.is_available() else "use auto or cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"unknown device '{name}'; use auto, cpu or cuda (--verifier.device)") from error
+        raise ConfigError(f"unknown device '{name}'; {usable} (--verifier.device)") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"models are not run on '{name}'", fix=f"{usable} (--verifier.device)", field="verifier.device"
+        )
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use --verifier.device cpu")
+        raise ConfigError(f"device '{name}' was asked for but torch sees no GPU; use --verifier.device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs; use --verifier.device auto"
