@@ -196,7 +196,8 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
     const Sequence& sequence = *requests[index].sequence;
     const TreeShape shape{budget_of(requests[index]), std::min(settings.max_depth, kMaxDepth),
                           std::min(max_branches, kMaxBranches)};
-    const auto costs = settings.strategy == Strategy::kSpecexec ? std::span<const double>() : sequence.costs();
+    const bool is_free = settings.ignores_cost || settings.strategy == Strategy::kSpecexec;
+    const auto costs = is_free ? std::span<const double>() : sequence.costs();
     trees_[worker]->draft(sequence.sources(trie), *calibration, sequence.context, shape, costs, sequence.reliability,
                           batch.drafts[index]);
   });

@@ -113,6 +113,7 @@ struct DraftSettings {
   bool is_coupled = false;
   Siblings siblings = Siblings::kNone;
   bool omits_proposals = false;
+  bool ignores_cost = false;
 
   bool is_from_graph() const { return kStrategies[static_cast<std::size_t>(strategy)].is_from_graph; }
 };

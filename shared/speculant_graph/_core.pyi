@@ -131,7 +131,7 @@ class Sequence:
 class DraftSettings:
     """How to draft: strategy and siblings by their numbers on the wire."""
 
-    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
+    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool, ignores_cost: bool) -> None:
         """``sources``: session, corpus, skip-gram, learned, target rows."""
 
 class Drafter:

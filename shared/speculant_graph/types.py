@@ -207,6 +207,8 @@ class DraftOptions:
     """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
+    ignore_cost: bool = False
+    """Draft as many nodes as the budget allows, whatever verifying costs."""
 
 
 DEFAULT_OPTIONS = DraftOptions()
@@ -251,7 +253,7 @@ class SequenceStep:
     nasd: NasdOptions | None = None
     """What ``nasd`` drafts with."""
     is_priced: bool = True
-    """Whether drafting that does not pay may be left out; False where a request wants drafts always."""
+    """Whether nodes that do not pay may be left out; False where a request wants its whole budget drafted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,9 +325,16 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
     drafter.open(2, cost=COST_CURVES["moe"])
     drafter.accept(2, text[:60])
     drafter.accept(2, text[60:])
-    (unpriced,) = drafter.draft([DraftRequest(2, budget, options=DraftOptions("specexec"))])
-    (again,) = drafter.draft([DraftRequest(1, budget, options=DraftOptions("tree"))])
-    assert facts(unpriced) == facts(again)
+    ways = [
+        DraftOptions("specexec"),
+        DraftOptions("tree", ignore_cost=True),
+        DraftOptions("adaptive", ignore_cost=True),
+    ]
+    unpriced = drafter.draft([DraftRequest(2, budget, options=options) for options in ways])
+    again = drafter.draft(
+        [DraftRequest(1, budget, options=DraftOptions(name)) for name in ("tree", "tree", "adaptive")]
+    )
+    assert list(map(facts, unpriced)) == list(map(facts, again))
 
 
 def facts(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:

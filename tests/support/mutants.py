@@ -54,6 +54,7 @@ class Mutants:
             options.coupling = choose([0, 0, 1, 2, 3])
             options.siblings = choose([0, 0, 1, 2, 3])
             options.omit_proposals = self._random.random() < 0.5
+            options.ignore_cost = self._random.random() < 0.5
         return self.bytes(request.SerializeToString())
 
     def opening(self) -> bytes:

@@ -154,7 +154,7 @@ void bind_settings(nb::module_& module) {
           "__init__",
           [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, int max_depth,
              int max_branches, std::int64_t max_candidates, double temperature, bool is_coupled, int siblings,
-             bool omits_proposals) {
+             bool omits_proposals, bool ignores_cost) {
             const auto number = static_cast<std::size_t>(strategy);  // of a negative one, something large
             if (number >= std::size(kStrategies) || !kStrategies[number].name || siblings < 0 || siblings > 2) {
               throw RequestError("no such strategy, or no such siblings");
@@ -166,10 +166,11 @@ void bind_settings(nb::module_& module) {
                                      {max_candidates, temperature},
                                      is_coupled,
                                      static_cast<Siblings>(siblings),
-                                     omits_proposals};
+                                     omits_proposals,
+                                     ignores_cost};
           },
           nb::kw_only(), "strategy"_a, "sources"_a, "max_depth"_a, "max_branches"_a, "max_candidates"_a,
-          "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
+          "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a, "ignores_cost"_a,
           "``sources``: session, corpus, skip-gram, learned, target rows.");
 }
 

@@ -98,22 +98,24 @@ class SentMessage:
     """Most nodes per sequence."""
 
 
-RequestedOptions = tuple[SiblingsName, CouplingName | None, int | None, float | None]
-"""What steps want beside the client's settings: siblings, coupling, depth and temperature. One message, one of them."""
-_NONE_REQUESTED: RequestedOptions = ("none", None, None, None)
+RequestedOptions = tuple[SiblingsName, CouplingName | None, int | None, float | None, bool]
+"""What steps want beside the client's settings: siblings, coupling, depth, temperature, and whether to ignore what
+verifying costs. One message, one of them."""
+_NONE_REQUESTED: RequestedOptions = ("none", None, None, None, False)
 
 
 def with_requested(options: DraftOptions, requested: RequestedOptions) -> DraftOptions:
     """Return how steps are drafted for."""
     if requested == _NONE_REQUESTED:
         return options
-    siblings, coupling, max_depth, temperature = requested
+    siblings, coupling, max_depth, temperature, ignore_cost = requested
     return replace(
         options,
         siblings=siblings,
         coupling=coupling,
         max_depth=max_depth or options.max_depth,
         temperature=temperature or options.temperature,
+        ignore_cost=ignore_cost,
     )
 
 

@@ -121,7 +121,11 @@ class LocalDrafter:
             self._drafter.accept(step.session_id, step.token_ids[session.num_sent :])
             session.note_sent(step)
         options = DraftOptions(
-            siblings=step.siblings, coupling=step.coupling, max_depth=step.max_depth, temperature=step.temperature
+            siblings=step.siblings,
+            coupling=step.coupling,
+            max_depth=step.max_depth,
+            temperature=step.temperature,
+            ignore_cost=not step.is_priced,
         )
         return DraftRequest(step.session_id, step.node_budget, step.seed, options)
 

@@ -71,6 +71,7 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         sources=st.none() | st.frozensets(st.sampled_from(["corpus", "session", "learned", "recycled"]), min_size=1),
         coupling=st.sampled_from([None, "none", "gumbel"]),
         siblings=st.sampled_from(["none", "without-replacement", "independent"]),
+        ignore_cost=st.booleans(),
     )
     return StepRequest(tuple(draw(st.lists(sequence, max_size=5))), draw(options), draw(st.text(max_size=5)))
 

@@ -29,7 +29,7 @@ from speculant_graph.types import (
     SessionOptions,
 )
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
-from speculant_verifier.draft_model.price import Allowance, DraftPrice
+from speculant_verifier.draft_model.price import MOST_NODES, Allowance, DraftPrice
 from speculant_verifier.draft_model.tree import Candidate, DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 
@@ -277,7 +277,10 @@ class ModelDrafter:
         return min(step.node_budget, step.max_depth or self._config.max_depth)
 
     def _search(self, batch: Sequence[_Session]) -> bool:
-        """Ask the model about nodes of the trees as long as that pays; return whether it was asked."""
+        """Ask the model about nodes of the trees as long as that pays; return whether it was asked.
+
+        Trees of sequences whose drafts are not priced grow until they are as large as was asked for.
+        """
         members = self._members(batch)
         spent_s, num_passes, plain_s = 0.0, 0, 0.0
         while members:
@@ -291,8 +294,14 @@ class ModelDrafter:
             wanted = {index: [gain for _, gain in nodes] for index, nodes in opened.items()}
             num_drafted, width, rows = self._price.choose(gains, wanted, pending, spent_s)
             target_s = self._price.target_s(len(batch), num_drafted)
+            growing = {
+                index
+                for index in members
+                if not batch[index].step.is_priced and len(best[index]) < batch[index].step.node_budget
+            }
             if num_passes:
                 self._price.allowance.add(plain_s - target_s)
+                rows = [*growing.union(rows)]
             else:
                 for each, nodes in zip(batch, best, strict=True):
                     each.baseline = frozenset(nodes[:num_drafted])
@@ -304,8 +313,12 @@ class ModelDrafter:
                 break
             started_s = self._clock()
             pending = 0 if num_passes else max(len(cached.pending) for cached in members.values())
-            expected_s = float(self._price.pass_s(len(members), pending, width)[-1])
-            self._expand(batch, members, {index: [node for node, _ in opened[index][:width]] for index in members})
+            asked = {
+                index: [node for node, _ in opened[index][: MOST_NODES if index in growing else width]]
+                for index in members
+            }
+            expected_s = float(self._price.pass_s(len(members), pending, max(map(len, asked.values())))[-1])
+            self._expand(batch, members, asked)
             elapsed_s = self._clock() - started_s
             self._price.note(expected_s, elapsed_s)
             self.passes_s += elapsed_s

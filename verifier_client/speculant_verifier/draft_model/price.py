@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MEMORY, _MOST_SLOWNESS = 0.9, 5.0
-_MOST_NODES = 16
+MOST_NODES = 16
 """Of a row in one pass of the model."""
 _READ_FOR_LATER = 8
 """Pending tokens beyond so many are not charged to the step that reads them: later ones profit as much."""
@@ -107,7 +107,7 @@ class DraftPrice:
         count = 1
         while ranked:
             count = min(count, len(ranked))
-            added = _cumulated([wanted[row][:_MOST_NODES] for row in ranked[:count]])[1:]
+            added = _cumulated([wanted[row][:MOST_NODES] for row in ranked[:count]])[1:]
             passes = self.pass_s(count, min(pending, _READ_FOR_LATER), len(added))
             values = (expected[now] + added) / (times[now + 1] + passes)
             width = int(np.argmax(values))

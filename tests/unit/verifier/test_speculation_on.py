@@ -1,0 +1,118 @@
+"""``speculation="on"`` drafts as many nodes as were set, whatever they cost: in this process and at a sidecar."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from functools import cache
+
+import pytest
+
+from speculant_graph.client import DrafterClient, LocalDrafter
+from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.draft.cost import CostCurve
+from speculant_graph.draft.options import STRATEGIES
+from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.passes import DraftPasses
+from speculant_verifier.draft_model.price import DraftPrice
+from speculant_verifier.engine import Engine
+from support.draft_models import flat, noisy
+from support.graphs import graph_of
+from support.lossless import Job, alone, decode
+from support.server import serving
+from support.tiny_models import tiny_gpt_oss
+
+K, NUM_TOKENS = 40, 60
+STEEP = CostCurve((1, 2), (1.0, 50.0))
+PROMPTS = [tuple(random.Random(seed).choices(range(4), k=30)) for seed in range(2)]
+# Hot, as a text that repeats itself leaves nothing but a chain to draft.
+ON = GenerationConfig(max_tokens=NUM_TOKENS, temperature=3.0, ignore_end_tokens=True, speculation="on")
+
+
+@cache
+def target():
+    return tiny_gpt_oss(vocabulary_size=4)
+
+
+@cache
+def graph():
+    """Of so few tokens that every context is known."""
+    return graph_of([random.Random(5).choices(range(4), k=900)], 3, 4)
+
+
+class Watched:
+    """A drafter whose answers are counted."""
+
+    def __init__(self, drafter):
+        self.drafter, self.answers = drafter, []
+
+    def __getattr__(self, name):
+        return getattr(self.drafter, name)
+
+    def draft(self, steps):
+        drafts = self.drafter.draft(steps)
+        self.answers += [(step.node_budget, len(draft)) for step, draft in zip(steps, drafts, strict=True)]
+        return drafts
+
+
+def drafted(drafter, strategy, configs):
+    """Decode every prompt by one of the settings; return per drafted step what was asked for, and what came."""
+    watched = Watched(drafter)
+    draft = DraftConfig(k=K, strategy=strategy, max_depth=K)
+    engine = Engine(target(), watched, VerifierConfig(), draft, cost=lambda _, width: STEEP.table(width))
+    jobs = [Job(prompt, config) for prompt, config in zip(PROMPTS, configs, strict=True)]
+    outcome = decode(target(), jobs, watched, engine=engine)
+    assert outcome.outputs == [alone(target(), job) for job in jobs]
+    return watched.answers, outcome
+
+
+def assert_all_is_drafted(drafter, strategy):
+    answers, outcome = drafted(drafter, strategy, [ON, ON])
+    assert answers[0] == (K, K)
+    assert all(asked == came for asked, came in answers)
+    is_chain = strategy in ("greedy", "sampling", "adaptive")
+    if not is_chain:
+        assert {asked for asked, _ in answers} == {K}
+    # What came is verified, but for nodes so deep that the output ends before them.
+    verified = sum(sum(each.drafted_by_depth) for each in outcome.sequences)
+    assert verified >= sum(came for _, came in answers[:-4]) * (1.0 if is_chain else 0.9)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_in_this_process(strategy):
+    config = DraftConfig(k=K, strategy=strategy, max_depth=K)
+    with closing(LocalDrafter(graph(), config, cost=STEEP)) as drafter:
+        assert_all_is_drafted(drafter, strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_at_a_sidecar(strategy, tmp_path):
+    graph().save(tmp_path / "graph.pkl")
+    config = DraftConfig(k=K, strategy=strategy, max_depth=K)
+    with serving(tmp_path / "graph.pkl", tmp_path) as server:
+        settings = ClientConfig(address=server.address, deadline_ms=60_000)
+        with DrafterClient(settings, tokenizer=None, draft=config, strict=True, cost=STEEP) as client:
+            assert_all_is_drafted(client, strategy)
+            # One of each in a batch: what one wants is not done to the other.
+            answers, _ = drafted(client, strategy, [ON, ON.model_copy(update={"speculation": "auto"})])
+            assert (K, K) in answers
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_by_a_draft_model(beside):
+    """Also where no pass of it ever pays."""
+    strategy = "tree" if beside else "model"
+    config = DraftConfig(k=K, strategy=strategy, max_depth=K)
+    ngrams = LocalDrafter(graph(), config, cost=STEEP) if beside else None
+    price = DraftPrice(lambda _, width: STEEP.table(width), flat(1e3, 1e3))
+    with closing(ModelDrafter(DraftPasses(noisy(target(), 0.1), 2), price, config, ngrams)) as drafter:
+        assert_all_is_drafted(drafter, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["tree", "adaptive"])
+def test_what_does_not_pay_is_left_out_otherwise(strategy):
+    """The control."""
+    auto = ON.model_copy(update={"speculation": "auto"})
+    with closing(LocalDrafter(graph(), DraftConfig(k=K, strategy=strategy, max_depth=K), cost=STEEP)) as drafter:
+        answers, _ = drafted(drafter, strategy, [auto, auto])
+    assert sum(came for _, came in answers) < K
