@@ -62,7 +62,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_costs_as_figures_and_curve(bench: Bench, tmp_path: Path) -> None:
     curve = tmp_path / "curve.json"
     figures = bench(
-        "verify-cost", *RANDOM, "--batch", "2,1", "--tokens", "4,2", "--context", 20, "--time", 3, "-o", curve
+        "verify-cost", *RANDOM, "--batch", "2,1", "--tokens", "4,2", "--context", 20, "--time", 60, "-o", curve
     )
     points = {(point["batch"], point["nodes"]): point for point in figures["points"]}
     assert points.keys() == {(batch, nodes) for batch in (1, 2) for nodes in (1, 2, 4)}

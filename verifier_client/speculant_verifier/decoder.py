@@ -38,7 +38,7 @@ from speculant_verifier.papers.nasd_drafter import NasdDrafter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source
-from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
+from speculant_verifier.speculation import CostTable, ObservedCosts, batches_up_to, load_or_measure
 from speculant_verifier.suitability import Sources, require_strategy
 from speculant_verifier.text import Batch, Prompt, Prompts
 
@@ -118,7 +118,7 @@ class SpeculativeDecoder:
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
         self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)
-        cost = self.costs.relative_of_widths if self.costs is not None else None
+        cost = ObservedCosts(self.costs) if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
         """What records hold that does not come from the engine."""
         self.adapters: Adapters | None = None
@@ -150,7 +150,8 @@ class SpeculativeDecoder:
     def _measured_costs(self) -> CostTable | None:
         if not (self.verifier_config.measure_costs and self.draft_config.k):
             return None
-        return load_or_measure(self.target, batches_up_to(self.verifier_config.max_batch_size))
+        batches = batches_up_to(self.verifier_config.max_batch_size)
+        return load_or_measure(self.target, batches, most_nodes=self.draft_config.k)
 
     def _opened_drafter(self, graph: NgramGraph | None, sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
         """Return what drafts by n-grams, as configured."""

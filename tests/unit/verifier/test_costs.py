@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loguru import logger
 
-from speculant_verifier.speculation import CostPoint, CostTable, load_or_measure
+from speculant_graph.draft.cost import COST_CURVES
+from speculant_verifier.speculation import (
+    CostPoint,
+    CostTable,
+    ObservedCosts,
+    load_or_measure,
+    measurement,
+)
 
 MS = st.floats(0.01, 1e4)
 
@@ -19,7 +29,7 @@ def tables(draw):
     for batch in draw(st.sets(st.integers(1, 64), min_size=1, max_size=4)):
         lengths = {1, *draw(st.sets(st.integers(2, 128), max_size=5))}
         points += [CostPoint(batch, length, draw(MS)) for length in lengths]
-    return CostTable(tuple(draw(st.permutations(points))), 100)
+    return CostTable(tuple(draw(st.permutations(points))), 100, draw(st.sampled_from(["dense", "cpu-moe"])))
 
 
 def slow_ms(table, batch, tokens):
@@ -33,7 +43,19 @@ def slow_ms(table, batch, tokens):
         for length in sorted(times):
             highest = max(highest, times[length])
             rising.append((length, highest))
-        if len(rising) == 1 or wanted <= rising[0][0]:
+        shape, last = COST_CURVES[table.typical], rising[-1]
+
+        def at(length):
+            return shape.at(length) + 1e-9 * length
+
+        missing = [length for length in (1, 2, 4, 8, 16, 32, 64) if length not in times]
+        for (left, low), (right, high) in itertools.pairwise(rising.copy()):
+            for length in missing:
+                if left < length < right:
+                    rising.append((length, low + (high - low) * (at(length) - at(left)) / (at(right) - at(left))))
+        rising += [(length, last[1] * shape.at(length) / shape.at(last[0])) for length in missing if length > last[0]]
+        rising.sort()
+        if wanted <= rising[0][0]:
             return rising[0][1]
         for (left, low), (right, high) in itertools.pairwise(rising):
             if wanted <= right or right == rising[-1][0]:
@@ -61,6 +83,114 @@ def slow_ms(table, batch, tokens):
 @given(tables(), st.integers(1, 130), st.integers(1, 260))
 def test_estimates_are_those_of_the_definition(table, batch, tokens):
     assert table.ms(batch, tokens) == pytest.approx(slow_ms(table, batch, tokens), rel=1e-9)
+
+
+@st.composite
+def rising(draw, most=64):
+    """Measured passes of one batch, which no noise has disordered."""
+    widths = sorted({1, *draw(st.sets(st.integers(2, most), min_size=1, max_size=4))})
+    times = sorted(draw(st.lists(MS, min_size=len(widths), max_size=len(widths))))
+    return CostTable(tuple(CostPoint(1, *each) for each in zip(widths, times, strict=True)), 0)
+
+
+@given(rising())
+def test_estimates_rise_and_meet_what_was_measured(table):
+    seconds = table.seconds_of_widths(1, 200)
+    assert (np.diff(seconds) >= -1e-12 * seconds[1:]).all()
+    assert [seconds[each.tokens] for each in table.points] == pytest.approx([each.ms / 1e3 for each in table.points])
+    curve = table.curve(1)
+    for tokens, relative in zip(curve.tokens, curve.relative, strict=True):
+        assert relative == pytest.approx(table.relative(1, tokens))
+
+
+@given(rising(most=32))
+def test_many_tokens_are_never_free_unless_they_were_measured(table):
+    assert table.relative(1, 64) > 1.4 * table.relative(1, table.points[-1].tokens)
+    assert table.relative(1, 64) == pytest.approx(table.curve(1).at(64))
+    assert table.relative(4, 64) > 1.0, "of a batch that was not measured, either"
+
+
+def test_one_width_alone_is_scaled_too():
+    assert CostTable((CostPoint(1, 1, 107.0),), 0).relative(1, 64) == COST_CURVES["dense"].at(64)
+
+
+@given(rising(), st.floats(0.2, 5.0), st.lists(st.tuples(st.integers(1, 40), st.floats(0.5, 3.0)), max_size=30))
+def test_passes_that_happen_correct_what_is_believed(table, slowness, passes):
+    """A slow machine changes nothing; a width that takes longer than the others does, and costs never fall."""
+    believed, costs = table.relative_of_widths(1, 100), ObservedCosts(table)
+    assert costs(1, 100) == pytest.approx(believed)
+    for width in (1, 9, 33) * 30:
+        costs.note(1, width, slowness * table.ms(1, width) / 1e3)
+    assert costs(1, 100) == pytest.approx(believed)
+    for _ in range(80):
+        costs.note(1, 1, table.ms(1, 1) / 1e3)
+        costs.note(1, 33, 2.0 * table.ms(1, 33) / 1e3)
+    assert costs(1, 33)[33] > 1.3 * believed[33]
+    assert costs(2, 33) == pytest.approx(table.relative_of_widths(2, 33)), "of other batches nothing was seen"
+    for width, factor in passes:
+        costs.note(1, width, factor * table.ms(1, width) / 1e3)
+        costs.note(1, width, 0.0)
+        corrected = costs(1, 100)
+        assert corrected[1] == 1.0
+        assert (np.diff(corrected) >= 0.0).all()
+
+
+class Slow:
+    """A model whose passes take as long as they are told to, by a clock of its own."""
+
+    def __init__(self, target, monkeypatch, seconds):
+        self.passes, self._now, self._seconds, self._forward = [], 0.0, seconds, target.forward
+        monkeypatch.setattr(measurement, "time", SimpleNamespace(perf_counter=lambda: self._now))
+        monkeypatch.setattr(target, "forward", self.forward)
+        monkeypatch.setattr(target, "prefill", self.prefill)
+
+    def forward(self, pending, cache, rows, drafts):
+        width = 1 + max(map(len, drafts))
+        self.passes.append((len(pending), width))
+        self._now += self._seconds * (1.0 + 0.1 * (len(pending) * width - 1))
+
+    def prefill(self, chunks, cache, rows):
+        self._now += self._seconds * (1.0 + 0.1 * (sum(map(len, chunks)) - 1))
+
+    @property
+    def spent_s(self):
+        return self._now
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 1e-3, 0.01, 0.03, 0.1, 0.4, 1.0, 3.0])
+@pytest.mark.parametrize("most_nodes", [8, 300])
+def test_a_slow_model_has_a_second_width_in_time(gpt_oss, monkeypatch, tmp_path, seconds, most_nodes):
+    """What is asked for comes first, and no more passes are begun than the time suffices for."""
+    slow = Slow(gpt_oss, monkeypatch, seconds)
+    table = load_or_measure(gpt_oss, (1, 8, 4), tmp_path, most_nodes=most_nodes)
+    measured = {(each.batch, each.tokens) for each in table.points}
+    assert {(1, 1), (1, 2)} <= measured
+    assert table.fewest_widths >= 2
+    assert slow.spent_s < measurement.BUDGET_S + 4.2 * seconds
+    if most_nodes == 8 and seconds < 0.5:
+        assert (1, 9) in measured
+    if seconds < 5e-4 and most_nodes == 8:
+        assert measured == {(batch, width) for batch in (1, 4, 8) for width in (1, 2, 4, 8, 9, 16, 32, 64)}
+    assert table.relative(1, 64) > 1.5
+
+
+def test_long_measurements_are_told(gpt_oss, monkeypatch, tmp_path):
+    slow, told = Slow(gpt_oss, monkeypatch, 1.5), []
+    logger.enable("speculant_verifier")
+    sink = logger.add(lambda message: told.append((slow.spent_s, message.record["message"])), level="INFO")
+    load_or_measure(gpt_oss, (1,), tmp_path)
+    logger.remove(sink)
+    assert told[0][0] == 0.0
+    assert "about 6 s" in told[0][1]
+    assert any("measuring what passes cost: " in message for _, message in told[1:])
+
+
+def test_a_table_of_one_width_is_measured_anew(gpt_oss, tmp_path, warnings):
+    measure(gpt_oss, tmp_path)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(b'{"points": [{"batch": 1, "tokens": 1, "ms": 107.0}], "context": 200}')
+    assert measure(gpt_oss, tmp_path).fewest_widths >= 2
+    assert "measuring again" in warnings[0]
 
 
 def measure(target, folder):

@@ -55,6 +55,7 @@ def run(arguments: Sequence[str]) -> int:
 def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
     """Decode prompts of every kind in every way and return the figures, ready for JSON."""
     from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.speculation import ObservedCosts
 
     begin("loading models")
     config = VerifierConfig(model_name=str(MODEL_FOLDER), max_batch_size=1)
@@ -72,7 +73,7 @@ def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
     ways = {
         way: EngineDecoding(
             target, decoder.drafter, decoder.draft_config, 1,
-            cost=decoder.costs.relative_of_widths if decoder.costs is not None else None,
+            cost=ObservedCosts(decoder.costs) if decoder.costs is not None else None,
         ).decode
         for way, decoder in decoders.items()
     }  # fmt: skip

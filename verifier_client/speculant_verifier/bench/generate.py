@@ -87,6 +87,7 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
     """Decode everything in every way and return the figures, ready for JSON."""
     from speculant_verifier.bench.transformers_decoding import decode_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
+    from speculant_verifier.speculation import ObservedCosts
 
     sources = Sources(settings.graph_path is not None or bool(settings.client.address), bool(settings.draft_model.name))
     draft = suited(settings.draft, settings.generation, sources)
@@ -101,7 +102,7 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         settings.graph_path, settings.verifier, draft, client_config=settings.client,
         draft_model=settings.draft_model, target=target,
     ) as decoder:  # fmt: skip
-        cost = decoder.costs.relative_of_widths if decoder.costs is not None else None
+        cost = ObservedCosts(decoder.costs) if decoder.costs is not None else None
         ways: dict[str, Decode] = {
             "plain": EngineDecoding(target, NullDrafter(), DraftConfig(k=0), batch, generation, cost=cost).decode,
             "speculative": EngineDecoding(target, decoder.drafter, draft, batch, generation, cost=cost).decode,

@@ -29,7 +29,7 @@ from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
 from speculant_verifier.offload.files import bytes_per_second
-from speculant_verifier.speculation import CostTable, load_or_measure
+from speculant_verifier.speculation import CostTable, ObservedCosts, load_or_measure
 
 if TYPE_CHECKING:
     from speculant_verifier.bench.offload import BenchOffloadSettings
@@ -102,7 +102,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
         offload = target.offload
         if offload is None:
             raise ConfigError(f"the model fits into {plan.ram_budget} bytes; lower --ram-budget")
-        costs = load_or_measure(target, [1], folder=plan.folder / "costs")
+        costs = load_or_measure(target, [1], plan.folder / "costs", most_nodes=max(plan.nodes))
         results: list[dict[str, Any]] = []
         seconds, num_bytes = 0.0, -offload.num_bytes
         for name, requests in plan.workloads.items():
@@ -211,7 +211,7 @@ def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchReque
         ]
     draft = DraftConfig(k=nodes, max_depth=min(255, max(24, nodes)))
     drafter = LocalDrafter(None, draft, cost=costs.curve(1), vocabulary_size=_VOCABULARY) if nodes else NullDrafter()
-    decoding = EngineDecoding(target, drafter, draft, 1, cost=costs.relative_of_widths)
+    decoding = EngineDecoding(target, drafter, draft, 1, cost=ObservedCosts(costs))
     runs = [decoding.decode([request]) for request in requests]
     drafter.close()
     del decoding

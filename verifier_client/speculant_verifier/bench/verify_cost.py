@@ -67,7 +67,9 @@ def run(arguments: Sequence[str]) -> int:
     }
     print_report("verify-cost", figures, arguments, as_json=settings.json_output)
     if settings.output is not None:
-        curve = costs.curve(settings.batch[0])
-        content = {"tokens": curve.tokens, "relative": curve.relative, "batch": settings.batch[0], **describe(target)}
+        batch = settings.batch[0]
+        tokens = [point.tokens for point in costs.points if point.batch == batch]
+        relative = [costs.relative(batch, width) for width in tokens]
+        content = {"tokens": tokens, "relative": relative, "batch": batch, **describe(target)}
         replace_bytes(settings.output, json_text(content).encode() + b"\n")
     return 0

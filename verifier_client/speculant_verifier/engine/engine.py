@@ -38,6 +38,7 @@ from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
+from speculant_verifier.speculation import ObservedCosts
 from speculant_verifier.speculation.controller import Cost, DraftLengthController
 from speculant_verifier.suitability import require_request
 
@@ -76,7 +77,8 @@ class Engine:
             drafter: where drafts come from.
             config: batch, memory.
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
-            cost: what passes cost; None: as on a typical machine.
+            cost: what passes cost, corrected by those that happen if it is an
+                :class:`~speculant_verifier.speculation.ObservedCosts`; None: as on a typical machine.
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
             identity: what records hold that does not come from the engine; the caller may change it at any time.
@@ -87,6 +89,7 @@ class Engine:
         """
         self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
         self._target, self._drafter, self._config, self._draft = target, drafter, config, draft
+        self._observed = cost if isinstance(cost, ObservedCosts) else None
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
         self._failed: list[StepOutput] = []
@@ -317,10 +320,13 @@ class Engine:
         times = self.totals.times
         draft_s, pass_s = times.draft_s, times.forward_s
         weighed_s = self._weighing.passes_s if self._weighing is not None else 0.0
+        has_pending = any(each.num_pending > 1 for each in sequences)  # a wider pass than its drafts make it
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts, self._drafting)
         width = 1 + max(map(len, drafts))
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
+        if self._observed is not None and not has_pending:
+            self._observed.note(len(sequences), width, pass_s)
         if self._weighing is not None:
             self._weighing.note_pass(len(sequences), width, pass_s)
             draft_s -= self._weighing.passes_s - weighed_s

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -160,8 +160,13 @@ class TargetModel:
     def typical_cost(self, num_rows: int, width: int) -> NDArray[np.float64]:
         """Return what passes cost where nothing was measured; see :data:`~.speculation.controller.Cost`."""
         del num_rows
+        return COST_CURVES[self.typical_curve].table(width)
+
+    @property
+    def typical_curve(self) -> Literal["dense", "cpu-moe"]:
+        """Name of the curve of what passes of such models cost on a typical machine."""
         has_experts = bool(getattr(self.model.config.get_text_config(), "num_local_experts", 0))
-        return COST_CURVES["cpu-moe" if has_experts else "dense"].table(width)
+        return "cpu-moe" if has_experts else "dense"
 
     def close(self) -> None:
         """Stop reading weights, if any are read while the model runs; it can't be run any more then."""

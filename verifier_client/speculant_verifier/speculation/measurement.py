@@ -1,0 +1,281 @@
+"""Measures what forward passes cost, within a budget of time, and keeps it in the user's cache folder.
+
+One file holds the costs of one model, machine and way of running it. A damaged one is measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from loguru import logger
+from pydantic import TypeAdapter
+
+from speculant_graph.errors import SpeculantError
+from speculant_graph.graph.workspace import replacing
+from speculant_graph.machine import describe_machine
+from speculant_graph.types import Draft
+from speculant_verifier.cache import SlotCache
+from speculant_verifier.model import TargetModel
+from speculant_verifier.speculation.costs import TOKENS, CostPoint, CostTable
+
+BATCHES = (1, 4, 8)
+"""Rows that are measured unless others are asked for."""
+CONTEXT = 200
+"""Tokens that every row has in the cache while it is measured, unless filling it takes too long."""
+BUDGET_S = 6.0
+"""Time of a measurement, in seconds."""
+
+_MOST_REPEATS = 9
+_SHARE_OF_SETUP = 0.4
+"""Of the budget, for filling caches and for first passes; what is not run by then is not measured."""
+_LONGEST_PASS = 0.005
+"""Of the budget, over one token. Where passes take longer, caches stay empty: to fill them takes dozens of passes."""
+_FEWEST_WIDTHS = 2
+"""Of a batch, or it is left out: one alone does not tell what a token more costs."""
+_SILENCE_S = 2.0
+"""Time without a line in the log."""
+_VERSION = 3
+"""Of what is measured and how it is written; files of other versions are not found."""
+_FOLDER_MODE = 0o700
+_FILE = TypeAdapter(CostTable)
+
+_Point = tuple[int, int]
+
+
+def batches_up_to(largest: int) -> tuple[int, ...]:
+    """Return the batches to measure for engines that decode so many sequences together, the most frequent first."""
+    return tuple(dict.fromkeys((1, largest, *(batch for batch in BATCHES if batch < largest))))
+
+
+def load_or_measure(
+    target: TargetModel, batches: Iterable[int] = BATCHES, folder: Path | None = None, *, most_nodes: int = 8
+) -> CostTable:
+    """Return what passes cost here, from the cache folder or measured now and kept there.
+
+    A folder that can't be written costs nothing but the time of the next measurement.
+
+    Args:
+        target: the model.
+        batches: rows, see :func:`measure_costs`.
+        folder: instead of :func:`cache_folder`.
+        most_nodes: of a draft: the pass that verifies it is among those that are measured first.
+    """
+    batches = tuple(dict.fromkeys(batches))
+    conditions = [sorted(batches), TOKENS, most_nodes, CONTEXT, *_conditions(target)]
+    digest = hashlib.sha256(json.dumps(conditions).encode()).hexdigest()
+    path = (folder or cache_folder()) / f"{digest[:32]}.json"
+    try:
+        table = _FILE.validate_json(path.read_bytes())
+        if table.fewest_widths < _FEWEST_WIDTHS:
+            raise ValueError("no price without a second width")
+        return table
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        logger.warning("{} holds no measured costs ({}), measuring again", path, type(error).__name__)
+    logger.info("measuring what passes of '{}' cost on this machine, once, for about {:.0f} s", target.name, BUDGET_S)
+    table = measure_costs(target, batches, {*TOKENS, most_nodes + 1}, urgent=(1, 2, most_nodes + 1))
+    try:
+        path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        with replacing(path, lambda written: _FILE.validate_json(written.read_bytes())) as temporary:
+            temporary.write_bytes(_FILE.dump_json(table) + b"\n")
+    except (OSError, SpeculantError) as error:
+        logger.warning("the measured costs can't be kept, measuring again next time: {}", error)
+    return table
+
+
+def cache_folder() -> Path:
+    """Return the folder of measured costs: below ``$XDG_CACHE_HOME``, else below ``~/.cache``."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # a relative one is to be ignored
+    return base / "speculant-graph" / "verify-costs"
+
+
+def _conditions(target: TargetModel) -> list[object]:
+    """Return all that makes the costs of a model what they are: machine, libraries, weights, number type, kernels."""
+    machine, config, device = describe_machine(), target.model.config, target.device
+    return [
+        _VERSION,
+        machine["cpu"],
+        machine["cores"],
+        torch.get_num_threads(),
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        torch.__version__,
+        os.path.realpath(target.name) if os.path.isdir(target.name) else target.name,
+        {**json.loads(config.to_json_string(use_diff=False)), "_name_or_path": ""},
+        str(target.model.dtype),
+        config._attn_implementation,
+        None if target.offload is None else repr(target.offload.plan.placement),
+    ]
+
+
+def measure_costs(
+    target: TargetModel,
+    batches: Iterable[int] = BATCHES,
+    tokens: Iterable[int] = TOKENS,
+    context: int | None = None,
+    budget_s: float = BUDGET_S,
+    urgent: Iterable[int] = (1, 2),
+) -> CostTable:
+    """Measure what passes of this model cost here and now.
+
+    Every pass is run once and then again and again, in turn with all others, so that a noisy moment hits all of them;
+    the smallest time counts. Where the budget is short, the last batches and longest rows are left out, and the rest is
+    run fewer times. The tokens are random, which in a mixture of experts wakes as many experts as any text.
+
+    Args:
+        target: the model.
+        batches: rows, the most important first.
+        tokens: tokens of each row; 1 is always measured.
+        context: tokens that every row has in the cache; None: :data:`CONTEXT`, and none of a slow model.
+        budget_s: time, in seconds. The first two passes are run however long they take, and none is begun that may not
+            end in time. Of a model whose weights are read for every pass, what is ``urgent`` is measured once.
+        urgent: tokens of each row that are measured before all others, as far as they are of ``tokens``.
+    """
+    rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}
+    plan, most = None if target.offload is None else target.offload.plan, target.max_length
+    if plan is not None:
+        context, rows, wanted, most = 0, rows[:1], first, min(most, 1 + plan.most_nodes)
+    widths = sorted({min(width, most) for width in wanted})
+    capacity = max(0, most - widths[-1] - 1)
+    measurement = _Measurement(target, context, capacity, widths[-1], budget_s)
+    for point in _order(rows, widths, first, is_streamed=plan is not None):
+        if measurement.may_run(point, is_urgent=point[0] == rows[0] and point[1] in first):
+            measurement.run(point)
+    if plan is None:
+        measurement.repeat()
+    return measurement.table()
+
+
+def _order(rows: list[int], widths: list[int], urgent: set[int], *, is_streamed: bool) -> Iterator[_Point]:
+    """Yield all passes, the most important first."""
+    first = [width for width in widths if width in urgent] or widths[:1]
+    if is_streamed:  # what a wide pass costs is the question, not what one token more does
+        first = [*dict.fromkeys((widths[0], widths[-1], *widths))]
+    for batch in rows:
+        yield from ((batch, width) for width in first)
+    for batch in rows:
+        yield from ((batch, width) for width in widths if width not in first)
+
+
+class _Measurement:
+    """Passes that are measured until the time is over."""
+
+    def __init__(self, target: TargetModel, context: int | None, capacity: int, widest: int, budget_s: float) -> None:
+        self._started_s = self._told_s = time.perf_counter()
+        self._target, self._budget_s = target, budget_s
+        self._best_s: dict[_Point, float] = {}
+        self._num_passes = 0
+        self._probe = _Probe(target, 0, widest)
+        self._context = min(CONTEXT, capacity) if context is None else min(context, capacity)
+        if context is None and target.offload is None:  # the first pass of all pays for what is made once
+            self._probe.open(1)
+            longest_s = _LONGEST_PASS * budget_s
+            if self._probe.pass_s(1, 1) > longest_s and self._probe.pass_s(1, 1) > longest_s:
+                self._context = 0
+        self._probe = _Probe(target, self._context, widest)
+        self._opening_s = 0.0  # of a row's cache
+
+    @property
+    def _spent_s(self) -> float:
+        return time.perf_counter() - self._started_s
+
+    def may_run(self, point: _Point, *, is_urgent: bool) -> bool:
+        """Whether a pass is among the first two, or ends in time even if every token costs as much as the others.
+
+        All of the budget may be spent on what is urgent.
+        """
+        if len(self._best_s) < _FEWEST_WIDTHS:
+            return True
+        batch, width = point
+        if self._target.offload is not None:
+            return self._spent_s < self._budget_s
+        known = [(rows * tokens, seconds) for (rows, tokens), seconds in self._best_s.items()]
+        size, seconds = max((each for each in known if each[0] <= batch * width), default=min(known))
+        left_s = (1.0 if is_urgent else _SHARE_OF_SETUP) * self._budget_s - self._spent_s
+        if not self._probe.is_open(batch):
+            left_s -= self._opening_s * batch
+        return seconds * max(1.0, batch * width / size) <= left_s
+
+    def run(self, point: _Point) -> None:
+        """Run a pass for the first time."""
+        batch, _ = point
+        if not self._probe.is_open(batch):
+            started_s = self._spent_s
+            self._probe.open(batch)
+            self._opening_s = (self._spent_s - started_s) / batch
+        self._note(point)
+
+    def repeat(self) -> None:
+        """Run all passes again, and again."""
+        order = list(self._best_s)
+        for repeat in range(_MOST_REPEATS):
+            for point in order if repeat % 2 else reversed(order):
+                if self._spent_s + self._best_s[point] > self._budget_s:
+                    return
+                self._note(point)
+
+    def _note(self, point: _Point) -> None:
+        seconds = self._probe.pass_s(*point)
+        self._best_s[point] = min(self._best_s.get(point, seconds), seconds)
+        self._num_passes += 1
+        if time.perf_counter() - self._told_s > _SILENCE_S:
+            self._told_s = time.perf_counter()
+            logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
+
+    def table(self) -> CostTable:
+        """Return what was measured."""
+        num_widths = [sum(rows == batch for rows, _ in self._best_s) for batch, _ in self._best_s]
+        most = max(num_widths)
+        points = tuple(
+            CostPoint(*point, 1e3 * seconds)
+            for (point, seconds), widths in zip(self._best_s.items(), num_widths, strict=True)
+            if widths >= min(most, _FEWEST_WIDTHS)
+        )
+        points = tuple(sorted(points, key=lambda each: (each.batch, each.tokens)))
+        return CostTable(points, self._context, self._target.typical_curve)
+
+
+class _Probe:
+    """Caches with a context in every row, and passes over them that leave them as they were."""
+
+    def __init__(self, target: TargetModel, context: int, widest: int) -> None:
+        self._target, self._context, self._widest = target, context, max(context, widest)
+        self._caches: dict[int, SlotCache] = {}
+        self._generator = random.Random(0)
+
+    def is_open(self, batch: int) -> bool:
+        """Whether there is a cache of so many rows."""
+        return batch in self._caches
+
+    def open(self, batch: int) -> None:
+        """Fill a cache of so many rows."""
+        if self._target.offload is not None:
+            self._caches.clear()
+        self._caches[batch] = cache = self._target.new_cache(batch, widest_pass=self._widest)
+        if self._context:
+            self._target.prefill([self._random(self._context) for _ in range(batch)], cache, range(batch))
+
+    def pass_s(self, batch: int, tokens: int) -> float:
+        """Return the seconds of one pass over chains; nothing of it is committed."""
+        nodes = [self._random(tokens) for _ in range(batch)]
+        drafts = [Draft(tuple(ids[1:]), tuple(range(tokens - 1))) for ids in nodes]
+        self._wait()
+        started_s = time.perf_counter()
+        self._target.forward([ids[:1] for ids in nodes], self._caches[batch], range(batch), drafts)
+        self._wait()
+        return time.perf_counter() - started_s
+
+    def _random(self, count: int) -> list[int]:
+        return [self._generator.randrange(self._target.vocabulary_size) for _ in range(count)]
+
+    def _wait(self) -> None:
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize(self._target.device)
