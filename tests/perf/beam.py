@@ -1,0 +1,94 @@
+"""Beam search instead of best-first search, for comparison: how many tokens a step each brings on recorded outputs.
+
+    python tests/perf/beam.py TRACES... --corpus FILE... --tokenizer FOLDER [--nodes 16] [--widths 1,2,4,8] [--limit 20]
+
+SpecExec (Svirschevski et al. 2024) grows a draft tree by taking the most probable node again and again (its algorithm
+2; ``native/tree_drafter.cpp``). Beam search grows it level by level, and keeps as many nodes at every depth as the beam
+is wide: so many nodes make a tree of ``nodes / width`` levels. Both choose by the same calibrated probabilities. The
+beam's nodes are taken from the largest tree that the drafter makes, which has all that are more probable than its last
+one. The last line is a JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from speculant_graph.bench.replay import replay
+from speculant_graph.bench.texts import read_workloads
+from speculant_graph.config import DraftConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import Draft
+
+LARGEST = 256
+"""Nodes of the tree that a beam's are taken from."""
+
+
+def beam(tree: Draft, width: int, nodes: int) -> Draft:
+    """Return the part of a tree that beam search finds: the most probable nodes of every depth, below one another.
+
+    Args:
+        tree: with path probabilities.
+        width: nodes of a depth.
+        nodes: of all together.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents, start=1):
+        children.setdefault(parent, []).append(node)
+    chosen: list[int] = []
+    level = [0]
+    while level and len(chosen) < nodes:
+        below = [child for node in level for child in children.get(node, ())]
+        below.sort(key=lambda node: -tree.path_probabilities[node - 1])
+        level = below[: min(width, nodes - len(chosen))]
+        chosen += [node - 1 for node in level]
+    return tree.part(sorted(chosen))
+
+
+class BeamDrafter(SessionDrafter):
+    """Drafts by beam search of one width; of none, best-first."""
+
+    def __init__(self, graph: NgramGraph, width: int) -> None:
+        super().__init__(graph, DraftConfig())
+        self._width = width
+
+    def draft(self, requests: Sequence[DraftRequest], *arguments: object) -> list[Draft]:  # type: ignore[override]
+        """Draft for a batch."""
+        if not self._width:
+            return super().draft(requests)
+        trees = super().draft([DraftRequest(each.session_id, LARGEST, each.seed) for each in requests])
+        return [beam(tree, self._width, each.node_budget) for tree, each in zip(trees, requests, strict=True)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Replay every file of traces by every width."""
+    parser = argparse.ArgumentParser(description="Beam search against best-first search.")
+    parser.add_argument("traces", nargs="+", type=Path)
+    parser.add_argument("--corpus", nargs="+", type=Path, required=True)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--widths", default="1,2,4,8")
+    parser.add_argument("--limit", type=int, default=20)
+    options = parser.parse_args(arguments)
+    tokenizer = CorpusTokenizer.load(options.tokenizer, None, special_tokens="parse")
+    graph = GraphBuilder(tokenizer_name=options.tokenizer).build_from_files(options.corpus)
+    found: dict[str, dict[str, float]] = {}
+    for workload in read_workloads(options.traces, tokenizer, options.limit):
+        for width in (0, *map(int, options.widths.split(","))):
+            replayed = replay(BeamDrafter(graph, width), workload.traces, options.nodes)
+            steps = [step for of_trace in replayed for step in of_trace]
+            rate = sum(step.num_tokens for step in steps) / len(steps)
+            name = f"beam of {width}" if width else "best-first"
+            found.setdefault(workload.name, {})[name] = round(rate, 3)
+            print(f"{workload.name:16} {name:12} {rate:.3f} tokens a step", flush=True)
+    print(json.dumps({"nodes": options.nodes, "traces": options.limit, "tokens_per_step": found}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
