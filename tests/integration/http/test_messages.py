@@ -209,3 +209,10 @@ def test_keys_come_as_its_clients_send_them(decoder: SpeculativeDecoder, tmp_pat
     assert statuses == [200, 200, 401, 401]
     assert refused["error"]["type"] == "authentication_error"
     assert elsewhere == 401, "other endpoints take keys as before"
+
+
+def test_counts_more_than_the_context_holds(api: Api) -> None:
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 2_000}]}
+    assert api.post("messages/count_tokens", fields).json()["input_tokens"] > 2_000
+    refused = api.post("messages/count_tokens", fields | {"model": "other"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error")

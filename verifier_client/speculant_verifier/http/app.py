@@ -38,7 +38,7 @@ from speculant_verifier.http.builders import (
 from speculant_verifier.http.errors import error_of, no_such_model
 from speculant_verifier.http.json_route import JsonRoute
 from speculant_verifier.http.mapping import RequestMapping
-from speculant_verifier.http.messages import map_messages, shows_thoughts
+from speculant_verifier.http.messages import count_tokens, map_messages, shows_thoughts
 from speculant_verifier.http.messages_answers import AnthropicForm, MessagesBuilder
 from speculant_verifier.http.messages_schemas import MessagesRequest, TokenCountRequest
 from speculant_verifier.http.responses import ResponsesBuilder, map_responses
@@ -161,12 +161,9 @@ def create_app(
         return respond(builder, is_stream=bool(request.stream))
 
     @app.post("/v1/messages/count_tokens")
-    async def count_tokens(request: TokenCountRequest, connection: Request) -> dict[str, int]:
+    async def count(request: TokenCountRequest) -> dict[str, int]:
         """Count the tokens of a conversation, as the model reads it."""
-        context = await map_messages(
-            mapping, request, connection.scope[PRINCIPAL], takes_effort=decoder.chat_format.takes_effort
-        )
-        return {"input_tokens": len(context.prompts[0])}
+        return {"input_tokens": await count_tokens(mapping, request, takes_effort=decoder.chat_format.takes_effort)}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 import secrets
@@ -76,7 +77,7 @@ class RequestMapping:
             model_id: the model's name for clients.
         """
         self._decoder, self._load, self._defaults, self._model_id = decoder, load, defaults, model_id
-        self._shared_lengths: dict[str, int] = {}
+        self._shared_lengths: dict[bytes, int] = {}
         self._style = decoder.chat_format.style
 
     async def chat(self, request: ChatRequest, principal: Principal) -> RequestContext:
@@ -86,18 +87,10 @@ class RequestMapping:
             SpeculantError: which field is wrong, or what it may not.
         """
         config, session = self._begin(request, principal, num_prompts=1)
-        options = self._template_options(request)
-        check_messages(request.messages)
-        tools = usable_tools(request, self._style)
-        if tools:
-            options["tools"] = [tool.for_template for tool in tools]
+        tools, messages, options = self._conversation(request)
         exemplary = examples(tools, config, self._style)
         own, config = config, with_form(config, request, tools, self._style)
-        messages = [_for_template(message, tools) for message in request.messages]
-        try:
-            prompt = await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
-        except GenerationError as error:
-            raise ApiError(400, _template_refusal(error), param="messages") from error
+        prompt = await self._rendered(messages, options)
         prediction = config.prediction if isinstance(config.prediction, str) else list(config.prediction)
         predicted = await self._hint(prediction)
         before = await self._hint(self._style.answer) if predicted and self._style is not None else ()
@@ -112,17 +105,48 @@ class RequestMapping:
         context = await self._context([prompt], config, session, request, param)
         names = frozenset(tool.name for tool in tools) if tools else None
         custom = frozenset(tool.name for tool in tools if tool.is_custom)
-        shared = await asyncio.to_thread(self._shared_length, prompt, messages, options)
+        tenant = "" if session is None else session.tenant or ""
+        shared = await asyncio.to_thread(self._shared_length, tenant, prompt, messages, options)
         return replace(context, tool_names=names, custom=custom, predicted=tuple(predicted), shared_length=shared)
 
+    async def count(self, request: ChatRequest) -> int:
+        """Return how many tokens a conversation has, more than the context holds included.
+
+        Raises:
+            SpeculantError: which field is wrong.
+        """
+        self._require_model(request.model)
+        _, messages, options = self._conversation(request)
+        return len(await self._rendered(messages, options))
+
+    def _conversation(self, request: ChatRequest) -> tuple[list[UsableTool], list[dict[str, Any]], dict[str, Any]]:
+        """Return the tools of a conversation, its messages, and the variables of the chat template, tools included.
+
+        Raises:
+            ApiError: which field is wrong.
+        """
+        options = self._template_options(request)
+        check_messages(request.messages)
+        tools = usable_tools(request, self._style)
+        if tools:
+            options["tools"] = [tool.for_template for tool in tools]
+        return tools, [_for_template(message, tools) for message in request.messages], options
+
+    async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[TokenId]:
+        try:
+            return await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
+        except GenerationError as error:
+            raise ApiError(400, _template_refusal(error), param="messages") from error
+
     def _shared_length(
-        self, prompt: list[TokenId], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+        self, tenant: str, prompt: list[TokenId], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> int:
         """Return how many tokens of a prompt its instructions and tools take; 0 where that is of no use."""
         if not self._decoder.engine.prefixes.takes_stops:
             return 0
         head = list(takewhile(lambda message: message["role"] in ("system", "developer"), messages))
-        key = json.dumps([head, options], sort_keys=True, default=str)
+        told = json.dumps([tenant, head, options], sort_keys=True, default=str)  # tenants tell nothing of each other
+        key = hashlib.blake2b(told.encode()).digest()
         if key not in self._shared_lengths:
             with suppress(GenerationError):  # some templates refuse instructions alone
                 self._shared_lengths[key] = self._decoder.chat_format.shared_length(prompt, messages, **options)
@@ -185,13 +209,16 @@ class RequestMapping:
     def _begin(
         self, request: ChatRequest | CompletionRequest, principal: Principal, num_prompts: int
     ) -> tuple[GenerationConfig, SessionOptions | None]:
-        if request.model not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
-            raise no_such_model(self._model_id)
+        self._require_model(request.model)
         session = self.session(request.speculant, principal)
         config = generation_config(request, self._defaults, self._decoder.target)
         require_request(config, self._decoder.draft_config)
         self._load.require_capacity(num_prompts * config.n, num_prompts)
         return config, session
+
+    def _require_model(self, name: str) -> None:
+        if name not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
+            raise no_such_model(self._model_id)
 
     async def _context(
         self,

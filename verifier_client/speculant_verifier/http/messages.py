@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from loguru import logger
 from pydantic import TypeAdapter, ValidationError
@@ -43,8 +44,25 @@ async def map_messages(
     Raises:
         ApiError: which field is wrong, or what it may not.
     """
-    try:
+    with _own_names():
         return await mapping.chat(as_chat(request, takes_effort=takes_effort), principal)
+
+
+async def count_tokens(mapping: RequestMapping, request: TokenCountRequest, *, takes_effort: bool) -> int:
+    """Return how many tokens a conversation has; see :func:`map_messages`.
+
+    Raises:
+        ApiError: which field is wrong.
+    """
+    with _own_names():
+        return await mapping.count(as_chat(request, takes_effort=takes_effort))
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Tell errors of a chat by the names that its fields have here."""
+    try:
+        yield
     except Exception as error:
         found = error_of(error)
         message = str(found.content["error"]["message"])
