@@ -163,6 +163,9 @@ def test_text_is_that_of_a_chat_and_says_why_it_ended(api: Api) -> None:
     [
         ({"model": "other"}, 404, "not_found_error", MODEL),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
+        ({"mcp_servers": [{"type": "url"}]}, 400, "invalid_request_error", "mcp_servers"),
+        ({"stop": ["END"]}, 400, "invalid_request_error", "stop"),
+        ({"stop_sequence": ["END"]}, 400, "invalid_request_error", "stop_sequence"),
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
         ({"messages": [{"role": "assistant", "content": "It"}]}, 400, "invalid_request_error", "beginning"),

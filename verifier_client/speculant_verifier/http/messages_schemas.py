@@ -5,26 +5,20 @@ Blocks and tools of kinds that are not served are read, too: conversations are f
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
 
-from speculant_verifier.http.fields import Schema
+from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored
 from speculant_verifier.http.schemas import NumTokens, SpeculantRequest
 from speculant_verifier.http.tool_schemas import Name
-
-
-class OpenSchema(Schema):
-    """Base: unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 def _as_blocks(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class Block(OpenSchema):
+class Block(Schema):
     """A piece of a message: text, thoughts, a call of a tool, what it returned, or anything else."""
 
     type: Annotated[str, Field(min_length=1)]
@@ -69,7 +63,7 @@ Blocks = Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=s
 """Text, or a list of blocks."""
 
 
-class AnthropicMessage(OpenSchema):
+class AnthropicMessage(Schema):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -78,7 +72,7 @@ class AnthropicMessage(OpenSchema):
     """The content."""
 
 
-class AnthropicTool(OpenSchema):
+class AnthropicTool(Schema):
     """A tool that the model may call. Tools that Anthropic's servers run have a type of their own and are left out."""
 
     type: str | None = None
@@ -91,7 +85,7 @@ class AnthropicTool(OpenSchema):
     """JSON schema of its arguments, an object."""
 
 
-class ToolChoice(OpenSchema):
+class ToolChoice(Schema):
     """Whether a tool must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -102,14 +96,14 @@ class ToolChoice(OpenSchema):
     """Whether an answer that must call calls one tool only."""
 
 
-class Thinking(OpenSchema):
+class Thinking(Schema):
     """Whether thoughts are returned."""
 
     type: Annotated[str, Field(min_length=1)]
     """With 'disabled' they are not; the model thinks as little as it can."""
 
 
-class OutputFormat(OpenSchema):
+class OutputFormat(Schema):
     """The form of the answer's text."""
 
     type: Literal["json_schema"]
@@ -118,7 +112,7 @@ class OutputFormat(OpenSchema):
     """The schema."""
 
 
-class OutputConfig(OpenSchema):
+class OutputConfig(Schema):
     """How the answer is written."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -127,7 +121,7 @@ class OutputConfig(OpenSchema):
     """The form of the answer's text."""
 
 
-class TokenCountRequest(OpenSchema):
+class TokenCountRequest(Schema):
     """A conversation whose tokens are counted."""
 
     model: str
@@ -144,6 +138,13 @@ class TokenCountRequest(OpenSchema):
     """Whether thoughts are returned."""
     output_config: OutputConfig | None = None
     """How the answer is written."""
+    refused: ClassVar[frozenset[str]] = REFUSED | {"container", "mcp_servers"}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_one_line_of_ignored(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        with one_line_of_ignored():
+            return handler(values)
 
 
 class MessagesRequest(SpeculantRequest, TokenCountRequest):
