@@ -180,9 +180,18 @@ def _read_json_lines(source: Source) -> Iterator[tuple[str, object]]:
             if line.strip():
                 label = f"{source.label}: line {line_number}"
                 try:
+                    _check_decoded(line, label)
                     yield label, _parse(line, label, "correct or remove the line")
                 except RecordError as error:
                     yield label, error
+
+
+def _check_decoded(line: str, label: str) -> None:
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(line[error.start]) & 0xFF
+        raise RecordError(f"{label}: is not UTF-8 (byte 0x{byte:02x}); correct or remove the line") from error
 
 
 def _read_json(source: Source) -> Iterator[tuple[str, object]]:

@@ -80,7 +80,10 @@ def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], N
             raise CorpusError(f"{source.label}: is not {named} ({problem}); {_FIX}")
         return Encoding(UTF_8 if codecs.lookup(named).name == "utf-8" else named)
     if has_nul:
-        return _guess_wide(source, first)
+        wide = _guess_wide(source, first)
+        if wide is None and (problem or source.format != "lines"):
+            raise CorpusError(f"{source.label}: {_BINARY}")
+        return wide or Encoding(UTF_8)  # a crash may leave such bytes in a line, which is a bad record then
     return _guess(source, problem)
 
 
@@ -122,12 +125,8 @@ def _wrong_with(source: Source, name: str, on_bytes: Callable[[int], None] | Non
     return ""
 
 
-def _guess_wide(source: Source, first: bytes) -> Encoding:
-    """Return which of UTF-16 and UTF-32 a text without a mark is in, if half of its bytes and more say so.
-
-    Raises:
-        CorpusError: none of them, or it might as well be binary.
-    """
+def _guess_wide(source: Source, first: bytes) -> Encoding | None:
+    """Return which of UTF-16 and UTF-32 a text without a mark is in; None if it might as well be binary."""
     for name in _UNMARKED:
         width = 4 if "32" in name else 2
         text = first[: len(first) // width * width].decode(name, "replace")
@@ -144,7 +143,7 @@ def _guess_wide(source: Source, first: bytes) -> Encoding:
             and not _wrong_with(source, name)
         ):
             return Encoding(name, is_guess=True)
-    raise CorpusError(f"{source.label}: {_BINARY}")
+    return None
 
 
 def _guess(source: Source, problem: str) -> Encoding:
@@ -170,6 +169,8 @@ def _guess(source: Source, problem: str) -> Encoding:
         num_whole += len(text) - len(text.encode("ascii", "ignore")) - damaged
         if len(samples) < _SAMPLES:
             samples.append(_lines_with_high_bytes(block))
+    if num_damaged <= _MOST_DAMAGED * num_whole and source.format == "lines":
+        return Encoding(UTF_8)  # what can't be decoded is a bad record
     if num_damaged <= _MOST_DAMAGED * num_whole:
         raise CorpusError(f"{source.label}: is UTF-8 but for {problem}; correct it, or name the encoding (--encoding)")
     sample = b"\n".join(samples)

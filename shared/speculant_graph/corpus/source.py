@@ -167,9 +167,13 @@ class Source:
 
     @contextmanager
     def open_text(self) -> Iterator[io.TextIOWrapper]:
-        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as :meth:`open` has them."""
+        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as :meth:`open` has them.
+
+        Bytes that are no UTF-8 in JSON Lines are half surrogate pairs, as ``surrogateescape`` makes them.
+        """
+        errors = "surrogateescape" if self.format == "lines" and self.encoding == UTF_8 else "strict"
         with self.open() as file:
-            yield io.TextIOWrapper(file, encoding=self.encoding)
+            yield io.TextIOWrapper(file, encoding=self.encoding, errors=errors)
 
     def stored_blocks(self, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
         """Read the file as it is stored, in blocks.

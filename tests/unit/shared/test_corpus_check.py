@@ -45,6 +45,12 @@ BAD_RECORDS = {
     "cut.jsonl": (b'{"text": "a"}\n{"text": "b', "line 2: is no JSON (it is cut off", 1),
     "null.jsonl": (b'{"text": null}\n{"text": "b"}\n{"text": 3}\n', "line 1: field 'text' is null", 2),
     "kinds.json": (b'[{"text": "a"}, {"body": "b"}, {"text": ["c"]}]', "record 2: no field 'text'", 2),
+    "bytes.jsonl": (
+        '{"text": "\u00e9\u00e9\u00e9"}\n'.encode() * 20 + b'{"text": "\xff"}\n"end"\n',
+        "line 21: is not UTF-8 (byte 0xff)",
+        1,
+    ),
+    "zeros.jsonl": (b'{"text": "a"}\n\0\0\0\0\n{"text": "b"}\n', "line 2: is no JSON", 1),
     "deep.jsonl": (b'"a"\n' + b"[" * 100_000 + b"\n", "line 2: is nested too deeply", 1),
 }
 
@@ -107,7 +113,7 @@ def test_what_is_left_out_is_listed(folder: Path, tokenizer_folder: Path, tmp_pa
     assert {Path(file.name).name for file in graph.metadata.corpus_files} == {
         *BAD_RECORDS, "good.txt", "empty.txt", "package.json", "tsconfig.json", "good.json",
     }  # fmt: skip
-    assert graph.metadata.num_documents == len(BAD_RECORDS) + 5
+    assert graph.metadata.num_documents == len(BAD_RECORDS) + 5 + 20 + 1
     assert NgramGraph.load(output).metadata.skipped == graph.metadata.skipped
     assert phases[0].phase == "check"
     assert any("plain text" in line and "package.json" in line and "tsconfig.json" in line for line in warnings)
