@@ -51,6 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
     if settings.places and not prompt:
         raise ConfigError("--places needs a text to look for", fix="give one by --prompt")
+    from rich.console import Console
+
     from speculant_graph.corpus.files import list_corpus_files
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
@@ -73,7 +75,8 @@ def run(arguments: Sequence[str]) -> int:
         report |= _explain(graph, tokenizer, prompt, settings.draft, settings.top)
         _show_prompt(report)
         if settings.places:
-            report |= locate(graph, tokenizer, report["prompt_token_ids"], settings.places)
+            with Console(stderr=True).status("searching the corpus"):
+                report |= locate(graph, tokenizer, report["prompt_token_ids"], settings.places)
             _show_places(report)
     if files is not None:
         assert tokenizer is not None

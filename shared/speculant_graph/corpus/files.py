@@ -63,14 +63,22 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
             holds no text, or nothing was named.
     """
     files: dict[Path, ListedFile] = {}
+    problems: list[str] = []
     for path in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
         try:
-            found = _files_of(path)
+            for file in _files_of(path):
+                files.setdefault(_identity(file.path), file)
+        except CorpusError as error:
+            problems.append(str(error))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CorpusError(f"{path} can't be read ({reason}); check its name and permissions") from error
-        for file in found:
-            files.setdefault(_identity(file.path), file)
+            problems.append(f"{path} can't be read ({reason}); check its name and permissions")
+    if len(problems) == 1:
+        raise CorpusError(problems[0])
+    if problems:
+        raise CorpusError(
+            f"{len(problems)} inputs can't be read", fix="correct what is named", problems=tuple(problems)
+        )
     if not files:
         raise CorpusError("no corpus; name text files or folders that hold them")
     return list(files.values())

@@ -58,3 +58,15 @@ def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
         list_corpus_files([tmp_path / "nothing.txt"])
     with pytest.raises(CorpusError, match="holds no text; name files"):
         list_corpus_files([tmp_path])
+    with pytest.raises(
+        CorpusError, match=r"^3 inputs .*gone does not exist.*\*\.md matches no file.*no text.*; correct"
+    ):
+        list_corpus_files([tmp_path / "gone", tmp_path / "*.md", tmp_path])
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "link"])
+def test_names_of_no_file_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(CorpusError, match=r"can't be read|does not exist|broken link") as caught:
+        list_corpus_files([tmp_path / name])
+    assert "\n" not in str(caught.value)
