@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from speculant_graph.types import TokenId
-from speculant_verifier.structured.grammar import HARMONY_THOUGHT, example_of
+from speculant_verifier.structured.grammar import example_of
 
 PieceKind = Literal["reasoning", "content", "name", "arguments"]
 """Reasoning, content, the name of a called tool, which begins a call, and more of its arguments, as JSON text."""
@@ -23,8 +23,6 @@ Schema = Mapping[str, Any] | bool
 
 STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written whose spaces are given: as by Python's json."""
-
-_BETWEEN_CALLS = "\n"
 
 
 class Splitter(Protocol):
@@ -66,51 +64,18 @@ class CallStyle:
     """What comes before an answer that is no call."""
 
     def examples(self, tools: Sequence[tuple[str, Schema]]) -> str:
-        """Return what calls of some tools look like; see :meth:`form`."""
+        """Return what calls of some tools look like.
+
+        Args:
+            tools: names, and schemas of their arguments.
+        """
         return "\n".join(
             self.call.replace("%NAME%", json.dumps(name)[1:-1]).replace("@arguments", example_of(schema))
             for name, schema in tools
         )
 
-    def form(self, tools: Sequence[tuple[str, Schema]], *, parallel: bool) -> str:
-        """Return the form of an answer that calls one of some tools, or several if they may be parallel.
 
-        Args:
-            tools: names, and schemas of their arguments.
-            parallel: whether there may be several calls.
-        """
-        calls, grammars = [], []
-        for index, (name, schema) in enumerate(tools):
-            call = self.call.replace("%NAME%", json.dumps(name)[1:-1])
-            before, after = call.split("@arguments")
-            calls.append(f"call_{index}: {_text(before)} @arguments_{index} {_text(after)}")
-            grammars.append(_grammar(index, schema))
-        one_of = " | ".join(f"call_{index}" for index in range(len(tools)))
-        many = f" ({_text(_BETWEEN_CALLS)} call)*" if parallel else ""
-        lines = [f"start: call{many}", f"call: {one_of}", *calls]
-        return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
-
-
-@dataclass(frozen=True, slots=True)
-class HarmonyStyle(CallStyle):
-    """gpt-oss's way: a message to the tool. It calls one at a time."""
-
-    def form(self, tools: Sequence[tuple[str, Schema]], *, parallel: bool) -> str:
-        """Return the form of an answer that thinks, and then calls one of some tools."""
-        del parallel
-        lines = [
-            "start: thought{0,4} (" + " | ".join(f"call_{index}" for index in range(len(tools))) + ")",
-            HARMONY_THOUGHT,
-        ]
-        grammars = []
-        for index, (name, schema) in enumerate(tools):
-            header = _text(f"commentary to=functions.{name} ")
-            lines.append(f'call_{index}: <|channel|> {header} <|constrain|> "json" <|message|> @arguments_{index}')
-            grammars.append(_grammar(index, schema))
-        return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
-
-
-HARMONY = HarmonyStyle(
+HARMONY = CallStyle(
     "harmony",
     "<|channel|>",
     call="<|channel|>commentary to=functions.%NAME% <|constrain|>json<|message|>@arguments<|call|>",
@@ -134,12 +99,3 @@ def style_of(template: str) -> CallStyle | None:
     if "tools" not in template:
         return None
     return next((style for style in STYLES if style.sign in template), None)
-
-
-def _grammar(index: int, schema: Schema) -> dict[str, Any]:
-    schema = {**schema, "x-guidance": STRICT} if isinstance(schema, Mapping) else schema
-    return {"name": f"arguments_{index}", "json_schema": schema}
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
