@@ -99,7 +99,8 @@ def test_a_decoder_drafts_widely_and_tells_what_was_read(checkpoint):
     config = VerifierConfig(model_name=str(checkpoint), resident_layers=1, max_batch_size=2)
     with SpeculativeDecoder(None, config, DraftConfig(max_depth=9)) as decoder:
         assert (decoder.draft_config.k, decoder.draft_config.max_depth) == (256, 9)
-        assert {(each.batch, each.tokens) for each in decoder.costs.points} == {(1, length) for length in (1, 2, 257)}
+        measured = {(each.batch, each.tokens) for each in decoder.costs.points}
+        assert {(1, 1), (1, 257)} <= measured <= {(1, 1), (1, 2), (1, 257)}
         assert decoder.generate("abcabcabcabc", GenerationConfig(max_tokens=20)).token_ids == expected
         metrics = render_metrics(decoder, Load(ServiceConfig(), 1), {}).decode()
         read = re.search(r"speculant_verifier_offload_bytes_total ([0-9.e+]+)$", metrics, re.MULTILINE)
