@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 
+_SHOWN_FILES = 20
+
+
 class InspectSettings(ReportingSettings):
     """Show what a graph file holds, what it would draft, and how much of a text it knows."""
 
@@ -173,8 +176,11 @@ def _show_places(report: dict[str, Any]) -> None:
     for place in report["places"]:
         page = f"page {place['page']}:" if place["page"] else ""
         _print(f"  {place['file']}:{page}{place['line']}:{place['column']}: {place['text']}")
-    for file in report["places_unsearched"]:
+    unsearched = report["places_unsearched"]
+    for file in unsearched[:_SHOWN_FILES]:
         _print(f"  {file['file']}: not searched, {STATES[file['state']]}", style="yellow")
+    if len(unsearched) > _SHOWN_FILES:
+        _print(f"  and {counted(len(unsearched) - _SHOWN_FILES, 'more file')} not searched", style="yellow")
     if not report["files"]:
         _print("  the graph was made from token ids: there are no files")
 
