@@ -112,6 +112,25 @@ def test_a_conversation_becomes_the_chat_that_it_means() -> None:
     assert (chat["reasoning_effort"], chat["stop"], chat["top_k"]) == ("high", ["END"], 5)
 
 
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "search_result", "source": "a", "title": "T", "content": [{"type": "text", "text": "z"}]}, "T\nz"),
+        ({"type": "document", "source": {"type": "text", "data": "z"}, "title": "T"}, "T\nz"),
+        ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "z"}]}}, "z"),
+        ({"type": "document", "source": {"type": "base64", "data": "eA=="}}, "[document]"),
+        ({"type": "image", "source": {"type": "url", "url": "https://a.example"}}, "[image]"),
+    ],
+)  # fmt: skip
+def test_blocks_without_text_of_their_own_stay_in_sight(block: dict[str, Any], text: str) -> None:
+    """In instructions, in earlier messages and in what a tool returned."""
+    result = {"type": "tool_result", "tool_use_id": CALL_ID, "content": [block]}
+    messages = [{"role": "user", "content": [block]}, HISTORY[1], {"role": "user", "content": [result]}]
+    fields = body(messages=messages, system=[block])
+    chat = as_chat(MessagesRequest(**fields), takes_effort=True)
+    assert [message.content for message in chat.messages if message.role != "assistant"] == [text] * 3
+
+
 @pytest.mark.parametrize("is_shown", [False, True], ids=["no thoughts", "thoughts"])
 def test_calls(
     served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], answer: str, is_shown: bool

@@ -120,9 +120,9 @@ def _effort(request: TokenCountRequest) -> str | None:
 
 def _messages(request: TokenCountRequest) -> list[Fields]:
     messages: list[Fields] = []
-    told = [block.text for block in request.system or () if block.text and not block.text.startswith(_BILLING)]
-    if told:
-        messages.append({"role": "system", "content": "\n".join(told)})
+    told = [_told_of(block) for block in request.system or () if not (block.text or "").startswith(_BILLING)]
+    if any(told):
+        messages.append({"role": "system", "content": "\n".join(filter(None, told))})
     last = len(request.messages) - 1
     if request.messages[last].role == "assistant":
         raise ApiError(
@@ -173,15 +173,14 @@ def _of_user(role: str, blocks: Sequence[Block], param: str, *, is_latest: bool)
                 "content": _result_of(block, f"{param}.{number}.content"),
             }
             continue
-        text = _text_of(block)
-        if text is None and is_latest:
+        if is_latest and _text_of(block) is None:
             raise ApiError(
                 400,
                 f"not supported here: blocks of type '{block.type}'; leave it out, or describe it in text",
                 param=f"{param}.{number}",
                 code="unsupported_parameter",
             )
-        texts.append(f"[{block.type}]" if text is None else text)
+        texts.append(_told_of(block))
     if texts or not blocks:
         yield {"role": role, "content": "\n".join(texts)}
 
@@ -211,15 +210,20 @@ def _result_of(result: Block, param: str) -> str:
         blocks = _BLOCKS.validate_python(result.content)
     except ValidationError as error:
         raise ApiError(400, f"{param}: give text, or a list of blocks", param=param) from error
-    texts = (_text_of(block) for block in blocks)
-    return "\n".join(f"[{block.type}]" if text is None else text for block, text in zip(blocks, texts, strict=True))
+    return "\n".join(map(_told_of, blocks))
+
+
+def _told_of(block: Block) -> str:
+    """Return the text of a block, or what stands for one that has none."""
+    text = _text_of(block)
+    return f"[{block.type}]" if text is None else text
 
 
 def _text_of(block: Block) -> str | None:
     """Return the text of a block that has any; None for images and the like."""
     if block.text is not None:
         return block.text
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     parts = [block.title]
     if source.get("type") in ("text", "content"):
         parts.append(_plain(source.get("data", source.get("content"))))

@@ -39,8 +39,8 @@ class Block(Schema):
     """Of a result: whether the tool failed."""
     content: Any = None
     """Of a result: text, or blocks."""
-    source: dict[str, Any] | None = None
-    """Of an image or a document."""
+    source: dict[str, Any] | str | None = None
+    """Of an image or a document, or where a search result is from."""
     title: str | None = None
     """Of a document or a search result."""
 
