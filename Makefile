@@ -18,7 +18,7 @@ PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
+.PHONY: help setup demo test test-slow test-faults test-large test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test-slow: $(TOOLS) ## run the tests that take longer
 
 test-faults: $(TOOLS) ## run the tests that kill, flood and fuzz real processes
 	$(BIN)/python -m pytest -m "faults and not slow and not gpu and not engines and not clients"
+
+test-large: $(TOOLS) ## build from 100 MB, and check memory and counts; takes minutes
+	$(BIN)/python tests/perf/large.py
 
 test-gpu: $(TOOLS) ## run the tests that need a GPU, where there is one
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

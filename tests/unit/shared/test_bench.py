@@ -55,3 +55,15 @@ def test_the_script_that_measures_our_own_kernels() -> None:
     keys = {"tree_p50_us", "batch_ratio", "lookup_p50_us", "dict_ratio", "open_ms", "machine", "command"}
     assert figures.keys() >= keys
     assert figures["identical"], "a dict drafts the same tokens"
+
+
+@pytest.mark.slow
+def test_the_script_that_checks_large_builds() -> None:
+    script = Path(__file__).parents[2] / "perf" / "large.py"
+    command = [sys.executable, script, "--megabytes", "1", "--contexts", "6"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert figures["right"]
+    assert figures["within_bound"]
+    assert 0 < figures["peak_anon_bytes"] <= figures["bound_bytes"]
+    assert figures["compared"] > 30
