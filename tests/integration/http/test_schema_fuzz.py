@@ -28,8 +28,7 @@ def document(api: Api, path: Path) -> Path:
         properties = found["components"]["schemas"][name]["properties"]
         properties["model"]["const"] = MODEL
         for field in ("max_tokens", "max_completion_tokens"):
-            found_at = properties.get(field, {})
-            for shape in (found_at, *found_at.get("anyOf", ())):
+            for shape in properties.get(field, {}).get("anyOf", ()):
                 if shape.get("type") == "integer":
                     shape["maximum"] = 4
     path.write_text(json.dumps(found), encoding="utf-8")
