@@ -18,7 +18,7 @@ from speculant_graph.errors import CorpusError
 _LISTED = 20
 """Most files of which a line of the log tells the names."""
 _BLOCK_BYTES = 1 << 20
-_FIX = "correct what is named, or leave it out with --on-error skip"
+_FIX = "correct what is named, or leave it out with graph.on_error skip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def check_corpus(
         raise _error(problems, len(checks))
     for check in problems:
         logger.warning("left out: {}{}", check.problem, check.others)
-    _tell("read by a guess of what they are encoded by; name it (--encoding) if that is wrong", [
+    _tell("read by a guess of what they are encoded by; name it (graph.encoding) if that is wrong", [
         f"{check.source.label} as {check.source.encoding}" for check in checks if check.is_guess and check.is_read
     ])  # fmt: skip
     _tell("read as plain text, for they are no records with the text field", [
@@ -167,7 +167,7 @@ def _error(problems: Sequence[_Check], num_files: int) -> CorpusError:
     """Return one error for all that is wrong."""
     texts = tuple(f"{check.problem}{check.others}" for check in problems)
     if len(texts) == 1:
-        return CorpusError(texts[0], fix="" if num_files == 1 else "or leave it out (--on-error skip)")
+        return CorpusError(texts[0], fix="" if num_files == 1 else "or leave it out (graph.on_error skip)")
     return CorpusError(f"{len(texts)} of {num_files} files can't be read as they are", fix=_FIX, problems=texts)
 
 

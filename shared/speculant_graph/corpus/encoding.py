@@ -34,8 +34,8 @@ _NEAR = 3
 _MOST_DAMAGED = 0.1
 _LEAST_LETTERS = 6
 _NO_TEXT = frozenset({"Cn", "Co"})
-_FIX = "name the encoding (--encoding), convert the file to UTF-8, or leave it out"
-_BINARY = "looks binary; leave it out, or name its encoding (--encoding) if it is text"
+_FIX = "name the encoding (graph.encoding), convert the file to UTF-8, or leave it out"
+_BINARY = "looks binary; leave it out, or name its encoding (graph.encoding) if it is text"
 
 
 class Encoding(NamedTuple):
@@ -172,7 +172,9 @@ def _guess(source: Source, problem: str) -> Encoding:
     if num_damaged <= _MOST_DAMAGED * num_whole and source.format == "lines":
         return Encoding(UTF_8)  # what can't be decoded is a bad record
     if num_damaged <= _MOST_DAMAGED * num_whole:
-        raise CorpusError(f"{source.label}: is UTF-8 but for {problem}; correct it, or name the encoding (--encoding)")
+        raise CorpusError(
+            f"{source.label}: is UTF-8 but for {problem}; correct it, or name the encoding (graph.encoding)"
+        )
     sample = b"\n".join(samples)
     matches = charset_normalizer.from_bytes(sample, cp_isolation=list(ENCODINGS), preemptive_behaviour=False)
     plausible = {name for match in matches for name in match.could_be_from_charset}

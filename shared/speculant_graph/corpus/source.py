@@ -149,7 +149,7 @@ class Source:
             name = "UTF-8" if self.encoding == UTF_8 else self.encoding
             reason = error.reason if isinstance(error, UnicodeDecodeError) else error
             raise CorpusError(
-                f"{self.label}: is not {name} ({reason}); name its encoding (--encoding) or convert the file to UTF-8"
+                f"{self.label}: is not {name} ({reason}); set graph.encoding, or convert the file to UTF-8"
             ) from error
         except OSError as error:
             raise CorpusError(

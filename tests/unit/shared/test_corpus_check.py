@@ -39,7 +39,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "other.jsonl": (b'{"body": "a"}\n', "line 1: no field 'text' (there are: body); set graph.text_field"),
     "others.json": (b'[{"body": "a"}, {"body": "b"}]', "record 1: no field 'text'"),
     "packed.txt.gz": (b"no archive", "damaged archive"),
-    "doubt.c": ("año\n".encode("cp1252"), "in doubt; name the encoding (--encoding)"),
+    "doubt.c": ("año\n".encode("cp1252"), "in doubt; name the encoding (graph.encoding)"),
 }
 BAD_RECORDS = {
     "cut.jsonl": (b'{"text": "a"}\n{"text": "b', "line 2: is no JSON (it is cut off", 1),
@@ -92,7 +92,7 @@ def test_all_that_is_wrong_is_named_at_once(
     text = str(caught.value)
     assert all(problem in text for problem in problems)
     assert "\n" not in text
-    assert text.endswith("leave it out with --on-error skip")
+    assert text.endswith("leave it out with graph.on_error skip")
     assert not output.exists()
     assert main(["build", str(folder), "--tokenizer", str(tokenizer_folder), "-o", str(output)]) == 1
     shown = capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_sockets_and_files_named_twice(tmp_path: Path, tokenizer_folder: Path, m
     assert [file.name for file in files] == [str(corpus / "a.txt")]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("corpus/s.txt")
-        with pytest.raises(CorpusError, match=r"s\.txt: is a socket, .*--on-error skip"):
+        with pytest.raises(CorpusError, match=r"s\.txt: is a socket, .*graph.on_error skip"):
             builder.build(corpus, tmp_path / "g.pkl")
         with pytest.raises(CorpusError, match=r"s\.txt: can't be read"):
             builder.build("corpus/s.txt", tmp_path / "g.pkl")

@@ -75,7 +75,7 @@ def test_text_is_what_the_file_has_with_plain_line_ends(
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.txt", b"fine \xff", r"a\.txt: is not UTF-8 \(invalid start byte\); name its encoding"),
+        ("a.txt", b"fine \xff", r"a\.txt: is not UTF-8 \(invalid start byte\); set graph\.encoding"),
         ("a.txt", b"\x7fELF\x02\0\0", r"looks binary; leave it out, or convert it"),
         ("a.jsonl", b'"good"\n{oops', r"a\.jsonl: line 2: is no JSON \(Exp.* at character 2\); correct"),
         ("a.jsonl", b'"good"\n' + b"[" * 100_000, r"line 2: is nested too deeply; correct it"),
