@@ -30,7 +30,6 @@ from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftLimitError,
     DraftRequestError,
-    SpeculantError,
     TokenizerMismatchError,
     UnauthenticatedError,
     UnknownGraphError,
@@ -62,6 +61,7 @@ _MAX_WAITING = 8
 """Most requests for data at a time."""
 _MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
 _STATUS_OF_ERROR: dict[type[BaseException], int] = {
+    ConfigError: 400,
     DraftRequestError: 400,
     UnknownGraphError: 404,
     DraftLimitError: 429,
@@ -111,7 +111,8 @@ def create_app(
     async def refuse_request(request: Request, error: Exception) -> Response:
         return refuse(error)
 
-    handlers: Any = dict.fromkeys((SpeculantError, HTTPException, Exception), refuse_request)
+    # Others than the known errors come out again behind the answer, and so into the log.
+    handlers: Any = dict.fromkeys((*_STATUS_OF_ERROR, HTTPException, Exception), refuse_request)
     app = Starlette(
         routes=[Route("/", index), Route("/metrics", metrics), Route("/healthz", health), *explorer.routes()],
         exception_handlers=handlers,

@@ -171,7 +171,9 @@ def test_a_graph_without_its_tokenizer_is_shown_by_ids(asker: Asker) -> None:
     [
         ("", "the body is empty; send a JSON object"),
         ('{"text": "a", "token_ids": []}', "either"),
-        ('{"text": "a", "strategy": "best"}', "greedy"),
+        ('{"text": "a", "strategy": "best"}', "'greedy'"),
+        ('{"text": "a", "strategy": "nasd"}', "'greedy'"),
+        ('{"text": "a", "strategy": "model"}', "'greedy'"),
         ('{"token_ids": [263]}', "0 to 262"),
         ('{"text": "\\ud800"}', "text has half of a surrogate pair"),
         (json.dumps({"text": "a" * (MAX_CHARACTERS + 1)}), "20000"),

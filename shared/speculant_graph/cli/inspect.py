@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 
-_SHOWN_FILES = 20
+_SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):

@@ -13,7 +13,7 @@ from pydantic_settings import CliPositionalArg
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import displayed, json_text
 from speculant_graph.settings import ReportingSettings, load_settings
-from speculant_graph.types import StrategyName
+from speculant_graph.types import NgramStrategyName
 from speculant_graph.view.formatting import checked_prompt, counted, printable
 from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, Question
 
@@ -27,7 +27,7 @@ class ViewSettings(ReportingSettings):
     """Show what may follow this text; without it the most frequent tokens of the graph."""
     output: Path = Path("graph.html")
     """Where the page goes."""
-    strategy: StrategyName = "tree"
+    strategy: NgramStrategyName = "tree"
     """How the draft is made that the page shows."""
     nodes: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 32
     """Most nodes of it."""

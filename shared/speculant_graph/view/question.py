@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.serving.json_body import read_json
-from speculant_graph.types import StrategyName
+from speculant_graph.types import NgramStrategyName
 from speculant_graph.validation_messages import humanise
 
 MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096
@@ -33,7 +33,7 @@ class Question(BaseModel):
     """as token ids."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
     """Most successors shown of a context."""
-    strategy: StrategyName | None = None
+    strategy: NgramStrategyName | None = None
     """How to draft; None for the server's setting."""
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None
     """Most nodes of the draft; None for the server's setting, or the most allowed."""

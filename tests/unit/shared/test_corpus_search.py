@@ -145,6 +145,8 @@ def test_the_command_prints_places_and_what_it_could_not_search(
     states = {Path(file["file"]).name: file["state"] for file in found["places_unsearched"]}
     assert states == {"changed.txt": "changed", "longer.txt": "changed", "gone.txt": "missing", "pipe.txt": "not kept"}
     assert any("changed.txt: not searched, it has changed" in line for line in shown)
+    assert sum("not searched, " in line for line in shown) == 3
+    assert "  and 1 more file not searched" in shown
     assert found["places_complete"] is True
 
 
