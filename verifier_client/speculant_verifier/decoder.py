@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
+from speculant_graph.argument_types import PATH, require_methods, require_types
 from speculant_graph.client import LocalDrafter, NullDrafter, client_of
 from speculant_graph.config import (
     ClientConfig,
@@ -42,6 +43,16 @@ from speculant_verifier.speculation import CostTable, ObservedCosts, batches_up_
 from speculant_verifier.suitability import Sources, require_strategy
 from speculant_verifier.text import Batch, Prompt, Prompts
 
+_ARGUMENTS: dict[str, type | tuple[type, ...]] = {
+    "graph_path": PATH,
+    "verifier_config": VerifierConfig,
+    "draft_config": DraftConfig,
+    "client_config": ClientConfig,
+    "draft_model": DraftModelConfig,
+    "target": TargetModel,
+    "must_fit": bool,
+    "record": RecordConfig,
+}
 _DEEP = 128
 """Longest path that is drafted where weights are read for every pass, unless it is set: long drafts cost little."""
 
@@ -90,10 +101,13 @@ class SpeculativeDecoder:
             record: detailed mode: which finished requests are written to files, and where; None: none are.
 
         Raises:
-            ConfigError: more than one source of drafts, the model can't be loaded, or the folder of records not made.
+            ConfigError: an argument is of a wrong type, there is more than one source of drafts, the model can't be
+                loaded, or the folder of records not made.
             GraphFileError: the graph can't be read.
             TokenizerMismatchError: the graph was built with another tokenizer than the model's.
         """
+        require_types(locals(), _ARGUMENTS)
+        require_methods("drafter", drafter, ("open", "draft", "finish", "close"))
         sidecar = client_config if client_config is not None and client_config.address else None
         require_one_source(graph_path, sidecar, drafter)
         self.draft_config = draft_config or DraftConfig()
@@ -299,7 +313,11 @@ class SpeculativeDecoder:
         shared_length: int = 0,
     ) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
-        if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+        if (
+            not isinstance(prompts, Sequence)
+            or isinstance(prompts, bytes | bytearray)
+            or (prompts and not any(hasattr(each, "__len__") for each in prompts))  # such as the token ids of one
+        ):
             raise GenerationRequestError(
                 "a prompt is a text, and several are a list of texts or lists of token ids; give these"
             )

@@ -17,6 +17,7 @@ import numpy as np
 from loguru import logger
 
 from speculant_graph import _core
+from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learning.store import LearnedStore, Memory, load_calibration
@@ -93,8 +94,9 @@ class SessionDrafter:
             read_options: reads options as they travel, for steps that the core answers.
 
         Raises:
-            ConfigError: the configured strategy has nothing to draft from.
+            ConfigError: the configured strategy has nothing to draft from, or an argument is of a wrong type.
         """
+        require_types(locals(), {"graph": NgramGraph, "config": DraftConfig, "learned": LearnedStore})
         self.graph = graph
         self.config = config = config or DraftConfig()
         has_graph = graph is not None

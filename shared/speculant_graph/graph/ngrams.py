@@ -5,7 +5,8 @@ Depends on neither text nor strategies. Arrays may be memory-mapped and shared b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,7 +64,8 @@ class Successors:
 
     def most_common(self, n: int | None = None) -> list[tuple[TokenId, int]]:
         """Return the n most frequent successors with their counts, of equals the lower id first; all if None."""
-        ranked = np.argsort(-self.counts.astype(np.int64), kind="stable")[:n]
+        size = None if n is None else _whole(n, "n")
+        ranked = np.argsort(-self.counts.astype(np.int64), kind="stable")[:size]
         return list(zip(self.token_ids[ranked].tolist(), self.counts[ranked].tolist(), strict=True))
 
 
@@ -75,6 +77,7 @@ _NETWORKX_NAMES = frozenset({
     "reverse", "size", "subgraph", "succ", "to_directed", "to_undirected",
 })  # fmt: skip
 """Names of a :class:`networkx.DiGraph`, of which an error says where they are."""
+_NO_IDS = "look-ups take a sequence of token ids; encode text with the graph's tokenizer first"
 NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 
 
@@ -132,12 +135,13 @@ class NgramGraph:
 
     def match(self, context: Sequence[TokenId]) -> Match | None:
         """Return the longest end of ``context``, of at most N tokens, that was seen and has successors."""
+        _num_tokens(context)
         order, node = self.core.match(self._token_array(context[-self.max_order :]))
         return Match(order, node) if order else None
 
     def match_order(self, context: Sequence[TokenId], order: int) -> Match | None:
         """Return the last ``order`` tokens of ``context`` as a match; None if they have no successors."""
-        if not 0 < order <= min(self.max_order, len(context)):
+        if not 0 < _whole(order, "order") <= min(self.max_order, _num_tokens(context)):
             return None
         node = self.core.find_ngram(self._token_array(context[-order:]))
         if node < 0:
@@ -147,7 +151,7 @@ class NgramGraph:
 
     def successors(self, context: Match | Sequence[TokenId]) -> Successors:
         """Return the tokens that followed exactly this context, with their counts; none if it is unknown."""
-        match = context if isinstance(context, Match) else self.match_order(context, len(context))
+        match = context if isinstance(context, Match) else self.match_order(context, _num_tokens(context))
         if match is None:
             return NO_SUCCESSORS
         low, high = self.core.children(match.order, match.node)
@@ -155,7 +159,7 @@ class NgramGraph:
 
     def probability(self, context: Sequence[TokenId], token_id: TokenId) -> float:
         """Return P(token | exactly this context): its share of all successors' counts; 0 if never seen."""
-        match = self.match_order(context, len(context))
+        match = self.match_order(context, _num_tokens(context))
         if match is None:
             return 0.0
         low, high = self.core.children(match.order, match.node)
@@ -169,7 +173,7 @@ class NgramGraph:
         Raises:
             GraphError: the n-gram is longer than what was counted, or empty.
         """
-        level = self.trie.level(self._length(len(ngram)))
+        level = self.trie.level(self._length(_num_tokens(ngram)))
         node = self.core.find_ngram(self._token_array(ngram))
         if node < 0:
             return 0
@@ -198,6 +202,7 @@ class NgramGraph:
             GraphError: n-grams of this length are not counted.
         """
         size = self.trie.nodes_per_level[self._length(length) - 1]
+        start, stop = _whole(start, "start"), None if stop is None else _whole(stop, "stop")
         start, stop, _ = slice(start, stop).indices(size)
         return self.core.spell(length, start, max(start, stop)).reshape(-1, length)
 
@@ -208,7 +213,7 @@ class NgramGraph:
             GraphError: n-grams of this length are not counted.
         """
         counts = self.counts(length)
-        n = min(max(n, 0), counts.size)
+        n = min(max(_whole(n, "n"), 0), counts.size)
         if not n:
             return []
         # Everything at least as frequent as the n-th, then a stable sort: ties fall in lexicographic order.
@@ -223,7 +228,7 @@ class NgramGraph:
         Raises:
             GraphError: there is no such order.
         """
-        if not 0 < order <= self.max_order:
+        if not 0 < _whole(order, "order") <= self.max_order:
             raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; ask for those")
         for start in range(0, self.trie.nodes_per_level[order - 1], _NGRAMS_AT_A_TIME):
             ngrams = self.ngrams(order, start, start + _NGRAMS_AT_A_TIME)
@@ -252,7 +257,7 @@ class NgramGraph:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}", name=name, obj=self)
 
     def _length(self, length: int) -> int:
-        if not 0 < length <= self.max_order + 1:
+        if not 0 < _whole(length, "length") <= self.max_order + 1:
             raise GraphError(f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {length}; ask for those")
         return length
 
@@ -264,7 +269,7 @@ class NgramGraph:
         if array.dtype.kind in "iu" and array.ndim == 1:
             return array.astype(np.int64)
         if isinstance(token_ids, str) or not all(isinstance(token_id, int) for token_id in token_ids):
-            raise GraphError("look-ups take a sequence of token ids; encode text with the graph's tokenizer first")
+            raise GraphError(_NO_IDS)
         # Nothing at all, or numbers beyond 64 bits, which are unknown.
         known = range(self.vocabulary_size)
         return np.array([token_id if token_id in known else -1 for token_id in token_ids], np.int64)
@@ -292,3 +297,19 @@ class ContextIndex(Mapping[tuple[int, ...], int]):
         for order in range(1, self._graph.max_order + 1):
             for context, _ in self._graph.contexts(order):
                 yield context
+
+
+def _whole(value: SupportsIndex, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise GraphError(f"{name} must be a whole number, not of type {type(value).__name__}; give one") from error
+
+
+def _num_tokens(token_ids: Sequence[TokenId]) -> int:
+    if isinstance(token_ids, str | Mapping | Set):
+        raise GraphError(_NO_IDS)
+    try:
+        return len(token_ids)
+    except TypeError as error:
+        raise GraphError(_NO_IDS) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ class GraphBuilder:
         Raises:
             ConfigError: a setting is out of bounds, or there is none of this name.
         """
-        named = {"tokenizer_name": str(tokenizer_name), "max_order": max_order}
+        name = os.fspath(tokenizer_name) if isinstance(tokenizer_name, os.PathLike) else tokenizer_name
+        named = {"tokenizer_name": name, "max_order": max_order}
         self.config = GraphConfig(**named | settings)
         self.report: BuildReport | None = None
         """What the last build took."""

@@ -1,0 +1,48 @@
+"""One check of what is passed to a constructor, so that a mix-up is told by the argument's name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from speculant_graph.errors import ConfigError
+
+PATH = (str, os.PathLike)
+"""What a file's name is."""
+
+
+def require_types(values: Mapping[str, object], expected: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Refuse arguments of another type than expected; None stands for the default.
+
+    Args:
+        values: the arguments by name; others may be among them.
+        expected: the classes of those that are checked.
+
+    Raises:
+        ConfigError: an argument is of another type; it names the argument and what to give.
+    """
+    for name, kind in expected.items():
+        value = values[name]
+        if value is not None and not isinstance(value, kind):
+            wanted = "path" if kind == PATH else kind.__name__ if isinstance(kind, type) else kind[0].__name__
+            raise ConfigError(
+                f"{name} must be a {wanted}, not of type {type(value).__name__}", fix=f"give a {wanted}", field=name
+            )
+
+
+def require_methods(name: str, value: object, methods: tuple[str, ...]) -> None:
+    """Refuse an argument that lacks methods; None stands for the default.
+
+    Args:
+        name: of the argument.
+        value: the argument.
+        methods: the names of its methods.
+
+    Raises:
+        ConfigError: a method is missing, or the argument is a class.
+    """
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if value is None or not (missing or isinstance(value, type)):
+        return
+    problem = f"has no method {', '.join(missing)}" if missing else "is a class"
+    raise ConfigError(f"{name} {problem}", fix=f"give an object with {', '.join(methods)}", field=name)

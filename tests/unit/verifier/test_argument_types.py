@@ -1,0 +1,96 @@
+"""Arguments of a wrong type are refused in one line that names them, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from speculant_graph.client import LocalDrafter
+from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import ConfigError, GenerationRequestError, GraphError
+from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.types import Fingerprint
+from speculant_verifier.decoder import SpeculativeDecoder
+from support.tiny_models import tiny_gpt_oss
+
+GRAPH = build_from_token_ids([1, 2, 3, 1, 2, 4], Fingerprint("test", "00" * 32, 10), max_order=2)
+WRONG: dict[str, tuple[object, ...]] = {
+    "graph_path": (GRAPH, 5, b"graph.pkl"),
+    "verifier_config": ("my-model", {"model_name": "my-model"}, VerifierConfig),
+    "draft_config": ({"k": 4}, 4, VerifierConfig()),
+    "client_config": ("unix:///run/drafter.sock", {}),
+    "draft_model": ("my-model",),
+    "record": ("records",),
+    "target": ("my-model", object()),
+    "must_fit": (1,),
+    "drafter": (object(), "adaptive", LocalDrafter),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_the_decoder_names_an_argument_of_a_wrong_type(name: str, value: object) -> None:
+    arguments: dict[str, Any] = {name: value}
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeDecoder(**arguments)
+    assert caught.value.field == name
+    assert str(caught.value).startswith(name)
+    assert caught.value.fix.startswith("give a")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_second_argument_is_no_name_of_a_model() -> None:
+    model: Any = "my-model"
+    with pytest.raises(ConfigError, match=r"^verifier_config must be a VerifierConfig, not of type str; give a Ver"):
+        SpeculativeDecoder("graph.pkl", model)
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [("graph", ("graph.pkl",)), ("graph", (GRAPH.trie,)), ("config", (GRAPH, {"k": 4})), ("config", (None, "tree"))],
+)
+def test_drafters_do_the_same(field: str, arguments: tuple[Any, ...]) -> None:
+    for kind in (SessionDrafter, LocalDrafter):
+        with pytest.raises(ConfigError) as caught:
+            kind(*arguments, *[DraftConfig()][: 2 - len(arguments)])
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", [5, None, ["folder"]])
+def test_the_builder_takes_no_tokenizer_but_a_name(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^graph\.tokenizer_name: must be text"):
+        GraphBuilder(tokenizer_name=name)
+
+
+@pytest.mark.parametrize("wrong", ["1", None, 1.5, {1: 2}, object()])
+def test_look_ups_refuse_what_is_neither_ids_nor_a_number(wrong: Any) -> None:
+    look_ups = [
+        lambda: GRAPH.count(wrong),
+        lambda: GRAPH.match(wrong),
+        lambda: GRAPH.match_order([1], wrong),
+        lambda: GRAPH.match_order(wrong, 1),
+        lambda: GRAPH.successors(wrong),
+        lambda: GRAPH.probability(wrong, 1),
+        lambda: GRAPH.probability([1], wrong),
+        lambda: GRAPH.most_common(wrong),
+        lambda: GRAPH.most_common(1, wrong),
+        lambda: GRAPH.counts(wrong),
+        lambda: GRAPH.ngrams(wrong),
+        lambda: GRAPH.ngrams(1, wrong),
+        lambda: list(GRAPH.contexts(wrong)),
+    ]
+    for number, look_up in enumerate(look_ups):
+        with pytest.raises(GraphError) as caught:
+            look_up()
+        assert "; " in str(caught.value), number
+    with pytest.raises(GraphError, match="token ids"):
+        GRAPH.count(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompts", [5, [1, 2], [None], [1.5], b"text"])
+def test_a_list_without_prompts_is_refused_at_once(prompts: Any) -> None:
+    with SpeculativeDecoder(target=tiny_gpt_oss(), verifier_config=VerifierConfig(measure_costs=False)) as decoder:
+        with pytest.raises(GenerationRequestError, match="a prompt is a text, and several are a list"):
+            decoder.generate(prompts)
+        assert decoder.generate([]) == []
