@@ -23,6 +23,7 @@ def of_library(decoder: SpeculativeDecoder, **settings: Any) -> list[str]:
     ("fields", "settings"),
     [
         ({"temperature": 0.9, "top_p": 0.8, "seed": 8, "n": 3}, {"temperature": 0.9, "top_p": 0.8, "seed": 8, "n": 3}),
+        ({"temperature": 1.5, "top_p": 0, "seed": 8}, {"temperature": 1.5, "top_k": 1, "seed": 8}),
         ({"max_completion_tokens": 5}, {"max_tokens": 5}),
         ({"logit_bias": {"65": 90}}, {"logit_bias": {65: 90.0}}),
         (

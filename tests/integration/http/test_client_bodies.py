@@ -88,10 +88,12 @@ def test_what_is_ignored_is_one_line_of_the_log(answered: Callable[..., dict[str
     try:
         part = {"type": "text", "text": "Rain?", "cache_control": {"type": "ephemeral"}}
         answered("chat/completions", CHAT | {"messages": [{"role": "user", "content": [part]}], "store": True})
+        answered("responses", RESPONSE | {"include": ["bogus", "reasoning.encrypted_content"]})
     finally:
         logger.disable("speculant_verifier")
         logger.remove(handler)
-    assert [line for line in lines if line.startswith("ignored")] == ["ignored: 'store', 'cache_control'"]
+    ignored = [line for line in lines if line.startswith("ignored")]
+    assert ignored == ["ignored: 'store', 'cache_control'", "ignored: 'include bogus'"]
 
 
 @pytest.mark.parametrize("served", ["harmony"], indirect=True)

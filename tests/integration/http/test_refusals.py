@@ -90,7 +90,11 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
             "speculant.strategy",
             "setting draft.strategy decides",
         ),
-        ("completions", {"speculant": {"k": 3}}, "speculant.k", "a request may set node_budget"),
+        ("completions", {"speculant": {"k": 3}}, "speculant.k", "write it as node_budget"),
+        ("completions", {"speculant": {"n": 3}}, "speculant.n", "draft_n if the server's strategy is nasd"),
+        ("responses", {"input": 5}, "input", "must be a text or a list"),
+        ("chat/completions", {"structured_outputs": {"json": 5}}, "structured_outputs.json", "an object or text"),
+        ("chat/completions", {"stop": 5}, "stop", "give a text or a list"),
         ("completions", {"max_depth": 3}, "max_depth", "put it into the object speculant"),
         ("completions", {"speculation": "on"}, "speculation", "put it into the object speculant"),
         ("chat/completions", {"temperature": 1e-6}, "temperature", "at least 0.001"),
@@ -140,8 +144,9 @@ def test_options_of_speculation_outside_of_their_object_are_refused(api: Api, pa
     for name in known:
         assert refusal(name) == f"not supported here: '{name}'; put it into the object speculant"
     for name in DraftConfig.model_fields.keys() - known - SCHEMAS[path].model_fields.keys() - {"n"}:
-        is_option = f"draft_{name}" in known
-        says = f"draft_{name} into the object speculant" if is_option else f"the server's setting draft.{name} decides"
+        option = "node_budget" if name == "k" else f"draft_{name}"
+        is_option = option in known
+        says = f"{option} into the object speculant" if is_option else f"the server's setting draft.{name} decides"
         assert says in refusal(name, 3)
     assert api.post(path, BODIES[path] | {"strategy": None, "rule": None}).status_code == 200
 

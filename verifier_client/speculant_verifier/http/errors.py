@@ -39,6 +39,8 @@ _EXPECTED = {
     "background": "not served other than false; leave it out",
 }
 """For fields that take several shapes: pydantic's message for each of them would confuse."""
+_BRANCH = re.compile(r"(str|bool|int|(constrained-)?(str|int)|(dict|list)\[.*)$")
+"""What pydantic calls the shapes of a field that takes several."""
 _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_eos"}
 """Settings of the library, and what they are called here."""
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
@@ -151,6 +153,15 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         if part in _EXPECTED and not (problem["type"] == "missing" and index == len(path) - 1):
             param = ".".join(path[: index + 1])
             return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
+    branches = [
+        humanise(each)
+        for there, each in zip(paths, problems, strict=True)
+        if there[:-1] == path[:-1] and there and _BRANCH.match(there[-1])
+    ]
+    if len(branches) > 1 and all(reason.startswith("must be ") for reason in branches):
+        param = ".".join(path[:-1])
+        kinds = dict.fromkeys(reason.removeprefix("must be ") for reason in branches)
+        return ApiError(400, f"{param} must be {' or '.join(kinds)}", param=param)
     param = ".".join(path)
     reason = humanise(problem)
     if problem["type"] == "missing":

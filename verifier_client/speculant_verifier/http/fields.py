@@ -6,7 +6,7 @@ nobody has heard of is ignored, too, as servers of this API do, unless it is a k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 from speculant_graph.similar import similar
 
@@ -107,6 +108,21 @@ class Schema(BaseModel):
             if not is_refused or num_refused > _MAX_UNKNOWN:
                 del given[name]
         return given
+
+
+def text_or_list(listed: Callable[[str], list[Any]]) -> Callable[[object], object]:
+    """Return what a field does with a value before it is read as a list, if a text stands for a list.
+
+    Args:
+        listed: returns the list that a text stands for.
+    """
+
+    def read(value: object) -> object:
+        if not isinstance(value, str | list):
+            raise PydanticCustomError("text_or_list", "must be a text or a list")
+        return listed(value) if isinstance(value, str) else value
+
+    return read
 
 
 def resembled(name: str, known: Iterable[str]) -> str:

@@ -298,6 +298,9 @@ def generation_config(
     for name, convert in _CONVERTED.items():
         if (value := getattr(request, name, None)) is not None:
             wanted[name] = convert(value)
+    if request.top_p == 0:
+        del wanted["top_p"]  # whose probabilities are rounded: the smallest mass may keep two tokens
+        wanted["top_k"] = 1
     if isinstance(request, ChatRequest):
         wanted |= _of_chat(request)
     wanted |= _form(request)

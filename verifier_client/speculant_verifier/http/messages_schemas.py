@@ -9,13 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
 
-from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored
-from speculant_verifier.http.schemas import NumTokens, SpeculantRequest
+from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored, text_or_list
+from speculant_verifier.http.schemas import NumTokens, SpeculantRequest, TopP
 from speculant_verifier.http.tool_schemas import Name
-
-
-def _as_blocks(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 class Block(Schema):
@@ -58,8 +54,9 @@ _REQUIRED = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }
+_AS_BLOCKS = text_or_list(lambda text: [{"type": "text", "text": text}])
 _Blocks = Annotated[list[Block], Field(fail_fast=True)]
-Blocks = Annotated[_Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _Blocks)]
+Blocks = Annotated[_Blocks, BeforeValidator(_AS_BLOCKS, json_schema_input_type=str | _Blocks)]
 """Text, or a list of blocks."""
 
 
@@ -158,7 +155,7 @@ class MessagesRequest(SpeculantRequest, TokenCountRequest):
     """End before any of these texts."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 takes the most probable token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Keep the most probable tokens that hold this mass."""
+    top_p: TopP | None = None
+    """Keep the most probable tokens that hold this mass; 0 keeps the most probable one."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Keep the k most probable tokens; 0 keeps all."""

@@ -18,7 +18,6 @@ from speculant_verifier.http.builders import (
 from speculant_verifier.http.errors import ApiError, error_of
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.responses_items import (
-    WANTS_SEAL,
     ToolOrigin,
     as_chat,
     as_error,
@@ -27,7 +26,7 @@ from speculant_verifier.http.responses_items import (
     tools_of,
 )
 from speculant_verifier.http.responses_output import ContentLogprobs, Event, Output
-from speculant_verifier.http.responses_schemas import Item, ResponsesRequest
+from speculant_verifier.http.responses_schemas import WANTS_SEAL, Item, ResponsesRequest
 from speculant_verifier.http.responses_store import ResponseStore, Seal
 from speculant_verifier.http.token_texts import Fields
 from speculant_verifier.http.tool_schemas import ChosenTool
@@ -131,7 +130,10 @@ class ResponsesBuilder(AnswerBuilder):
         super().__init__(context, model)
         self._keep = conversation.keep
         self._repeated = _repeated(request)
-        self._repeated |= {"temperature": context.config.temperature, "top_p": context.config.top_p}
+        self._repeated |= {
+            "temperature": context.config.temperature,
+            "top_p": context.config.top_p if request.top_p is None else request.top_p,
+        }
         self._output = Output(conversation.origins, conversation.seal)
         self._logprobs = ContentLogprobs(splitter_of(context, model), model.texts, model.target.decode)
         self._num_events = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant_verifier.http.errors import ApiError
-from speculant_verifier.http.responses_schemas import Item, ResponsesRequest
+from speculant_verifier.http.responses_schemas import WANTS_LOGPROBS, Item, ResponsesRequest
 from speculant_verifier.http.responses_store import ResponseStore, Seal
 from speculant_verifier.http.schemas import ChatRequest, text_of
 from speculant_verifier.http.tool_schemas import RUN_HERE, ChosenTool, FlatTool, flat_name
@@ -34,8 +34,6 @@ _NAMES = {
 _TOLD_FIRST = ("system", "developer")
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
-WANTS_SEAL = "reasoning.encrypted_content"
-WANTS_LOGPROBS = "message.output_text.logprobs"
 
 
 @dataclass(frozen=True, slots=True)

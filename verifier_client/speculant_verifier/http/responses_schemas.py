@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from speculant_verifier.http.fields import Schema, note_ignored
+from speculant_verifier.http.fields import Schema, note_ignored, text_or_list
 from speculant_verifier.http.schemas import (
     AnyRequest,
     Content,
@@ -19,6 +19,8 @@ from speculant_verifier.http.schemas import (
 )
 from speculant_verifier.http.tool_schemas import MAX_TOOLS, FlatTool, Name, ToolChoice
 
+WANTS_SEAL = "reasoning.encrypted_content"
+WANTS_LOGPROBS = "message.output_text.logprobs"
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -123,10 +125,7 @@ def _json(value: Any) -> str:
         return "{}"
 
 
-def _as_items(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
+_AS_ITEMS = text_or_list(lambda text: [{"role": "user", "content": text}])
 _Items = Annotated[list[Item], Field(fail_fast=True)]
 
 
@@ -159,10 +158,17 @@ class ReasoningOptions(Schema):
     """How long, for models whose chat template takes it."""
 
 
+def _known_of_include(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in (WANTS_SEAL, WANTS_LOGPROBS):
+            note_ignored(f"include {name}")
+    return names
+
+
 class ResponsesRequest(AnyRequest):
     """A conversation to continue, item by item."""
 
-    input: Annotated[_Items, BeforeValidator(_as_items, json_schema_input_type=str | _Items)]
+    input: Annotated[_Items, BeforeValidator(_AS_ITEMS, json_schema_input_type=str | _Items)]
     """A text of the user, or items from the first to the latest."""
     instructions: str | None = None
     """The system message, before everything else."""
@@ -186,7 +192,7 @@ class ResponsesRequest(AnyRequest):
     """Returned as it is."""
     top_logprobs: NumTop | None = None
     """Return the log-probability of every token of its text, and those of so many most probable ones."""
-    include: list[str] | None = None
+    include: Annotated[list[str], AfterValidator(_known_of_include)] | None = None
     """'reasoning.encrypted_content' and 'message.output_text.logprobs'; others mean nothing here."""
     truncation: Literal["auto", "disabled"] | None = None
     """'auto': of a conversation that is too long for the model the earliest items are left out."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.read_by import READ_BY
 from speculant_graph.types import RuleName
-from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored
+from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored, text_or_list
 from speculant_verifier.http.tool_schemas import MAX_CALLS, MAX_TOOLS, Name, Tool, ToolCall, ToolChoice
 
 _MAX_PROMPTS = 1024
@@ -28,26 +29,39 @@ def _none_if_drawn(value: object) -> object:
     return None if value == -1 and not isinstance(value, bool) else value
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 _StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 _StopTexts = Annotated[list[_StopText], Field(max_length=16, fail_fast=True)]
-_Stop = Annotated[_StopTexts, BeforeValidator(_as_list, json_schema_input_type=_StopText | _StopTexts)]
+_Stop = Annotated[
+    _StopTexts, BeforeValidator(text_or_list(lambda text: [text]), json_schema_input_type=_StopText | _StopTexts)
+]
 _TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MAX_BIASES)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
+TopP = Annotated[float, Field(ge=0, le=1)]
+"""A probability mass; 0 is served as the most probable token alone."""
 NumTop = Annotated[int, Field(ge=0, le=20)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Templates know low, medium and high: the others are the nearest of these."""
 TemplateOptions = Annotated[dict[str, Any], Field(max_length=64)]
 """Variables of a chat template."""
 NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+_NAMES_HERE = {"k": "node_budget"}
+"""Settings of drafts that requests know by another name than ``draft_`` and theirs."""
+
+
+def _placed(setting: str, options: Container[str], where: str = "") -> str:
+    """Return how a request writes a setting of drafts, and with which strategies; nothing if it can't."""
+    option = _NAMES_HERE.get(setting, f"draft_{setting}")
+    if option not in options:
+        return ""
+    readers = READ_BY.get(setting, ())
+    return f"write it as {option}{where}" + (f" if the server's strategy is {' or '.join(readers)}" if readers else "")
 
 
 class SpeculantOptions(Schema):
@@ -64,8 +78,7 @@ class SpeculantOptions(Schema):
         others = DraftConfig.model_fields.keys() - cls.model_fields.keys()
         if names := sorted(name for name in others if values.get(name) is not None):
             reason = (
-                f"the server's setting draft.{names[0]} decides; "
-                "a request may set node_budget, max_depth and draft_temperature"
+                _placed(names[0], cls.model_fields) or f"the server's setting draft.{names[0]} decides; leave it out"
             )
             found = [f"speculant.{name}" for name in names]
             raise PydanticCustomError("misplaced", "{reason}", {"names": found, "reason": reason})
@@ -160,8 +173,7 @@ class SpeculantRequest(Schema):
             raise PydanticCustomError("misplaced", "put it into the object speculant", {"names": misplaced})
         if misplaced := [name for name in names if name in _SERVER_NAMES]:
             reason = f"the server's setting draft.{misplaced[0]} decides; leave it out"
-            if (option := f"draft_{misplaced[0]}") in _SPECULANT_NAMES:
-                reason = f"write it as {option} into the object speculant"
+            reason = _placed(misplaced[0], _SPECULANT_NAMES, " into the object speculant") or reason
             raise PydanticCustomError("misplaced", "{reason}", {"names": misplaced, "reason": reason})
         return values
 
@@ -175,8 +187,8 @@ class AnyRequest(SpeculantRequest):
     """Send server-sent events as the answer comes."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """0 takes the most probable token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Keep the most probable tokens that hold this mass."""
+    top_p: TopP | None = None
+    """Keep the most probable tokens that hold this mass; 0 keeps the most probable one."""
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=2**63)] | None,
         BeforeValidator(_none_if_drawn, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**63)] | None),
