@@ -37,9 +37,9 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(DrafterSettings, "drafter", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
     server = settings.server
-    require_addresses(server.listen, "--server.listen")
-    require_addresses(server.admin_listen, "--server.admin-listen")
-    require_port(server.metrics_listen, "--server.metrics-listen")
+    require_addresses(server.listen, "server.listen")
+    require_addresses(server.admin_listen, "server.admin_listen")
+    require_port(server.metrics_listen, "server.metrics_listen")
     from speculant_drafter.server import DrafterServer
     from speculant_graph.draft.options import STRATEGIES, warn_of_unread
     from speculant_graph.serving.process import serve_until_stopped

@@ -109,12 +109,12 @@ class DrafterServer:
         tokenizers = await self._graphs.open_configured()
         await self._tell_health()
         self.addresses = await self._listen(
-            self._config.listen, "--server.listen", self._service.handler(self._interceptor), SERVICE_NAME
+            self._config.listen, "server.listen", self._service.handler(self._interceptor), SERVICE_NAME
         )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
                 self._config.admin_listen,
-                "--server.admin-listen",
+                "server.admin_listen",
                 self._admin.handler(self._admin_interceptor),
                 ADMIN_SERVICE_NAME,
             )
@@ -197,7 +197,7 @@ class DrafterServer:
 
     def _http_thread(self) -> HttpThread:
         app = create_app(self._explorer, lambda: self._interceptor.policy, self._render_metrics, self._problem)
-        return HttpThread(HttpServer(app, self._config.metrics_listen, "--server.metrics-listen"))
+        return HttpThread(HttpServer(app, self._config.metrics_listen, "server.metrics_listen"))
 
     def _render_metrics(self) -> bytes:
         metrics, num_sessions = self._metrics, self._sessions.num_by_graph()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import re
 import reprlib
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -67,6 +68,23 @@ def shown_problem(problem: Mapping[str, Any], name: str) -> str:
     return f"{name}: {humanise(problem)}{f' (got {_VALUES.repr(value)})' if is_shown else ''}"
 
 
+def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
+    """Return the names of a setting in the location of pydantic's error: ``["prediction"]``.
+
+    Keys of tables are named [key] there, items of lists by their numbers, and of a setting of several types each type.
+
+    Args:
+        location: where the error is, below ``kind``.
+        kind: the settings, or the sections with settings.
+    """
+    names = [part for part in location if isinstance(part, str) and part != "[key]"]
+    annotation = kind.model_fields[names[0]].annotation if names and names[0] in kind.model_fields else None
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [names[0], *names_in(location[1:], annotation)]
+    types = [each for each in get_args(annotation) if each is not type(None)]
+    return names[:1] if get_origin(annotation) in (Union, UnionType) and len(types) > 1 else names
+
+
 def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
     """Return pydantic's first error as one of a setting that was given in Python.
 
@@ -75,7 +93,7 @@ def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
         kind: the settings.
     """
     problem: Any = error.errors(include_url=False)[0]
-    location = [part for part in problem["loc"] if isinstance(part, str) and part != "[key]"]
+    location = names_in(problem["loc"], kind)
     name = ".".join([kind.section(), *location])
     if problem["type"] == "extra_forbidden":
         fix = question(location[-1], kind.model_fields) or f"there are {', '.join(kind.model_fields)}"

@@ -3,7 +3,8 @@
 A command declares a :class:`CommandSettings` whose sections are configuration classes. For a field ``max_order`` of
 the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` where no other section has it),
 ``SPECULANT_GRAPH__MAX_ORDER``, and ``max_order`` under ``[graph]`` in ``speculant.toml`` (or the file named by
-``--config`` or ``SPECULANT_CONFIG``). One file serves all commands; each reads the sections it knows.
+``--config`` or ``SPECULANT_CONFIG``). Flags may have underscores, too. One file serves all
+commands; each reads the sections it knows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from speculant_graph.base_config import shown_problem
+from speculant_graph.base_config import names_in, shown_problem
 from speculant_graph.config import (
     AccessConfig,
     ClientConfig,
@@ -158,7 +159,7 @@ def load_with_sources(
     try:
         loaded: Settings = Loaded(**(given or {}))
     except ValidationError as error:
-        raise _setting_error(error, sources) from error
+        raise _setting_error(error, kind, sources) from error
     except SettingsError as error:
         raise _source_error(str(error), command) from error
     return loaded, sources
@@ -185,11 +186,12 @@ def _source_error(text: str, command: str) -> ConfigError:
     return ConfigError(reason, fix=f"correct it; see speculant {command} --help")
 
 
-def _setting_error(error: ValidationError, sources: Sequence[PydanticBaseSettingsSource]) -> ConfigError:
+def _setting_error(
+    error: ValidationError, kind: type[CommandSettings], sources: Sequence[PydanticBaseSettingsSource]
+) -> ConfigError:
     """Return pydantic's first error as one of the setting, and of the file that it stands in."""
     first: Any = error.errors()[0]
-    # Keys of tables are named [key], items of lists by their numbers: neither is in the name of a setting.
-    location = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
+    location = names_in(first["loc"], kind)
     field = ".".join(location)
     origin = origin_of(location[0], location[1], sources) if len(location) > 1 else "default"
     variable = f"SPECULANT_{'__'.join(location).upper()}"
@@ -241,7 +243,7 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
     """Parse a command line; lists become JSON, as otherwise their items would be split at commas and read as JSON."""
     parsed: Namespace
-    rest, switches = _take_switches(parser, arguments[0])
+    rest, switches = _take_switches(parser, _with_dashes(parser, arguments[0]))
     parsed, unknown = ArgumentParser.parse_known_args(parser, rest, *arguments[1:])
     if unknown:
         asked = question(unknown[0].partition("=")[0], parser._option_string_actions)
@@ -253,6 +255,19 @@ def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *argume
         if isinstance(value, list) and name in typed_lists:
             setattr(parsed, name, json.dumps(value))
     return parsed
+
+
+def _with_dashes(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """Return a command line in which flags that are written as settings are, ``--graph.max_order``, have dashes."""
+    known = {name for flag in parser._option_string_actions for name in (flag, flag.replace("--no-", "--", 1))}
+    flags = list(arguments)
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        flag, equals, value = argument.partition("=")
+        if flag not in known and (dashed := flag.replace("_", "-")) in known:
+            flags[index] = f"{dashed}{equals}{value}"
+    return flags
 
 
 def _take_switches(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -74,7 +74,7 @@ def test_help_of_commands_needs_no_torch() -> None:
         (["build", __file__, "--tokenizer", "."], "tokenizer.json; set graph.tokenizer_name to"),
         (["inspect", "no\x1b[31m\nwhere.pkl"], r"no\x1b[31m\nwhere.pkl"),
         (["generate", "x", "--graph", "nowhere.pkl", "--model", str(MODEL_FOLDER)], "nowhere.pkl can't be opened"),
-        (["drafter", "--listen", "nonsense"], "--server.listen: 'nonsense' is not an address; write host:port, [::1]"),
+        (["drafter", "--listen", "nonsense"], "server.listen: 'nonsense' is not an address; write host:port, [::1]"),
         (["build", "x", "--max-oder", "4"], "unknown arguments: --max-oder 4; is it --max-order? See speculant build"),
         (
             ["drafter", "--strategy", "nasd"],

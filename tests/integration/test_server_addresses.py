@@ -35,7 +35,7 @@ def test_why_an_address_can_not_be_listened_on_is_said(
             async with DrafterServer(ServerConfig(graph=graph_path, listen=wanted), DraftConfig()):
                 pass
 
-        with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with --server.listen$"):
+        with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with server.listen$"):
             run_in_loop(start())
 
 

@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     settings = load_settings(ChatSettings, "chat", arguments)
     if settings.generation.n > 1:
-        raise ConfigError("a conversation has one answer at a time; leave --generation.n out")
+        raise ConfigError("a conversation has one answer at a time; leave generation.n out")
     from speculant_verifier.generate.command import open_decoder
 
     log_to_stderr("WARNING")

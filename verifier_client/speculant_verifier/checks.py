@@ -127,7 +127,5 @@ def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, devic
     if needed > free and not (device.type == "cuda" and is_quantised):
         return CheckResult("model size", "fail", detail, "choose a smaller model, or --dtype bfloat16")
     if needed > 0.8 * free:
-        return CheckResult(
-            "model size", "warn", detail, "lower --verifier.max-kv-tokens, as keys and values come on top"
-        )
+        return CheckResult("model size", "warn", detail, "lower verifier.max_kv_tokens, as keys and values come on top")
     return CheckResult("model size", "ok", detail)

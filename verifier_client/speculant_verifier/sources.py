@@ -8,8 +8,8 @@ from speculant_graph.config import ClientConfig, VerifierConfig
 from speculant_graph.corpus.hub import only_local
 from speculant_graph.errors import ConfigError
 
-MODEL_SETTING = "--verifier.model-name"
-TOKENIZER_SETTING = "--verifier.tokenizer-name"
+MODEL_SETTING = "verifier.model_name"
+TOKENIZER_SETTING = "verifier.tokenizer_name"
 
 
 def require_sources(config: VerifierConfig, graph_path: Path | None = None, client: ClientConfig | None = None) -> None:

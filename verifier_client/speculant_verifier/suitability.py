@@ -173,10 +173,10 @@ def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
         if name == "max_depth" and draft.strategy not in readers:
             setting, most = "k", draft.k
         elif draft.strategy not in readers:
-            problem = f"{name} does nothing by the server's strategy {draft.strategy}: only {_listed(readers)} reads it"
+            problem = f"{name} does nothing with strategy {draft.strategy}: only {_listed(readers)} reads it"
             raise GenerationRequestError(problem, fix="leave it out", field=name)
         if name in _BOUNDED and value > most:
-            problem = f"{name} is {value}, more than the server's draft.{setting} of {most}"
+            problem = f"{name} is {value}, more than draft.{setting} of {most}"
             raise GenerationRequestError(problem, fix=f"give at most {most}", field=name)
 
 

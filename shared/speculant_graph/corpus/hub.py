@@ -49,7 +49,7 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
         if is_name and any(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES):
             return True
         reason = f"{type(error).__name__}: {first_line(error)}"
-        token_setting = f"{setting.rpartition('.')[0]}.hf-token"
+        token_setting = f"{setting.rpartition('.')[0]}.hf_token"
         raise ConfigError(
             f"there is no folder {name} here, and the hub does not give it ({reason})",
             fix=f"set {setting} to a folder or a hub name, with {token_setting} and an accepted licence if it asks for "

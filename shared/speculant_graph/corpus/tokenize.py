@@ -333,7 +333,9 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
             return tokenizer
     folder = local_folder(expected.name)
     if folder is None:
-        raise ConfigError("the tokenizer is not on this machine", fix="fetch it, or name its folder (--tokenizer)")
+        raise ConfigError(
+            "the tokenizer is not on this machine", fix="fetch it, or name its folder (graph.tokenizer_name)"
+        )
     tokenizer = CorpusTokenizer.load(folder)
     tokenizer.require(expected)
     return tokenizer

@@ -60,7 +60,7 @@ def require_addresses(addresses: str, option: str) -> None:
 
     Args:
         addresses: separated by commas; empty listens nowhere.
-        option: of the command line, which sets them.
+        option: the setting's name.
 
     Raises:
         ConfigError: one is malformed.
@@ -77,7 +77,7 @@ def require_port(address: str, option: str) -> None:
 
     Args:
         address: ``host:port``; empty listens nowhere.
-        option: of the command line, which sets it.
+        option: the setting's name.
 
     Raises:
         ConfigError: it is something else.

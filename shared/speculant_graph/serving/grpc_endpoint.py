@@ -209,7 +209,7 @@ class GrpcEndpoint:
 
         Args:
             addresses: to be served on.
-            option: of the command line, which sets them.
+            option: the setting's name.
 
         Raises:
             ConfigError: one is malformed, or something else serves there; those before it are bound.

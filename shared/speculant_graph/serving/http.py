@@ -52,7 +52,7 @@ class HttpServer:
         self,
         app: ASGIApp,
         address: str,
-        option: str = "--service.http",
+        option: str = "service.http",
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class HttpServer:
         Args:
             app: what is served.
             address: ``host:port``; port 0 takes a free one.
-            option: of the command line, which sets the address.
+            option: the setting's name.
             tls: what encrypts; see :func:`speculant_graph.serving.listening.tls_context`.
         """
         self._app, self._address, self._option = app, address, option

@@ -34,7 +34,7 @@ def bind_tcp(address: str, option: str) -> socket.socket:
 
     Args:
         address: ``host:port``; port 0 takes a free one.
-        option: of the command line, which sets it.
+        option: the setting's name.
 
     Raises:
         ConfigError: it can't be listened on, and why.

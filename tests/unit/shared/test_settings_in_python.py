@@ -48,6 +48,8 @@ def test_settings_refuse_in_one_line_that_names_the_setting(section: str) -> Non
         (DraftConfig, {"strategy": "beam"}, r"draft\.strategy: must be 'greedy', .* \(got 'beam'\)"),
         (DraftConfig, {"max_dept": 3}, r"there is no setting draft\.max_dept; is it max_depth\?"),
         (GenerationConfig, {"rule": "xx"}, r"generation\.rule: must be 'follow', .* \(got 'xx'\)"),
+        (GenerationConfig, {"prediction": 5}, r"^generation\.prediction: must be text \(got 5\)"),
+        (GenerationConfig, {"prediction": ["x"]}, r"^generation\.prediction: "),
         (VerifierConfig, {"hf_token": 3}, r"verifier\.hf_token: must be text; "),
     ],
 )
@@ -146,3 +148,27 @@ def test_what_is_suggested_is_accepted() -> None:
             error = refusal(kind, **{name + "s": "x"})
             suggested = error.fix.removeprefix("is it ").removesuffix("?")
             assert suggested in kind.model_fields, f"{section}.{name}"
+
+
+@pytest.mark.parametrize("form", [["--graph.{}", "7"], ["--graph.{}=7"], ["--{}", "7"], ["--{}=7"]])
+@pytest.mark.parametrize("name", ["max_order", "max-order"])
+def test_names_of_settings_are_flags(name: str, form: list[str]) -> None:
+    arguments = [part.format(name) for part in form]
+    assert load_settings(AllSettings, "test", arguments).graph.max_order == 7
+
+
+@pytest.mark.parametrize("values", [["false"], ["true"], []])
+def test_names_of_switches_are_flags(values: list[str]) -> None:
+    settings = load_settings(AllSettings, "test", ["--verifier.measure_costs", *values])
+    assert settings.verifier.measure_costs == (values != ["false"])
+    assert load_settings(AllSettings, "test", ["--no-measure_costs"]).verifier.measure_costs is False
+
+
+def test_values_keep_their_underscores(tmp_path: Path) -> None:
+    settings = load_settings(AllSettings, "test", ["--graph.text_field=a_b", "--verifier.model_name", "my_model"])
+    assert (settings.graph.text_field, settings.verifier.model_name) == ("a_b", "my_model")
+    file = tmp_path / "file.toml"
+    file.write_text("[generation]\nprediction = 5\n")
+    with pytest.raises(ConfigError, match=r"file\.toml: generation\.prediction: must be text") as caught:
+        load_settings(AllSettings, "test", ["--config", str(file)])
+    assert caught.value.field == "generation.prediction"

@@ -32,7 +32,7 @@ def test_long_prompts_do_not_stall_those_that_run(gpt_oss):
         (tuple([1] * 600), CONFIG, "shorten"),
         ((1, 258), CONFIG, "own tokenizer"),
         ((1, -1), CONFIG, "own tokenizer"),
-        (tuple([1] * 150), CONFIG, "max-kv-tokens"),
+        (tuple([1] * 150), CONFIG, "verifier.max_kv_tokens"),
     ],
 )
 def test_a_request_that_can_never_run_fails_alone(gpt_oss, prompt, config, message):

@@ -94,7 +94,7 @@ def test_a_checkpoint_in_several_files(tmp_path):
     for name, weight in target.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name])
     shards[1].unlink()
-    with pytest.raises(ConfigError, match=r"can't load model .*--verifier.model-name"):
+    with pytest.raises(ConfigError, match=r"can't load model .*verifier.model_name"):
         load(folder)
 
 
@@ -110,10 +110,10 @@ def test_missing_weights_are_not_made_up(tmp_path):
 def test_a_model_that_memory_can_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
     folder = save(tiny_model("llama"), tmp_path / "model")
     monkeypatch.setattr(plan, "available_bytes", lambda: 100_000)
-    said = r"needs 0\.14 MB as float32, and 0\.09 MB are left for weights; .*--verifier.dtype bfloat16"
+    said = r"needs 0\.14 MB as float32, and 0\.09 MB are left for weights; .*verifier.dtype bfloat16"
     with pytest.raises(ConfigError, match=said):
         load_model(VerifierConfig(model_name=str(folder)), may_stream=False)
-    with pytest.raises(ConfigError, match=r"can't be streamed, as --verifier\.resident-layers 1 asks for; "):
+    with pytest.raises(ConfigError, match=r"can't be streamed, as verifier\.resident_layers 1 asks for; "):
         load_model(VerifierConfig(model_name=str(folder), resident_layers=1), may_stream=False)
     monkeypatch.setattr(plan, "available_bytes", lambda: None)
     assert load(folder, dtype="bfloat16").model.dtype == torch.bfloat16

@@ -141,7 +141,7 @@ def test_a_plan_keeps_within_the_budget():
 
 
 def test_a_budget_that_is_too_small_is_refused(checkpoint):
-    with pytest.raises(ConfigError, match=r"must stay in memory, .* raise --verifier.memory-budget"):
+    with pytest.raises(ConfigError, match=r"must stay in memory, .* raise verifier.memory_budget"):
         TargetModel.load(VerifierConfig(model_name=str(checkpoint), memory_budget=1_000_000))
 
 

@@ -47,12 +47,12 @@ def test_budget_and_depth_act_and_change_no_text(decoder: SpeculativeDecoder, op
 
 
 REFUSED: list[tuple[str, Any, str]] = [
-    ("node_budget", 9, "node_budget is 9, more than the server's draft.k of 8; give at most 8"),
-    ("max_depth", 7, "max_depth is 7, more than the server's draft.max_depth of 6; give at most 6"),
-    ("draft_temperature", 0.5, "draft_temperature does nothing by the server's strategy tree: only sampling reads it"),
-    ("draft_n", 3, "draft_n does nothing by the server's strategy tree: only nasd reads it; leave it out"),
-    ("draft_filler_top_k", 2, "draft_filler_top_k does nothing by the server's strategy tree: only nasd"),
-    ("draft_stop_if_unknown", False, "draft_stop_if_unknown does nothing by the server's strategy tree: only nasd"),
+    ("node_budget", 9, "node_budget is 9, more than draft.k of 8; give at most 8"),
+    ("max_depth", 7, "max_depth is 7, more than draft.max_depth of 6; give at most 6"),
+    ("draft_temperature", 0.5, "draft_temperature does nothing with strategy tree: only sampling reads it"),
+    ("draft_n", 3, "draft_n does nothing with strategy tree: only nasd reads it; leave it out"),
+    ("draft_filler_top_k", 2, "draft_filler_top_k does nothing with strategy tree: only nasd"),
+    ("draft_stop_if_unknown", False, "draft_stop_if_unknown does nothing with strategy tree: only nasd"),
 ]
 
 

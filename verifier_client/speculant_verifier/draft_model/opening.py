@@ -39,7 +39,7 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
     try:
         return load_model(loading, may_stream=False), load_tokenizer(loading)[1]
     except ConfigError as error:
-        raise ConfigError(str(error).replace("--verifier.model-name", "--draft-model")) from error
+        raise ConfigError(str(error).replace("verifier.model_name", "draft_model.name")) from error
 
 
 def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target: TargetModel) -> TargetModel:
@@ -54,7 +54,7 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
     if fingerprint.sha256 != target.fingerprint.sha256:
         raise TokenizerMismatchError(
             f"draft model '{config.name}' has another tokenizer than '{target.name}'; choose one of the same family, "
-            "or leave --draft-model out"
+            "or leave draft_model.name out"
         )
     return TargetModel(model, None, config.name, fingerprint)
 

@@ -79,7 +79,7 @@ class Admission:
         if self._slots(1, [request]) > self.max_tokens:
             raise GenerationRequestError(
                 f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
-                f"{self.max_tokens}; lower max_tokens, or raise --verifier.max-kv-tokens"
+                f"{self.max_tokens}; lower max_tokens, or raise verifier.max_kv_tokens"
             )
 
     def most_output(self, prompt_length: int) -> int:

@@ -81,9 +81,7 @@ class Records:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            logger.warning(
-                "no memory is left for records of requests that are running; lower --verifier.max-batch-size"
-            )
+            logger.warning("no memory is left for records of requests that are running; lower verifier.max_batch_size")
             for each in sequences:
                 each.trace = None
             return

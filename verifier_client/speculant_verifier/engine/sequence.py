@@ -161,7 +161,7 @@ class StepOutput:
 
 
 OUT_OF_MEMORY = (
-    "there was no memory left for this request; lower --verifier.max-kv-tokens or --verifier.max-batch-size, or send "
+    "there was no memory left for this request; lower verifier.max_kv_tokens or verifier.max_batch_size, or send "
     "shorter prompts"
 )
 

@@ -37,7 +37,7 @@ from speculant_verifier.sources import (
     is_tokenizer_local,
 )
 
-_FIX = "Give a folder with a checkpoint, or the hub name of a model you may download (--verifier.model-name)."
+_FIX = "Give a folder with a checkpoint, or the hub name of a model you may download (verifier.model_name)."
 _SAMPLE = 1 << 28
 """Bytes that are read to find out how fast that is."""
 
@@ -103,7 +103,7 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True) -> PreTrained
     if missing := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
         raise ConfigError(
             f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
-            f"first {missing[0]}; download it again, or give another with --verifier.model-name"
+            f"first {missing[0]}; download it again, or give another with verifier.model_name"
         )
     if plan is not None and folder is not None:
         with patient_progress():
@@ -152,16 +152,14 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"unknown device '{name}'; {usable} (--verifier.device)") from error
+        raise ConfigError(f"unknown device '{name}'; {usable} (verifier.device)") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"models are not run on '{name}'", fix=f"{usable} (--verifier.device)", field="verifier.device"
-        )
+        raise ConfigError(f"models are not run on '{name}'", fix=f"{usable} (verifier.device)", field="verifier.device")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}' was asked for but torch sees no GPU; use --verifier.device cpu")
+        raise ConfigError(f"device '{name}' was asked for but torch sees no GPU; use verifier.device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs; use --verifier.device auto"
+            f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs; use verifier.device auto"
         )
     return device
 

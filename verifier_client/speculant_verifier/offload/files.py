@@ -236,7 +236,7 @@ class PinnedWeights:
         if int(failure):
             raise ConfigError(
                 f"memory can't be pinned for '{self._device}' ({failure}); allow more of it (ulimit -l), or choose a "
-                "smaller model (--verifier.model-name)"
+                "smaller model (verifier.model_name)"
             )
         self._held.append(tensor)
         reader.wait(reader.read([(stored, tensor)]))

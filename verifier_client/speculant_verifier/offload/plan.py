@@ -39,7 +39,7 @@ _TOLERANCE = 1.05
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
 """Bytes that are free where that can't be found out."""
-SMALLER = "choose a smaller model (--verifier.model-name) or fewer bytes per weight (--verifier.dtype bfloat16)"
+SMALLER = "choose a smaller model (verifier.model_name) or fewer bytes per weight (verifier.dtype bfloat16)"
 """What helps."""
 
 
@@ -153,7 +153,7 @@ def plan_for(
     size = f"{_readable(total)} as {str(dtype).removeprefix('torch.')}"
     reason = f"needs {size}, and {_readable(max(0, left))} are left for weights"
     if wanted is not None:
-        reason = f"can't be streamed, as --verifier.resident-layers {wanted} asks for"
+        reason = f"can't be streamed, as verifier.resident_layers {wanted} asks for"
     _require_streamable(model, layers, verifier.model_name, reason, may_stream=may_stream)
     kv_bytes = _kv_bytes(model, dtype)
     kv_reserved = int(_KV_SHARE * reserved)
@@ -173,8 +173,8 @@ def plan_for(
         raise ConfigError(
             f"of model '{verifier.model_name}' {_readable(fixed)} must stay in memory, and with all else that takes "
             f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}; raise "
-            "--verifier.memory-budget, lower --verifier.max-kv-tokens if it is set, or choose fewer bytes per weight "
-            "(--verifier.dtype bfloat16)"
+            "verifier.memory_budget, lower verifier.max_kv_tokens if it is set, or choose fewer bytes per weight "
+            "(verifier.dtype bfloat16)"
         )
     if not experts:
         num_slots = min(num_slots, least + len(modules) - 1)
@@ -238,7 +238,7 @@ def _require_streamable(
     if not may_stream:
         why = f"its weights are not streamed; {SMALLER}"
     elif quantization is not None:
-        why = "quantised weights can't be streamed: give a checkpoint in bfloat16 (--verifier.model-name)"
+        why = "quantised weights can't be streamed: give a checkpoint in bfloat16 (verifier.model_name)"
     elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):
         why = f"layers of a {type(model).__name__} can't be streamed, as they hold more than weights; {SMALLER}"
     else:

@@ -168,7 +168,7 @@ class RowTarget:
         if bool(self._logits[node].isnan().any()) or bool((self._logits[node] == torch.inf).any()):
             return GenerationError(
                 f"the model's logits for token {position} of the sequence hold NaN or infinity; "
-                "check its weights, or use --verifier.dtype float32"
+                "check its weights, or use verifier.dtype float32"
             )
         return GenerationRequestError(
             f"no token is left for position {position} of the sequence; allow more by logit_bias or min_tokens"

@@ -44,9 +44,9 @@ def run(arguments: Sequence[str]) -> int:
     log_to_stderr(settings.log_level, settings.log_format)
     from speculant_verifier.sources import require_sources
 
-    require_addresses(settings.service.listen, "--service.listen")
-    require_addresses(settings.service.admin_listen, "--service.admin-listen")
-    require_port(settings.service.http, "--service.http")
+    require_addresses(settings.service.listen, "service.listen")
+    require_addresses(settings.service.admin_listen, "service.admin_listen")
+    require_port(settings.service.http, "service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
     _ = settings.suited_draft  # which refuses what does not go together
     if settings.train.min_failures and not (settings.draft_model.name and settings.record.folder):

@@ -61,7 +61,7 @@ class VerifierServer:
             ConfigError: a setting is wrong.
         """
         if not config.listen and not config.http:
-            raise ConfigError("there is nothing to serve on; set --service.listen or --service.http")
+            raise ConfigError("there is nothing to serve on; set service.listen or service.http")
         self._config, self._access = config, access
         self._defaults, self._make_decoder = defaults, make_decoder
         policy = AccessPolicy.load(access.file)
@@ -109,12 +109,12 @@ class VerifierServer:
         await self._tell_health(_NOT_SERVING)
         if self._config.listen:
             self.addresses = await self._listen(
-                self._config.listen, "--service.listen", self._service.handler(self._interceptor), SERVICE_NAME
+                self._config.listen, "service.listen", self._service.handler(self._interceptor), SERVICE_NAME
             )
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
                 self._config.admin_listen,
-                "--service.admin-listen",
+                "service.admin_listen",
                 self._admin.handler(self._admin_interceptor),
                 ADMIN_SERVICE_NAME,
             )

@@ -203,7 +203,7 @@ class Trainer:
             loss = self._accumulate(group)
             norm = nn.utils.clip_grad_norm_(self._weights, _LARGEST_NORM)
             if not math.isfinite(loss) or not norm.isfinite():
-                logger.warning("the loss is no number any more, and the training ends; lower --train.learning-rate")
+                logger.warning("the loss is no number any more, and the training ends; lower train.learning_rate")
                 break
             optimiser.step()
             schedule.step()
