@@ -68,12 +68,12 @@ class Sources:
     def variations(self) -> list[tuple[Sources, str]]:
         """Return what else there could be to draft from, and what makes it so."""
         return [
-            (replace(self, has_model=False), "leave --draft-model out")
+            (replace(self, has_model=False), "leave draft_model.name out")
             if self.has_model
-            else (replace(self, has_model=True), "name a draft model by --draft-model"),
+            else (replace(self, has_model=True), "name a draft model by draft_model.name"),
             (replace(self, has_ngrams=False), "leave the graph and the sidecar out")
             if self.has_ngrams
-            else (replace(self, has_ngrams=True), "give --graph or --drafter"),
+            else (replace(self, has_ngrams=True), "give graph_path or client.address"),
         ]
 
 
@@ -90,13 +90,13 @@ def require_strategy(strategy: StrategyName, sources: Sources, rule: RuleName = 
         return
     ways: list[str] = []
     if usable := sources.usable(rule)[:_MOST_ADVISED]:
-        ways.append(f"choose {_listed(f'--strategy {each}' for each in usable)}")
+        ways.append(f"choose {_listed(f'draft.strategy {each}' for each in usable)}")
     if strategy in FITTING[rule]:
         ways += [way for other, way in sources.variations() if not other.problem(strategy)]
     elif not sources.problem(strategy):
-        ways.append("choose --rule follow")
+        ways.append("choose generation.rule follow")
     if not ways:
-        ways.append(f"choose --rule follow and --strategy {sources.usable('follow')[0]}")
+        ways.append(f"choose generation.rule follow and draft.strategy {sources.usable('follow')[0]}")
     raise ConfigError(problem, fix=", or ".join(ways), field="draft.strategy")
 
 
@@ -131,7 +131,7 @@ def _fitting(draft: DraftConfig, generation: GenerationConfig, sources: Sources)
     if not usable:
         ways = [way for other, way in sources.variations() if other.usable(rule)]
         problem = f"rule {rule} needs drafts by strategy {_listed(FITTING[rule][:_MOST_ADVISED])}"
-        raise ConfigError(problem, fix=", or ".join([*ways, "choose --rule follow"]), field="generation.rule")
+        raise ConfigError(problem, fix=", or ".join([*ways, "choose generation.rule follow"]), field="generation.rule")
     return draft.model_copy(update={"strategy": usable[0]})
 
 
@@ -139,7 +139,7 @@ def log_choice(rule: RuleName, chosen: DraftConfig, draft: DraftConfig) -> None:
     """Say which strategy was chosen for a rule, if it is another one than was set."""
     if chosen.strategy != draft.strategy:
         logger.warning(
-            "rule {}: drafting by strategy {}, which fits it, instead of {}; --strategy names another",
+            "rule {}: drafting by strategy {}, which fits it, instead of {}; draft.strategy names another",
             rule,
             chosen.strategy,
             draft.strategy,

@@ -47,17 +47,17 @@ def test_every_rule_with_every_strategy(rule: RuleName, strategy: StrategyName |
         return
     assert len(str(chosen).splitlines()) == 1
     assert (strategy or rule) in chosen.message or "draft model" in chosen.message
-    wanted = GenerationConfig() if "--rule follow and" in chosen.fix else generation
+    wanted = GenerationConfig() if "generation.rule follow and" in chosen.fix else generation
     advised = [
         outcome(draft_of(each), wanted, sources)  # type: ignore[arg-type]
-        for each in re.findall(r"--strategy (\w+)", chosen.fix)
+        for each in re.findall(r"draft\.strategy (\w+)", chosen.fix)
     ]
     others = {
-        "--rule follow(?! and)": (GenerationConfig(), sources),
-        "leave --draft-model out": (generation, replace(sources, has_model=False)),
+        r"generation\.rule follow(?! and)": (GenerationConfig(), sources),
+        "leave draft_model.name out": (generation, replace(sources, has_model=False)),
         "name a draft model": (generation, replace(sources, has_model=True)),
         "leave the graph and": (generation, replace(sources, has_ngrams=False)),
-        "give --graph": (generation, replace(sources, has_ngrams=True)),
+        "give graph_path": (generation, replace(sources, has_ngrams=True)),
     }
     advised += [outcome(draft, *other) for words, other in others.items() if re.search(words, chosen.fix)]
     assert advised
@@ -83,7 +83,10 @@ def test_commands_refuse_what_does_not_fit(command: str, capfd: pytest.CaptureFi
     arguments = [command, *prompt, "--model", str(MODEL_FOLDER), "--strategy", "tree", "--rule", "block"]
     assert main(arguments) == 2
     shown = capfd.readouterr().err.splitlines()[-1]
-    assert f"speculant: {command}: rule block does not fit drafts by strategy tree; choose --strategy adaptive" in shown
+    assert (
+        f"speculant: {command}: rule block does not fit drafts by strategy tree; choose draft.strategy adaptive"
+        in shown
+    )
 
 
 def test_a_command_says_what_it_chose(capfd: pytest.CaptureFixture[str]) -> None:
