@@ -123,6 +123,22 @@ def test_mistakes_in_a_file_of_prompts_are_one_line(elsewhere: Path, capfd, line
     assert len(shown.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--stop", ""],
+        ["--generation.min-tokens", "9"],
+        ["--json-schema", '{"type": "obj'],
+        ["--json-schema", '{"type": "no such"}'],
+        ["--grammar", "start: ("],
+    ],
+    ids=str,
+)
+def test_a_setting_that_is_wrong_for_every_prompt_is_a_wrong_setting(capfd, arguments: list[str]) -> None:
+    assert generate("x", *arguments) == 2
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
 def test_conversations_go_through_the_template_of_the_model(elsewhere: Path, capsys, decoder) -> None:
     model = elsewhere / "model"
     shutil.copytree(MODEL_FOLDER, model)

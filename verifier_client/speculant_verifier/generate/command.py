@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic_settings import CliPositionalArg
 
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, GenerationRequestError
 from speculant_graph.file_names import json_text
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
@@ -69,6 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     lines = read_prompts(settings.prompt, settings.prompts)
     log_to_stderr("INFO")
     with open_decoder(settings, settings.color) as decoder:
+        _require_settings(decoder, settings)
         prompts = prompts_for(decoder, lines, is_chat=settings.chat, system=settings.system)
         try:
             return _generate(decoder, prompts, lines, settings)
@@ -76,6 +77,21 @@ def run(arguments: Sequence[str]) -> int:
             if decoder.engine.recorder is not None:
                 decoder.engine.recorder.flush()
                 sys.stderr.write(f"recorded: {decoder.engine.recorder.statistics.line()}\n")
+
+
+def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -> None:
+    """Refuse settings that no prompt could be continued with.
+
+    Raises:
+        ConfigError: which one.
+    """
+    from speculant_verifier.sampling.sampler import check_settings
+
+    try:
+        check_settings(settings.generation, decoder.target.vocabulary_size)
+        decoder.target.grammar(settings.generation, ())
+    except GenerationRequestError as error:
+        raise ConfigError(error.message, fix=error.fix, field=error.field) from error
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
