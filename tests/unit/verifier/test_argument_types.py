@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,13 +12,19 @@ from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, GenerationRequestError, GraphError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 from speculant_verifier.decoder import SpeculativeDecoder
 from support.tiny_models import tiny_gpt_oss
 
-GRAPH = build_from_token_ids([1, 2, 3, 1, 2, 4], Fingerprint("test", "00" * 32, 10), max_order=2)
+
+def small_graph() -> NgramGraph:
+    """Made by each test: one at the module's level would outlive the core."""
+    return build_from_token_ids([1, 2, 3, 1, 2, 4], Fingerprint("test", "00" * 32, 10), max_order=2)
+
+
 WRONG: dict[str, tuple[object, ...]] = {
-    "graph_path": (GRAPH, 5, b"graph.pkl"),
+    "graph_path": (small_graph, 5, b"graph.pkl"),
     "verifier_config": ("my-model", {"model_name": "my-model"}, VerifierConfig),
     "draft_config": ({"k": 4}, 4, VerifierConfig()),
     "client_config": ("unix:///run/drafter.sock", {}),
@@ -31,7 +38,7 @@ WRONG: dict[str, tuple[object, ...]] = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_the_decoder_names_an_argument_of_a_wrong_type(name: str, value: object) -> None:
-    arguments: dict[str, Any] = {name: value}
+    arguments: dict[str, Any] = {name: small_graph() if value is small_graph else value}
     with pytest.raises(ConfigError) as caught:
         SpeculativeDecoder(**arguments)
     assert caught.value.field == name
@@ -48,12 +55,17 @@ def test_the_second_argument_is_no_name_of_a_model() -> None:
 
 @pytest.mark.parametrize(
     ("field", "arguments"),
-    [("graph", ("graph.pkl",)), ("graph", (GRAPH.trie,)), ("config", (GRAPH, {"k": 4})), ("config", (None, "tree"))],
+    [
+        ("graph", lambda: ("graph.pkl", DraftConfig())),
+        ("graph", lambda: (small_graph().trie, DraftConfig())),
+        ("config", lambda: (small_graph(), {"k": 4})),
+        ("config", lambda: (None, "tree")),
+    ],
 )
-def test_drafters_do_the_same(field: str, arguments: tuple[Any, ...]) -> None:
+def test_drafters_do_the_same(field: str, arguments: Callable[[], tuple[Any, Any]]) -> None:
     for kind in (SessionDrafter, LocalDrafter):
         with pytest.raises(ConfigError) as caught:
-            kind(*arguments, *[DraftConfig()][: 2 - len(arguments)])
+            kind(*arguments())
         assert caught.value.field == field
 
 
@@ -65,27 +77,28 @@ def test_the_builder_takes_no_tokenizer_but_a_name(name: Any) -> None:
 
 @pytest.mark.parametrize("wrong", ["1", None, 1.5, {1: 2}, object()])
 def test_look_ups_refuse_what_is_neither_ids_nor_a_number(wrong: Any) -> None:
+    graph = small_graph()
     look_ups = [
-        lambda: GRAPH.count(wrong),
-        lambda: GRAPH.match(wrong),
-        lambda: GRAPH.match_order([1], wrong),
-        lambda: GRAPH.match_order(wrong, 1),
-        lambda: GRAPH.successors(wrong),
-        lambda: GRAPH.probability(wrong, 1),
-        lambda: GRAPH.probability([1], wrong),
-        lambda: GRAPH.most_common(wrong),
-        lambda: GRAPH.most_common(1, wrong),
-        lambda: GRAPH.counts(wrong),
-        lambda: GRAPH.ngrams(wrong),
-        lambda: GRAPH.ngrams(1, wrong),
-        lambda: list(GRAPH.contexts(wrong)),
+        lambda: graph.count(wrong),
+        lambda: graph.match(wrong),
+        lambda: graph.match_order([1], wrong),
+        lambda: graph.match_order(wrong, 1),
+        lambda: graph.successors(wrong),
+        lambda: graph.probability(wrong, 1),
+        lambda: graph.probability([1], wrong),
+        lambda: graph.most_common(wrong),
+        lambda: graph.most_common(1, wrong),
+        lambda: graph.counts(wrong),
+        lambda: graph.ngrams(wrong),
+        lambda: graph.ngrams(1, wrong),
+        lambda: list(graph.contexts(wrong)),
     ]
     for number, look_up in enumerate(look_ups):
         with pytest.raises(GraphError) as caught:
             look_up()
         assert "; " in str(caught.value), number
     with pytest.raises(GraphError, match="token ids"):
-        GRAPH.count(5)  # type: ignore[arg-type]
+        graph.count(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompts", [5, [1, 2], [None], [1.5], b"text"])
