@@ -100,6 +100,7 @@ def test_replaying_workloads(bench: Bench, traces: list[Path], tmp_path: Path) -
     assert figures["tokens"] == sum(group["tokens"] for group in figures["workloads"])
 
 
+@pytest.mark.slow
 def test_answers_of_a_form_and_a_second_call(bench: Bench) -> None:
     model = ["--verifier.model-name", MODEL_FOLDER]
     figures = bench("structured", *model, "--records", 2, "--batch", 2, "--nodes", 6, "--conversation", 200)

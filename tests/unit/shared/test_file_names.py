@@ -68,6 +68,7 @@ def speculant(*arguments: str | Path | bytes) -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.slow
 def test_everything_may_be_named_by_bytes(tmp_path: Path, tokenizer_folder: Path, sample_text: str) -> None:
     """Corpus, tokenizer, graph and page: built, checked, updated and shown."""
     folder = tmp_path / NAME

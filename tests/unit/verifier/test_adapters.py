@@ -104,7 +104,7 @@ def run_long(drafter: ModelDrafter) -> None:
     assert decode(base(), jobs, drafter, 8, strategy="model").outputs == [alone(base(), job) for job in jobs]
 
 
-@pytest.mark.parametrize(("name", "stays"), [("random", False), ("small", True)])
+@pytest.mark.parametrize(("name", "stays"), [("random", False), pytest.param("small", True, marks=pytest.mark.slow)])
 def test_a_worse_one_is_taken_back_by_itself(folders: dict[str, Path], name: str, *, stays: bool) -> None:
     drafter, adapters, identity = made(folders)
     while drafter.hits[0] < 400:

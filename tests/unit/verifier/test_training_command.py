@@ -87,9 +87,8 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_a_signal_ends_a_training_and_keeps_the_best(
     tmp_path: Path, checkpoint: Path, records: Path, number: int, status: int
 ) -> None:
