@@ -62,7 +62,7 @@ test-large: $(TOOLS) ## build from 100 MB, and check memory and counts; takes mi
 
 test-gpu: $(TOOLS) ## run the tests that need a GPU, where there is one
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-		then $(BIN)/python -m pytest -m gpu; else echo "torch sees no GPU here: nothing was tested"; fi
+		then $(BIN)/python -m pytest tests/gpu; else echo "torch sees no GPU here: nothing was tested"; fi
 
 engines: $(addprefix $(ENGINES)/,vllm/.installed llama-cpp/.installed sglang/.installed llama-server .speculant) ## install vLLM, llama.cpp and parts of SGLang, for a CPU (half an hour on two cores)
 

@@ -124,6 +124,8 @@ class VerifierConfig(Config):
     """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
+    cuda_graphs: bool = True
+    """On a GPU, record passes as CUDA graphs: one launch a pass instead of thousands. Takes some memory."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Most sequences decoded together; others wait for a free slot."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0

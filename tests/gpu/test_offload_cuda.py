@@ -21,7 +21,8 @@ pytestmark = [
 @pytest.fixture(scope="module", params=["llama", "qwen2", "gpt_oss"])
 def checkpoint(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    target = tiny_gpt_oss(seed=3) if request.param == "gpt_oss" else tiny_model(request.param, num_layers=5)
+    is_gpt_oss = request.param == "gpt_oss"
+    target = tiny_gpt_oss(seed=3, num_layers=5) if is_gpt_oss else tiny_model(request.param, num_layers=5)
     target.model.save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
     return folder

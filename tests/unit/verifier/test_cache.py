@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculant_verifier.model import TargetModel
 from support.caching import TOLERANCE, Rows, fresh_logits
 from support.drafters import chain
 from support.tiny_models import WINDOW, tiny_gpt_oss, tiny_model
@@ -178,3 +181,37 @@ def test_a_batch_of_many_pending_tokens_computes_few_logits(rows):
     finally:
         handle.remove()
     assert sizes == [0, 2]
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral"])
+def test_passes_of_few_shapes_verify_exactly(family, shape):
+    """As on a GPU, where passes are recorded: more nodes and more slots than are needed."""
+    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
+    target.layout = replace(target.layout, rounds=True)
+    rows = Rows(target, target.new_cache(len(LENGTHS), widest_pass=10), (family, shape))
+    for row, length in enumerate(LENGTHS):
+        rows.start(row, length, chunk=10)
+    for _ in range(6):
+        assert rows.verify(range(len(LENGTHS)), shape) < TOLERANCE
+
+
+def test_few_shapes(gpt_oss):
+    layout = replace(gpt_oss.layout, rounds=True)
+    widths = {layout.round_width(width) for width in range(1, 65)}
+    assert len(widths) == 12
+    assert all(width <= layout.round_width(width) < 1.5 * width + 1 for width in range(1, 200))
+    columns = {layout.round_columns(end) for end in range(1, 131_073)}
+    assert len(columns) < 70
+    assert all(end <= layout.round_columns(end) <= max(end + 255, 1.125 * end) for end in range(1, 131_073))
+
+
+def test_rounding_takes_no_slots_that_are_not_there(gpt_oss):
+    target = TargetModel(gpt_oss.model, gpt_oss.tokenizer, "tiny")
+    target.layout = replace(target.layout, rounds=True)
+    cache = target.new_cache(1)
+    cache.max_slots = 32
+    target.prefill([list(range(27))], cache, [0])
+    assert cache.plan([0], [1], [chain(range(4))]).position_ids.shape == (1, 5)
+    cache.lengths[0] = 24
+    assert cache.plan([0], [1], [chain(range(6))]).position_ids.shape == (1, 8)

@@ -122,7 +122,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         model = GptOssForCausalLM._from_config(_architecture(size, fingerprint.vocabulary_size), dtype=dtype)
-    return TargetModel(model, tokenizer, config.model_name, fingerprint)
+    return TargetModel(model, tokenizer, config.model_name, fingerprint, cuda_graphs=config.cuda_graphs)
 
 
 def describe(target: TargetModel) -> dict[str, Any]:

@@ -18,6 +18,10 @@ from torch import Tensor
 from speculant_graph.types import Draft
 
 _STEP = 16  # of slots: kernels need masks whose rows are aligned
+_WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
+"""Nodes of passes that are recorded."""
+_LEAST_COLUMN_STEP = 256
+"""Slots that they read come in multiples of this, or of a sixteenth of the next power of two."""
 _MOST_FOLDED = 64
 """Passes of more nodes have masks that are not repeated: one call of the kernel per group costs little then."""
 
@@ -38,6 +42,8 @@ class CacheLayout:
     """Of masks that are added."""
     device: torch.device
     """Where plans are needed."""
+    rounds: bool = False
+    """Whether passes are padded to few shapes, so that they can be recorded."""
 
     @property
     def step(self) -> int:
@@ -48,6 +54,17 @@ class CacheLayout:
         """Return the number of slots that are taken for so many."""
         return -(-num_slots // _STEP) * _STEP
 
+    def round_width(self, width: int) -> int:
+        """Return the nodes that a pass of so many is padded to."""
+        return next((rounded for rounded in _WIDTHS if rounded >= width), width) if self.rounds else width
+
+    def round_columns(self, end: int) -> int:
+        """Return the slots that a pass reads if its last node is written before slot ``end``."""
+        if not self.rounds:
+            return self.round_up(end)
+        step = max(_LEAST_COLUMN_STEP, (1 << (end - 1).bit_length()) // 16)
+        return -(-end // step) * step
+
     def ring_slots(self, widest_pass: int | None) -> int | None:
         """Return the slots of a ring that passes of so many nodes can be rolled back in; None for passes of any width.
 
@@ -56,18 +73,6 @@ class CacheLayout:
         if widest_pass is None or self.window is None:
             return None
         return self.round_up(self.window + widest_pass - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardPlan:
-    """What the model is called with for one pass over n rows of T nodes."""
-
-    position_ids: Tensor
-    """``[n, T]`` int64, by depth in the tree."""
-    full: Tensor | None
-    """Mask of layers that see everything, in the form that the attention takes; None if there are none."""
-    sliding: Tensor | None
-    """Mask of layers with a window; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,22 @@ class Placement:
     """The rows as a block of neighbours, which is read in place; None if they must be gathered."""
     run: tuple[int, int] | None
     """(row, first slot) if the pass writes one unbroken run of slots of one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """What the model is called with for one pass over n rows of T nodes."""
+
+    position_ids: Tensor
+    """``[n, T]`` int64, by depth in the tree."""
+    full: Tensor | None
+    """Mask of layers that see everything, in the form that the attention takes; None if there are none."""
+    sliding: Tensor | None
+    """Mask of layers with a window; None if there are none."""
+    full_placement: Placement | None
+    """Where layers that see everything write and read."""
+    sliding_placement: Placement | None
+    """The same of layers with a window."""
 
 
 class MaskMaker:

@@ -15,7 +15,8 @@ pass begins with (usually one).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from speculant_verifier.cache.plan import (
 )
 
 _LEAST_GROWTH = 256
+_LEAST_RECORDED_GROWTH = 2_048
 
 KeysAndValues = tuple[tuple[Tensor, Tensor], ...]
 """Of some layers of a row, ``[kv_heads, positions, head_dim]`` each."""
@@ -62,6 +64,8 @@ class SlotCache(Cache):
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
         self._slot_layers = [SlotLayer(num_rows, 0) for sliding in layout.is_sliding]
+        self.recordings: dict[Hashable, Any] = {}
+        """Passes that were recorded over these buffers; forgotten where the buffers change."""
         super().__init__(layers=list(self._slot_layers))
 
     def _slots_of(self, is_sliding: bool, capacity: int) -> int:
@@ -96,6 +100,8 @@ class SlotCache(Cache):
         capacity = self.layout.round_up(capacity)
         if any(self.lengths[num_rows:]) or max(self.lengths, default=0) > capacity:
             raise ValueError("a cache can't shrink below what it holds; clear rows first")
+        if (num_rows, capacity) != (self.num_rows, self.capacity):
+            self.recordings.clear()
         # Where memory ends on the way, the cache has what all of its layers have.
         self._set_size(min(num_rows, self.num_rows), min(capacity, self.capacity))
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
@@ -116,7 +122,10 @@ class SlotCache(Cache):
         """
         if num_slots <= self.capacity:
             return
-        capacity = self.layout.round_up(max(num_slots, self.capacity + max(_LEAST_GROWTH, self.capacity // 4)))
+        growth = max(_LEAST_GROWTH, self.capacity // 4)
+        if self.layout.rounds:  # whatever was recorded is lost with the buffers
+            growth = max(_LEAST_RECORDED_GROWTH, self.capacity)
+        capacity = self.layout.round_up(max(num_slots, self.capacity + growth))
         if self.max_slots is not None and self.num_rows * capacity > self.max_slots:
             capacity = max(num_slots, self.most_slots or 0)
             if self.slots_needed(self.num_rows, capacity) > self.max_slots:
@@ -213,7 +222,7 @@ class SlotCache(Cache):
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
         """
-        width = max(sizes_of(pending, drafts))
+        width = self._width(rows, max(sizes_of(pending, drafts)))
         shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
         end = int(shape.lengths.max()) + width
         self.reserve(end)
@@ -230,10 +239,23 @@ class SlotCache(Cache):
             sliding_placement = self._placement(rows, shape, ring, end, num_written)
             visible = window_visibility(shape, sliding_placement.columns, self.layout.window, ring)
             sliding = self._sliding_masks.make(visible[:, num_written:])
-        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
-            layer.placement = sliding_placement if is_sliding else full_placement
         positions = torch.from_numpy(shape.positions[:, num_written:]).to(self.layout.device, non_blocking=True)
-        return ForwardPlan(position_ids=positions, full=full, sliding=sliding)
+        plan = ForwardPlan(positions, full, sliding, full_placement, sliding_placement)
+        self.place(plan)
+        return plan
+
+    def place(self, plan: ForwardPlan) -> None:
+        """Say where the next pass writes and reads."""
+        for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
+            layer.placement = plan.sliding_placement if is_sliding else plan.full_placement
+
+    def _width(self, rows: Sequence[int], width: int) -> int:
+        """Return the nodes that the rows of a pass are padded to: a round number, if that many fit."""
+        rounded = self.layout.round_width(width)
+        end = max(self.lengths[row] for row in rows) + rounded
+        is_too_wide = self._ring is not None and rounded + (self.layout.window or 0) > self._ring + 1
+        is_too_long = self.most_slots is not None and end > max(self.capacity, self.most_slots)
+        return width if is_too_wide or is_too_long else rounded
 
     def _placement(self, rows: Sequence[int], shape: PassShape, ring: int, end: int, num_written: int) -> Placement:
         count = len(shape.depths)
@@ -243,7 +265,7 @@ class SlotCache(Cache):
         return Placement(
             rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),
             slots=torch.from_numpy(indices).to(self.layout.device, non_blocking=True),
-            columns=min(self.layout.round_up(end), ring, self.capacity),
+            columns=min(self.layout.round_columns(end), ring, self.capacity),
             block=slice(rows[0], rows[0] + count) if is_block else None,
             run=(rows[0], start) if count == 1 and start + width <= ring else None,
         )

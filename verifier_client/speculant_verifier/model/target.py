@@ -23,7 +23,7 @@ from speculant_graph.machine import anonymous_bytes, available_bytes
 from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_verifier.attention import use_attention
 from speculant_verifier.cache import CacheLayout, SlotCache
-from speculant_verifier.cache.plan import sizes_of
+from speculant_verifier.cache.plan import ForwardPlan, sizes_of
 from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
 from speculant_verifier.model.loading import (
     check_architecture,
@@ -32,6 +32,7 @@ from speculant_verifier.model.loading import (
     load_tokenizer,
     sliding_layers,
 )
+from speculant_verifier.model.recorder import NUM_UNSTEADY, PassRecorder
 from speculant_verifier.offload import OFFLOAD, Offload
 from speculant_verifier.structured import Grammar, Grammars, form_of
 
@@ -52,6 +53,8 @@ class TargetModel:
         tokenizer: PreTrainedTokenizerFast | None,
         name: str,
         fingerprint: Fingerprint | None = None,
+        *,
+        cuda_graphs: bool = False,
     ) -> None:
         """Wrap a loaded model; :meth:`load` is the usual way in.
 
@@ -60,6 +63,7 @@ class TargetModel:
             tokenizer: its tokenizer, of the fast kind; None if only token ids go in and out.
             name: for messages to people.
             fingerprint: the tokenizer's identity, if it is known.
+            cuda_graphs: record passes, if the model is on a GPU; its weights must stay where they are.
 
         Raises:
             ConfigError: drafts can't be verified exactly with this model.
@@ -81,10 +85,12 @@ class TargetModel:
             folds_masks=use_attention(model),
             dtype=model.dtype,
             device=model.device,
+            rounds=cuda_graphs and _can_be_recorded(model),
         )
         """What caches are made for."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
         """Reads weights that memory does not hold; None where it holds all."""
+        self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
@@ -103,6 +109,7 @@ class TargetModel:
             tokenizer,
             config.model_name,
             fingerprint,
+            cuda_graphs=config.cuda_graphs,
         )
 
     def with_weights(self, model: PreTrainedModel) -> TargetModel:
@@ -151,6 +158,11 @@ class TargetModel:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.layout.device
+
+    @property
+    def num_unsteady(self) -> int:
+        """First passes of a shape that take longer than all later ones."""
+        return 0 if self._recorder is None else NUM_UNSTEADY
 
     @property
     def stall_s(self) -> float:
@@ -277,11 +289,17 @@ class TargetModel:
             [*tokens, *(drafts[index].token_ids if drafts is not None else ())] for index, tokens in enumerate(pending)
         ]
         padded = [tokens + tokens[-1:] * (width - len(tokens)) for tokens in nodes]
+        token_ids = torch.tensor([tokens[num_written:] for tokens in padded], device=self.device)
+        if self._recorder is not None and isinstance(keep, int) and not num_written:
+            return self._recorder.run(token_ids, plan, cache)
+        return self._compute(token_ids, plan, cache, keep)
+
+    def _compute(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, keep: int | Tensor = 0) -> Tensor:
         masks: Any = {"full_attention": plan.full, "sliding_attention": plan.sliding}
         if not self.takes_mask_per_layer_type:
             masks = plan.sliding if plan.full is None else plan.full
         output = self.model(
-            torch.tensor([tokens[num_written:] for tokens in padded], device=self.device),
+            token_ids,
             position_ids=plan.position_ids,
             attention_mask=masks,
             past_key_values=cache,
@@ -290,6 +308,14 @@ class TargetModel:
         )
         logits: Tensor = output.logits
         return logits
+
+
+def _can_be_recorded(model: PreTrainedModel) -> bool:
+    """Whether nothing in a pass waits for the GPU."""
+    has_experts = bool(getattr(model.config.get_text_config(), "num_local_experts", 0))
+    # In other number types torch's product of tokens with experts asks the GPU how many tokens each expert has.
+    is_unbroken = not has_experts or model.dtype == torch.bfloat16
+    return model.device.type == "cuda" and not hasattr(model, OFFLOAD) and is_unbroken
 
 
 def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None) -> frozenset[TokenId]:

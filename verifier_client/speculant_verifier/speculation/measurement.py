@@ -112,6 +112,7 @@ def _conditions(target: TargetModel) -> list[object]:
         {**json.loads(config.to_json_string(use_diff=False)), "_name_or_path": ""},
         str(target.model.dtype),
         config._attn_implementation,
+        target.layout.rounds,
         None if target.offload is None else repr(target.offload.plan.placement),
     ]
 
@@ -211,6 +212,8 @@ class _Measurement:
             started_s = self._spent_s
             self._probe.open(batch)
             self._opening_s = (self._spent_s - started_s) / batch
+        for _ in range(self._target.num_unsteady):
+            self._probe.pass_s(*point)
         self._note(point)
 
     def repeat(self) -> None:

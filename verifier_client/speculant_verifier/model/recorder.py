@@ -1,0 +1,129 @@
+"""Passes recorded as CUDA graphs: one launch replays a pass that takes thousands of launches otherwise.
+
+A pass of gpt-oss-20b launches about 2,100 kernels. Launched one by one they take the host several times as long as they
+take the GPU, however few tokens a pass has. A graph is of fixed shapes and addresses, so passes are padded to few
+shapes (:class:`~speculant_verifier.cache.CacheLayout`), and what changes is copied into the graph's own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor
+
+from speculant_verifier.cache import ForwardPlan, SlotCache
+from speculant_verifier.cache.plan import Placement
+
+NUM_UNSTEADY = 2
+"""Passes of a shape before it is replayed: one as usual, and one that is recorded."""
+_MOST_RECORDINGS = 96
+"""Of one cache; the one that was not used for longest goes."""
+
+Compute = Callable[[Tensor, ForwardPlan, SlotCache], Tensor]
+"""Runs a pass: token ids ``[n, T]``, its plan and the cache to logits ``[n, T, V]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    token_ids: Tensor
+    plan: ForwardPlan
+    """What the graph reads, with the token ids."""
+    output: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A pass that came once."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class PassRecorder:
+    """Runs passes, and records those whose shape comes a second time; for one thread at a time."""
+
+    def __init__(self, compute: Compute) -> None:
+        """Begin with nothing recorded.
+
+        Args:
+            compute: what runs a pass.
+        """
+        self._compute = compute
+        self._pool: Any = None
+        self._output: Tensor | None = None
+        self._is_usable = True
+
+    def run(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache) -> Tensor:
+        """Run a pass that has just been planned.
+
+        Returns:
+            Logits ``[n, T, V]``, which later passes leave as they are.
+        """
+        blocks = [each.block for each in (plan.full_placement, plan.sliding_placement) if each is not None]
+        if not self._is_usable or None in blocks or cache.is_empty:
+            return self._compute(token_ids, plan, cache)
+        inputs = _inputs(token_ids, plan)
+        key = (str(blocks), *(tensor.shape for tensor in inputs))
+        recording = cache.recordings.pop(key, None)
+        if recording is None:
+            logits = self._compute(token_ids, plan, cache)
+            cache.recordings[key] = _Seen(logits.shape, logits.dtype)
+        else:
+            if isinstance(recording, _Seen):
+                try:
+                    recording = self._record(token_ids, plan, cache, recording)
+                except RuntimeError as error:
+                    self._is_usable = False
+                    cache.recordings.clear()
+                    reason = str(error).strip().splitlines()[0]
+                    logger.warning("passes can't be recorded as CUDA graphs and take longer ({})", reason)
+                    cache.place(plan)
+                    return self._compute(token_ids, plan, cache)
+            cache.recordings[key] = recording
+            for target, source in zip(_inputs(recording.token_ids, recording.plan), inputs, strict=True):
+                target.copy_(source, non_blocking=True)
+            recording.graph.replay()
+            logits = recording.output.clone()
+        if len(cache.recordings) > _MOST_RECORDINGS:
+            del cache.recordings[next(iter(cache.recordings))]
+        return logits
+
+    def _record(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, seen: _Seen) -> _Recording:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # One output for all, and a pool for all that lies between: only one graph runs at a time.
+        if self._output is None or self._output.numel() < seen.shape.numel() or self._output.dtype != seen.dtype:
+            self._output = torch.empty(seen.shape.numel(), dtype=seen.dtype, device=token_ids.device)
+        output = self._output[: seen.shape.numel()].view(seen.shape)
+        token_ids = token_ids.clone()
+        plan = ForwardPlan(
+            position_ids=plan.position_ids.clone(),
+            full=None if plan.full is None else plan.full.clone(),
+            sliding=None if plan.sliding is None else plan.sliding.clone(),
+            full_placement=_fixed(plan.full_placement),
+            sliding_placement=_fixed(plan.sliding_placement),
+        )
+        cache.place(plan)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output.copy_(self._compute(token_ids, plan, cache))
+        return _Recording(graph, token_ids, plan, output)
+
+
+def _inputs(token_ids: Tensor, plan: ForwardPlan) -> tuple[Tensor, ...]:
+    """Return what differs between two passes of a shape."""
+    placements = plan.full_placement, plan.sliding_placement
+    slots = [None if each is None else each.slots for each in placements]
+    tensors = token_ids, plan.position_ids, plan.full, plan.sliding, *slots
+    return tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _fixed(placement: Placement | None) -> Placement | None:
+    """Return a placement of the same shape whose slots can be changed."""
+    return None if placement is None else replace(placement, slots=placement.slots.clone(), run=None)
