@@ -13,7 +13,7 @@ from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Drafter, Fingerprint
 from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
-from speculant_verifier.draft_model.price import MOST_NODES, DraftPrice, PassTimes
+from speculant_verifier.draft_model.price import WIDEST, DraftPrice, PassTimes
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
@@ -81,7 +81,7 @@ def open_model_drafter(
     if costs is None:
         price = DraftPrice(_typical(target, 1.0), _typical(model, _size(model) / _size(target)))
     else:
-        own = load_or_measure(model, batches_up_to(verifier.max_batch_size), most_nodes=MOST_NODES)
+        own = load_or_measure(model, batches_up_to(verifier.max_batch_size), most_nodes=WIDEST - 1)
         price = DraftPrice(costs.seconds_of_widths, own.seconds_of_widths)
     return ModelDrafter(passes, price, draft, ngrams)
 

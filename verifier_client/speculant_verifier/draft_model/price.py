@@ -21,6 +21,8 @@ MOST_NODES = 16
 """Of a row in one pass of the model."""
 _READ_FOR_LATER = 8
 """Pending tokens beyond so many are not charged to the step that reads them: later ones profit as much."""
+WIDEST = MOST_NODES + _READ_FOR_LATER - 1
+"""Tokens of a row in the widest pass of the model whose time is of interest."""
 
 LEAST_GAIN = 1.05
 """What a pass must make a step worth, in steps without it: of several guesses the best one is too good on average."""

@@ -41,7 +41,7 @@ _FEWEST_WIDTHS = 2
 """Of a batch, or it is left out: one alone does not tell what a token more costs."""
 _SILENCE_S = 2.0
 """Time without a line in the log."""
-_VERSION = 3
+_VERSION = 4
 """Of what is measured and how it is written; files of other versions are not found."""
 _FOLDER_MODE = 0o700
 _FILE = TypeAdapter(CostTable)
@@ -65,7 +65,7 @@ def load_or_measure(
         target: the model.
         batches: rows, see :func:`measure_costs`.
         folder: instead of :func:`cache_folder`.
-        most_nodes: of a draft: the pass that verifies it is among those that are measured first.
+        most_nodes: of a draft: the pass that verifies it is among those that are measured first, and is the widest.
     """
     batches = tuple(dict.fromkeys(batches))
     conditions = [sorted(batches), TOKENS, most_nodes, CONTEXT, *_conditions(target)]
@@ -81,7 +81,8 @@ def load_or_measure(
     except (OSError, ValueError) as error:
         logger.warning("{} holds no measured costs ({}), measuring again", path, type(error).__name__)
     logger.info("measuring what passes of '{}' cost on this machine, once, for about {:.0f} s", target.name, BUDGET_S)
-    table = measure_costs(target, batches, {*TOKENS, most_nodes + 1}, urgent=(1, 2, most_nodes + 1))
+    tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
+    table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
     try:
         path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         with replacing(path, lambda written: _FILE.validate_json(written.read_bytes())) as temporary:
@@ -156,14 +157,17 @@ def measure_costs(
 
 
 def _order(rows: list[int], widths: list[int], urgent: set[int], *, is_streamed: bool) -> Iterator[_Point]:
-    """Yield all passes, the most important first."""
+    """Yield all passes, the most important first.
+
+    The other widths of the first two batches precede further batches: a straight line between two batches errs less
+    than a typical curve between two widths.
+    """
     first = [width for width in widths if width in urgent] or widths[:1]
     if is_streamed:  # what a wide pass costs is the question, not what one token more does
         first = [*dict.fromkeys((widths[0], widths[-1], *widths))]
-    for batch in rows:
-        yield from ((batch, width) for width in first)
-    for batch in rows:
-        yield from ((batch, width) for width in widths if width not in first)
+    for some in (rows[:2], rows[2:]):
+        yield from ((batch, width) for batch in some for width in first)
+        yield from ((batch, width) for batch in some for width in widths if width not in first)
 
 
 class _Measurement:
