@@ -64,7 +64,7 @@ def assert_as_reference(
         assert abs(math.fsum(distribution.values()) - 1) < 1e-6
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     documents=st.lists(st.lists(token, min_size=1, max_size=60), min_size=1, max_size=3),
     max_order=st.integers(1, 7),

@@ -191,7 +191,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     assert draft.is_chain or draft.strategy == "tree"
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     config=configs,
     seed=st.integers(0, 2**32),

@@ -27,7 +27,7 @@ def slow_graph(documents: Corpus, max_order: int, boundaries: bool) -> OracleGra
     return OracleGraph(documents if boundaries else [list(itertools.chain(*documents))], max_order)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(documents=corpus, max_order=order, boundaries=st.booleans())
 def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries: bool) -> None:
     fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
@@ -55,7 +55,7 @@ def test_counts_and_distributions(documents: Corpus, max_order: int, boundaries:
         assert fast.most_common(3, length) == expected[:3]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(documents=corpus, max_order=order, boundaries=st.booleans(), context=prompt)
 def test_matches(documents: Corpus, max_order: int, boundaries: bool, context: list[int]) -> None:
     fast = graph_of(documents, max_order, VOCABULARY_SIZE, boundaries=boundaries)
@@ -116,7 +116,7 @@ def slow_coverage(graph: OracleGraph, documents: list[list[int]]) -> list[list[i
     return list(rows.values())
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     text=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     documents=st.lists(perhaps_unknown, min_size=1, max_size=3),

@@ -16,10 +16,11 @@ from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import Job
 from support.tiny_models import WINDOW, tiny_model
 
+NUM_TOKENS = 20
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 40, 3, 77]
-GREEDY = GenerationConfig(max_tokens=40, ignore_end_tokens=True, speculation="on")
+GREEDY = GenerationConfig(max_tokens=NUM_TOKENS, ignore_end_tokens=True, speculation="on")
 SAMPLED = GenerationConfig(
-    max_tokens=40, temperature=0.9, top_p=0.95, seed=11, ignore_end_tokens=True, speculation="on"
+    max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, seed=11, ignore_end_tokens=True, speculation="on"
 )
 
 
@@ -51,7 +52,7 @@ def test_greedy_decoding_equals_transformers(request, family):
     for prompt in prompts()[3::2]:
         theirs = target.model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=40, do_sample=False, eos_token_id=None,
+            max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None,
         )[0].tolist()  # fmt: skip
         [ours] = decode(target, [(prompt, GREEDY)], ScriptedDrafter(knowing([theirs], 0.8, 258)))
         assert ours.token_ids == theirs
@@ -77,9 +78,9 @@ def test_drafts_change_nothing_but_the_number_of_steps(target, reference, kind, 
         assert len(sequence.output) == sum(sequence.accepted_by_depth) + sequence.num_steps
         assert sum(sequence.accepted_by_depth) <= sum(sequence.drafted_by_depth)
         if kind == "right":
-            assert sequence.num_steps <= -(-40 // 7) + 1
+            assert sequence.num_steps <= -(-NUM_TOKENS // 7) + 1
         if kind == "none":
-            assert sequence.num_steps == 40
+            assert sequence.num_steps == NUM_TOKENS
 
 
 def test_the_models_longest_context_ends_a_sequence(gpt_oss):

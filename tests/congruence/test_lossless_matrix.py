@@ -20,7 +20,7 @@ from support.tiny_models import tiny_gpt_oss, tiny_model
 
 KINDS = (*STRATEGIES, "nasd", "scripted chain", "scripted tree", "model", "model beside n-grams")
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 BOUND = 464 * 4
 """Slots for the longest request and three more, which the others wait for."""
 

@@ -114,7 +114,7 @@ class Sampling(ScriptedDrafter):
 def outputs_of(rule, drafter, number, first_seed=0, max_tokens=DRAWN, strategy="greedy", **settings):
     config = GenerationConfig(max_tokens=max_tokens, temperature=TEMPERATURE, rule=rule, speculation="on", **settings)
     jobs = [Job(PROMPT, config.model_copy(update={"seed": first_seed + index})) for index in range(number)]
-    outcome = decode(target(), jobs, drafter, 12, max_batch_size=64, strategy=strategy)
+    outcome = decode(target(), jobs, drafter, 12, max_batch_size=150, strategy=strategy)
     accepted = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
     # More tokens than are looked at, as the last ones are drafted for less.
     return [output[:DRAWN] for output in outcome.outputs], accepted / number
@@ -148,8 +148,8 @@ def test_joint_distribution_of_many(rule):
 )
 def test_joint_distribution_with_a_draft_model(rule, number):
     """Rules that weigh p against q follow the model's trees, of which no q is known."""
-    drafter = model_drafter(noisy(target(), 0.3), budget=12, rows=64)
-    outputs, accepted = outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=8, strategy="model")
+    drafter = model_drafter(noisy(target(), 0.3), budget=12, rows=150)
+    outputs, accepted = outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=6, strategy="model")
     assert accepted > 1.0
     assert p_value(outputs) > 1e-4
 
@@ -218,7 +218,7 @@ def test_tokens_that_the_model_does_not_have_bias_nothing(rule):
     bias = {likely: 60.0 + float(logits[other] - logits[likely]), other: 60.0}
     settings = {"max_tokens": 6, "temperature": 1.0, "rule": rule, "speculation": "on", "logit_bias": bias}
     jobs = [Job((0, 1), GenerationConfig(seed=seed, ignore_end_tokens=True, **settings)) for seed in range(400)]
-    outcome = decode(target(), jobs, local_drafter(graph, "sampling", 4), 4, strategy="sampling", max_batch_size=16)
+    outcome = decode(target(), jobs, local_drafter(graph, "sampling", 4), 4, strategy="sampling", max_batch_size=100)
     first = sum(output[0] == likely for output in outcome.outputs)
     assert 160 < first < 240  # four standard deviations
     assert sum(sum(each.accepted_by_depth) for each in outcome.sequences) > 100

@@ -94,7 +94,7 @@ def test_any_mix(config, end_token_ids):
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(sampling_settings(sampled=False), st.sampled_from([[257], [10, 65, 257]]))
 def test_many_mixes(config, end_token_ids):
     check_any(config, end_token_ids)

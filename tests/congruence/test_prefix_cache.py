@@ -38,7 +38,7 @@ def ended(engine, requests):
 
 
 def request(prompt, tenant=None, **options):
-    settings = GenerationConfig(ignore_end_tokens=True, speculation="on", **{"max_tokens": 20} | options)
+    settings = GenerationConfig(ignore_end_tokens=True, speculation="on", **{"max_tokens": 10} | options)
     return Request(0, tuple(prompt), settings, session=None if tenant is None else SessionOptions(tenant=tenant))
 
 
@@ -109,7 +109,7 @@ def test_random_company(family):
     for _ in range(10):
         jobs = [
             request(
-                (*trunk[: rng.randrange(380)], *tokens(rng, rng.randrange(1, 100))), max_tokens=rng.randrange(1, 20)
+                (*trunk[: rng.randrange(380)], *tokens(rng, rng.randrange(1, 100))), max_tokens=rng.randrange(1, 12)
             )
             for _ in range(rng.randrange(1, 4))
         ]

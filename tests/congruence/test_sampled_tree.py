@@ -42,7 +42,7 @@ def draft_of(graph: NgramGraph, config: DraftConfig, context: list[int], sibling
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(
     documents=st.lists(st.lists(token, min_size=1, max_size=60), min_size=1, max_size=3),
     max_order=st.integers(1, 5),

@@ -94,7 +94,7 @@ TEXTS = st.one_of(st.lists(PARTS, max_size=30), st.lists(FEW_PARTS, max_size=8))
 
 
 @pytest.mark.parametrize("mode", ["text", "parse"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(text=TEXTS.filter(str.strip), piece=st.integers(1, 40), patience=st.sampled_from([3, 20, 1 << 18]))
 def test_ids_are_those_of_the_whole_text(
     tmp_path_factory: pytest.TempPathFactory,

@@ -74,7 +74,7 @@ def test_costs_as_figures_and_curve(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_ways_of_decoding_prompts(bench: Bench, prompts: Path) -> None:
-    figures = bench("generate", *MODEL, "--prompts", prompts, "--max-tokens", 12, "-k", 4)
+    figures = bench("generate", *MODEL, "--prompts", prompts, "--max-tokens", 8, "-k", 4)
     assert figures.keys() >= GENERATE_KEYS
     assert figures["identical"]
     assert all(figures["identical_by_way"].values())

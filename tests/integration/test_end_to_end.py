@@ -26,7 +26,8 @@ from support.processes import start_sidecar
 from support.tiny_models import byte_tokenizer
 
 PROMPTS = ["    async def join(self):", "class Handler(logging.Handler):\n    def __init__(self, level=NOTSET):"]
-SETTINGS = GenerationConfig(max_tokens=60)
+NUM_TOKENS = 40
+SETTINGS = GenerationConfig(max_tokens=NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     decoder = SpeculativeDecoder(graph_file, draft_config=DraftConfig(k=6, strategy=strategy), target=target)
     results = decoder.generate(PROMPTS, SETTINGS)
     assert [result.text for result in results] == plain
-    assert sum(result.num_steps for result in results) < 2 * 60
+    assert sum(result.num_steps for result in results) < 2 * NUM_TOKENS
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
 
 

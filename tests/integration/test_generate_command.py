@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from speculant_graph.cli.main import main
-from speculant_graph.config import GenerationConfig, VerifierConfig
+from speculant_graph.config import GenerationConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.model import TargetModel
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n"
@@ -32,8 +31,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder() -> SpeculativeDecoder:
-    return SpeculativeDecoder(target=TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1)))
+def decoder(library: SpeculativeDecoder) -> SpeculativeDecoder:
+    return library
 
 
 def generate(*arguments: str, model: Path = MODEL_FOLDER) -> int:

@@ -186,7 +186,7 @@ def test_steps_never_fail_while_graphs_are_replaced(serve: Serve, tmp_path: Path
     def call(number: int) -> list[tuple[int, int]]:
         found = []
         with connected(server.address) as wire:
-            for turn in range(375):
+            for turn in range(125):
                 if number % 2:
                     answer = wire.drafter.Draft(step_of(0, [1], 0, 1, strategy=pb.STRATEGY_GREEDY))
                 else:
@@ -207,7 +207,7 @@ def test_steps_never_fail_while_graphs_are_replaced(serve: Serve, tmp_path: Path
         finally:
             is_done.set()
         replacing.result(PATIENCE_S)
-    assert len(found) == 3_000
+    assert len(found) == 1_000
     assert all(token == successor_of[generation] for generation, token in found)
     assert len({generation for generation, _ in found}) > 3
 

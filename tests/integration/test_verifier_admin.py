@@ -96,7 +96,7 @@ def test_list_load_and_roll_back(folder: Path, folders: dict[str, Path], tmp_pat
 
 def test_swaps_under_sixteen_streams(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     options = [
-        {"max_tokens": 100, "ignore_end_tokens": True, "seed": index, "temperature": 0.9 * (index % 2)}
+        {"max_tokens": 60, "ignore_end_tokens": True, "seed": index, "temperature": 0.9 * (index % 2)}
         for index in range(NUM_ROWS)
     ]
     prompts = [[*range(5 + index, 30)] for index in range(NUM_ROWS)]

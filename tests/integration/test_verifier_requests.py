@@ -12,6 +12,7 @@ from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig
 from speculant_graph.rpc.v1 import verifier_pb2 as pb
 from speculant_verifier.decoder import SpeculativeDecoder
 from support.verifier_service import (
+    NUM_TOKENS,
     PROMPT,
     VERIFIER,
     collected,
@@ -48,7 +49,7 @@ BAD = {
 
 
 def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path):
-    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=NUM_TOKENS)).text
 
     async def scenario(stub, server):
         for name, (bad, said) in BAD.items():
@@ -64,7 +65,7 @@ def test_what_is_wrong_is_named_and_others_go_on(target, library, tmp_path):
 
 
 def test_options_of_drafts_act(target, library, tmp_path):
-    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=NUM_TOKENS)).text
 
     async def scenario(stub, _):
         for wanted, most, depth in (({}, 6, 24), ({"node_budget": 2}, 2, 2), ({"max_depth": 1}, 6, 1)):
@@ -80,7 +81,7 @@ def test_options_of_drafts_act(target, library, tmp_path):
 
 
 def test_a_graph_that_the_drafter_does_not_serve_costs_no_text_and_is_told(target, library, shared_sidecar, tmp_path):
-    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=NUM_TOKENS)).text
     client = ClientConfig(address=shared_sidecar.address, deadline_ms=5_000)
     draft = DraftConfig(k=4)
 

@@ -18,6 +18,7 @@ from speculant_verifier.service.server import VerifierServer
 from support.access import access_file, entry
 from support.drafters import ScriptedDrafter, chain
 from support.verifier_service import (
+    NUM_TOKENS,
     PROMPT,
     VERIFIER,
     collected,
@@ -31,14 +32,14 @@ from support.verifier_service import (
     "sampling",
     [
         {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 2**62},
-        {"max_tokens": 60, "stop_strings": ["\n"]},
-        {"max_tokens": 90, "presence_penalty": 1.0, "frequency_penalty": -0.5, "prediction": "self.assertEqual"},
+        {"max_tokens": 30, "stop_strings": ["\n"]},
+        {"max_tokens": 45, "presence_penalty": 1.0, "frequency_penalty": -0.5, "prediction": "self.assertEqual"},
         {"max_tokens": 90, "json_schema": '{"enum": ["residential", "commercial"]}'},
     ],
 )
 def test_the_text_is_that_of_the_library(target, library, tmp_path, sampling):
     renamed = {{"stop_strings": "stop"}.get(name, name): value for name, value in sampling.items()}
-    expected = library.generate(PROMPT, GenerationConfig(**{"max_tokens": 20, **renamed}))
+    expected = library.generate(PROMPT, GenerationConfig(**{"max_tokens": NUM_TOKENS, **renamed}))
 
     async def scenario(stub, _):
         responses, text = await collected(stub.Generate(request(**sampling)))
@@ -64,10 +65,10 @@ def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
         responses, _text = await collected(stub.Generate(request(num_samples=3, temperature=1.0, seed=7)))
         for sample in range(3):
             tokens = [token for each in responses if each.sample == sample for token in each.token_ids]
-            alone = library.generate(PROMPT, GenerationConfig(max_tokens=20, temperature=1.0, seed=7 + sample))
+            alone = library.generate(PROMPT, GenerationConfig(max_tokens=NUM_TOKENS, temperature=1.0, seed=7 + sample))
             assert tokens == list(alone.token_ids)
         responses, _text = await collected(stub.Generate(request(num_top_logprobs=2)))
-        wanted = library.generate(PROMPT, GenerationConfig(max_tokens=20, logprobs=2))
+        wanted = library.generate(PROMPT, GenerationConfig(max_tokens=NUM_TOKENS, logprobs=2))
         logprobs = [each for response in responses for each in response.logprobs]
         assert [list(each.top_token_ids) for each in logprobs] == [list(each.top_token_ids) for each in wanted.logprobs]
         seeds = set()
@@ -75,7 +76,7 @@ def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
             responses, text = await collected(stub.Generate(request(temperature=1.0)))
             seed = responses[-1].statistics.seed
             seeds.add(seed)
-            again = library.generate(PROMPT, GenerationConfig(max_tokens=20, temperature=1.0, seed=seed))
+            again = library.generate(PROMPT, GenerationConfig(max_tokens=NUM_TOKENS, temperature=1.0, seed=seed))
             assert again.text == text
         assert len(seeds) == 2
 
@@ -84,11 +85,11 @@ def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
 
 def test_draining_finishes_texts_and_takes_no_more(target, library, tmp_path):
     async def scenario(stub, server):
-        call = stub.Generate(request(max_tokens=60))
+        call = stub.Generate(request(max_tokens=30))
         first = await call.read()
         stopping = asyncio.create_task(server.stop())
         _, text = await collected(call)
-        assert first.text + text == library.generate(PROMPT, GenerationConfig(max_tokens=60)).text
+        assert first.text + text == library.generate(PROMPT, GenerationConfig(max_tokens=30)).text
         await stopping
 
     play(target, tmp_path, scenario)
@@ -175,7 +176,7 @@ class UnfitDrafter(ScriptedDrafter):
 
 
 def test_a_drafter_that_does_not_fit_costs_no_text(target, library, tmp_path):
-    expected = library.generate(PROMPT, GenerationConfig(max_tokens=20)).text
+    expected = library.generate(PROMPT, GenerationConfig(max_tokens=NUM_TOKENS)).text
 
     def make(target):
         drafter = UnfitDrafter(lambda step: chain([]))

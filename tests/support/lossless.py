@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from speculant_graph.client import LocalDrafter, NullDrafter
@@ -112,6 +113,16 @@ def alone(target: TargetModel, job: Job) -> tuple[int, ...]:
     outcome = decode(target, [Job(job.prompt, job.config)], budget=0, max_batch_size=1)
     assert outcome.reasons != ["error"], outcome.sequences[0].error
     return outcome.outputs[0]
+
+
+def remembered(target: TargetModel, job: Job) -> tuple[int, ...]:
+    """The same for a target that stays as it is: each job is decoded once."""
+    return _alone(target, job.prompt, job.config.model_dump_json())
+
+
+@cache
+def _alone(target: TargetModel, prompt: tuple[int, ...], config: str) -> tuple[int, ...]:
+    return alone(target, Job(prompt, GenerationConfig.model_validate_json(config)))
 
 
 def graph_like(jobs: Sequence[Job], outputs: Sequence[Sequence[int]], vocabulary_size: int = 258):

@@ -16,6 +16,8 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.service.server import VerifierServer
 
 PROMPT = "def wrap(self, text):\n"
+NUM_TOKENS = 10
+"""That a request gets, if it does not say."""
 DRAFT = DraftConfig(k=6, strategy="tree")
 VERIFIER = VerifierConfig(max_batch_size=4, measure_costs=False)
 
@@ -39,7 +41,7 @@ def decoder_of(target):
 
 def play(target, tmp_path, scenario, make=decoder_of, speculation="auto", file=None, **settings):
     """Serve, and play a scenario of (stub, server); ``file`` says which clients may call."""
-    defaults = GenerationConfig(max_tokens=20, speculation=speculation)
+    defaults = GenerationConfig(max_tokens=NUM_TOKENS, speculation=speculation)
     config = ServiceConfig(**{"listen": f"unix://{tmp_path}/v.sock", "http": "", **settings})
 
     async def everything():

@@ -196,7 +196,7 @@ def play(pair: Pair, steps: list[Any]) -> None:
 
 
 @pytest.mark.hostile
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(STEPS)
 def test_any_steps(pair: Pair, steps: list[Any]) -> None:
     play(pair, steps)
@@ -252,7 +252,7 @@ GROUPS = st.lists(st.sampled_from([0x0B, 0x0C, 0x13, 0x14, 0, 1, 0x80, 0x0A, 2])
 
 
 @pytest.mark.hostile
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(st.binary(max_size=24) | GROUPS)
 def test_any_bytes(pair: Pair, payload: bytes) -> None:
     pair.begin()

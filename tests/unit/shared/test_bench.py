@@ -26,7 +26,7 @@ BUILD_KEYS = {
 def test_bench_build(tmp_path: Path, tokenizer_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     corpus = tmp_path / "corpus.txt"
     words = ["the", "parties", "agree", "to", "terms", "of", "agreement", "value", "return", "sample"]
-    corpus.write_text(" ".join(random.Random(3).choices(words, k=4_000)), encoding="utf-8")
+    corpus.write_text(" ".join(random.Random(3).choices(words, k=1_500)), encoding="utf-8")
     command = ["build", "--corpus", str(corpus), "--tokenizer", str(tokenizer_folder)]
     assert run([*command, "--max-order", "3", "--dict-tokens", "500", "--json"]) == 0
     report = json.loads(capfd.readouterr().out.splitlines()[-1])

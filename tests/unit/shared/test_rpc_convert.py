@@ -213,14 +213,14 @@ def decode_slowly(payload: bytes, count: int) -> StepAnswer:
 
 
 @pytest.mark.hostile
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(step_answers(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3))
 def test_answers_are_read_as_protobuf_and_numpy_read_them(answer: StepAnswer, mutations: list[tuple[int, int]]) -> None:
     payload, count = mutated(encode_step_answer(answer), mutations), len(answer.sequences)
     assert repr(outcome_of(decode_answer, payload, count)) == repr(outcome_of(decode_slowly, payload, count))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=6)), max_size=4), st.integers(0, 2**64 - 1))
 def test_the_later_outcome_counts(runs: list[tuple[bool, bytes]], step_id: int) -> None:
     payload = step_id.to_bytes(8, "little").join([b"\x09", b""])
@@ -247,6 +247,7 @@ def test_the_later_outcome_counts(runs: list[tuple[bool, bytes]], step_id: int) 
         )
 
 
+@settings(max_examples=20)
 @given(
     st.builds(
         OpenRequest,

@@ -19,7 +19,7 @@ from support.tiny_models import tiny_gpt_oss
 
 TARGET = tiny_gpt_oss()
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
-CONFIG = GenerationConfig(max_tokens=30, speculation="on", ignore_end_tokens=True)
+CONFIG = GenerationConfig(max_tokens=20, speculation="on", ignore_end_tokens=True)
 SETTINGS: dict[str, dict[str, Any]] = {
     "tree": {"k": 8, "max_depth": 6},
     "specexec": {"k": 8},

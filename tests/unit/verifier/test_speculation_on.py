@@ -18,11 +18,11 @@ from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.engine import Engine
 from support.draft_models import flat, noisy
 from support.graphs import graph_of
-from support.lossless import Job, alone, decode
+from support.lossless import Job, decode, remembered
 from support.server import serving
 from support.tiny_models import tiny_gpt_oss
 
-K, NUM_TOKENS = 40, 60
+K, NUM_TOKENS = 40, 48
 STEEP = CostCurve((1, 2), (1.0, 50.0))
 PROMPTS = [tuple(random.Random(seed).choices(range(4), k=30)) for seed in range(2)]
 # Hot, as a text that repeats itself leaves nothing but a chain to draft.
@@ -62,7 +62,7 @@ def drafted(drafter, strategy, configs):
     engine = Engine(target(), watched, VerifierConfig(), draft, cost=lambda _, width: STEEP.table(width))
     jobs = [Job(prompt, config) for prompt, config in zip(PROMPTS, configs, strict=True)]
     outcome = decode(target(), jobs, watched, engine=engine)
-    assert outcome.outputs == [alone(target(), job) for job in jobs]
+    assert outcome.outputs == [remembered(target(), job) for job in jobs]
     return watched.answers, outcome
 
 

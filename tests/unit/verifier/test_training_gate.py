@@ -21,6 +21,9 @@ from support.draft_models import noisy
 from support.tiny_models import tiny_model
 from support.training import record, recorded
 
+LENGTH = 24
+"""Of what is trained on."""
+
 
 @pytest.mark.parametrize("draft_share", [1e-6, 0.1])
 @pytest.mark.parametrize("noise", [0.0, 0.06])
@@ -58,8 +61,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> DraftModelConfig:
 
 def shuffled(records: Sequence[RequestRecord]) -> list[RequestRecord]:
     """The same tokens in another order."""
-    order = np.random.default_rng(0).permutation(40).tolist()
-    nothing: tuple[tuple[()], ...] = ((),) * 40
+    order = np.random.default_rng(0).permutation(LENGTH).tolist()
+    nothing: tuple[tuple[()], ...] = ((),) * LENGTH
     return [
         replace(each, output=tuple(each.output[i] for i in order), top_token_ids=nothing, top_logprobs=nothing)
         for each in records
@@ -69,7 +72,7 @@ def shuffled(records: Sequence[RequestRecord]) -> list[RequestRecord]:
 @pytest.fixture(scope="module")
 def written() -> list[RequestRecord]:
     """One text after many prompts, so that what is held out can be learnt."""
-    [each] = recorded(tiny_model("llama"), num_records=1, num_tokens=40)
+    [each] = recorded(tiny_model("llama"), num_records=1, num_tokens=LENGTH)
     return [replace(each, request_id=f"r{index}", prompt=(index, *each.prompt)) for index in range(16)]
 
 
@@ -106,7 +109,7 @@ def test_a_good_adapter_is_let_through(good: Path, checkpoint, written) -> None:
     assert verdict.figures()["failures"]["num_requests"] == FEWEST
 
 
-@pytest.mark.parametrize("number", [3, 12])
+@pytest.mark.parametrize("number", [3, FEWEST])
 def test_an_adapter_of_shuffled_text_is_refused(number: int, good, bad, checkpoint, written) -> None:
     verdict = judge(bad, good, checkpoint, written[:number])
     assert not verdict.is_better

@@ -28,7 +28,7 @@ def padded():
     width = max(map(len, PROMPTS))
     ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in PROMPTS])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
-    return {"input_ids": ids, "attention_mask": mask, "pad_token_id": PAD, "max_new_tokens": 30}
+    return {"input_ids": ids, "attention_mask": mask, "pad_token_id": PAD, "max_new_tokens": 16}
 
 
 SETTINGS = [
