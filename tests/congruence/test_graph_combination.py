@@ -46,7 +46,7 @@ def check(graph: NgramGraph, documents: Corpus, min_count: int = 1) -> None:
         assert links == [shorter[tuple(ngram[1:])] for ngram in graph.ngrams(length).tolist()]
 
 
-@pytest.mark.parametrize("seed", [*range(14), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(14, 40))])
+@pytest.mark.parametrize("seed", range(40))
 def test_small_portions(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(seed)
 
