@@ -45,6 +45,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect everything at its end: the core reports what outlives it."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def quiet_again():
     """Undo what a command under test does to the process's logging: its standard error is gone after the test."""

@@ -167,5 +167,4 @@ def test_the_second_session_finds_instructions_and_tools_read(served: tuple[str,
         body = {"model": "m", "messages": messages, "tools": TOOLS, "max_tokens": 2}
         usage = api.post("chat/completions", body).json()["usage"]
         left.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
-    assert left[0] > 80
-    assert max(left[1:]) < 40, "what is read is the question and the beginning of the answer"
+    assert max(left[1:]) < 40 < 60 < left[0], "later sessions read the question and the beginning of the answer"
