@@ -16,7 +16,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from support.access import entry, policy
 from support.http_api import MODEL, Api, serving
 
-MOST_EXAMPLES = 150
+MOST_EXAMPLES = 60
 """Of each endpoint; together with those that cover every border it makes more than 1,000 requests."""
 CHECKS = "not_a_server_error,negative_data_rejection"
 

@@ -1,0 +1,224 @@
+"""``speculant bench engine-loop``: drafting between the passes of a fast engine, which is simulated.
+
+The engine replays recorded outputs with the sessions that the adapters use. A pass takes as long as the curve says, and
+meanwhile the process sleeps: so caches are as cold as they are between the passes of a GPU. What is drafted is verified
+against the record. Time is counted twice: with drafting for nothing, and with drafting paid.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from pydantic_settings import CliVariadicArg
+
+from speculant_graph.bench.pass_curves import PassCurve, pass_curve
+from speculant_graph.bench.report import COMMAS, Tell, begin, print_report, show_build
+from speculant_graph.bench.texts import Trace, Workload, read_workloads
+from speculant_graph.config import ClientConfig, GraphConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.engines.opening import load_engine_settings, open_sessions
+from speculant_graph.engines.sessions import EngineRow, EngineSessions, Tokens
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+
+_COLUMNS = (
+    "workload", "rows", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
+    "speedup_paid",
+)  # fmt: skip
+
+
+class BenchEngineLoopSettings(ReportingSettings):
+    """Replay recorded outputs on a simulated engine whose passes take as long as a GPU's, and time drafting.
+
+    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once, as many at a time as there are rows.
+    """
+
+    traces: CliVariadicArg[list[TypedPath]]
+    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
+    'workload' of its first line or by the file."""
+    corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
+    """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them drafts come
+    from what is decoded alone."""
+    curve: str = "gptoss-h100"
+    """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such as
+    {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}."""
+    rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
+    """Sequences decoded together, separated by commas."""
+    k: Annotated[int, Field(ge=1, le=2_048)] = 8
+    """Most tokens that are drafted for a row."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Replay only so many traces of each file, the first ones."""
+    time: Annotated[float, Field(gt=0.0)] = 20.0
+    """Longest time for a workload and a number of rows, in seconds."""
+    graph: GraphConfig = GraphConfig()
+    """Tokenizer, orders, and how the corpus is read."""
+    client: ClientConfig = ClientConfig()
+    """Draft by this sidecar instead of in this process; --corpus is not used then."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Replay and print."""
+    settings = load_settings(BenchEngineLoopSettings, "bench engine-loop", arguments)
+    curve = pass_curve(settings.curve)
+    if not settings.traces:
+        raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
+    if settings.corpus and settings.client.address:
+        raise ConfigError("--corpus and --client.address both name what to draft from; give one of them")
+    begin("reading the tokenizer")
+    config = settings.graph
+    token = config.hf_token.get_secret_value() if config.hf_token else None
+    tokenizer = CorpusTokenizer.load(config.tokenizer_name, token, special_tokens="parse")
+    begin("tokenising the traces")
+    workloads = [_of_more_tokens(each) for each in read_workloads(settings.traces, tokenizer, settings.limit)]
+    _require_enough(workloads, settings.rows)
+    results: list[dict[str, Any]] = []
+    with _drafting(settings) as given:
+        for workload in workloads:
+            for num_rows in settings.rows:
+                tell = begin(f"{workload.name}, {num_rows} together")
+                sessions = open_sessions(
+                    load_engine_settings(given, "bench engine-loop"),
+                    tokenizer.fingerprint,
+                    most_drafted=settings.k,
+                    vocabulary_size=tokenizer.fingerprint.vocabulary_size,
+                )
+                try:
+                    loop = run_loop(sessions, workload.traces, num_rows, settings.k, curve, settings.time, tell)
+                finally:
+                    sessions.close()
+                results.append({"workload": workload.name, "rows": num_rows, **loop.figures(num_rows, curve)})
+    figures = {"results": results, "curve": settings.curve, "k": settings.k, "is_simulated": True}
+    print_report("engine-loop", figures, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
+    return 0
+
+
+@contextmanager
+def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
+    """Yield the settings of an engine's drafts; the graph of a corpus exists as long as they are used."""
+    if settings.client.address:
+        yield {"client": settings.client.model_dump(exclude_unset=True)}
+        return
+    if not settings.corpus:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
+        path = Path(folder, "graph.pkl")
+        GraphBuilder(**settings.graph.model_dump()).build(settings.corpus, path, progress=show_build())
+        yield {"graph_path": path}
+
+
+def _of_more_tokens(workload: Workload) -> Workload:
+    """Leave out outputs of one token: the pass that reads the prompt brings it."""
+    return replace(workload, traces=tuple(trace for trace in workload.traces if len(trace.output) > 1))
+
+
+def _require_enough(workloads: Sequence[Workload], rows: Sequence[int]) -> None:
+    for workload in workloads:
+        if len(workload.traces) < max(rows):
+            raise ConfigError(
+                f"workload '{workload.name}' has {len(workload.traces)} traces, fewer than --rows {max(rows)}; "
+                "lower --rows, or give more traces"
+            )
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence that the engine decodes."""
+
+    text: Tokens
+    """Prompt and output, of which ``length`` tokens are written."""
+    length: int
+
+    @classmethod
+    def begin(cls, trace: Trace) -> _Row:
+        """Begin after the pass that read the prompt, which brought the first token."""
+        return cls(np.array([*trace.prompt, *trace.output], np.int32), len(trace.prompt) + 1)
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Take a draft's tokens as far as they agree with the record, and one more; return how many these are."""
+        rest = self.text[self.length :].tolist()
+        agreed = 0
+        while agreed < min(len(token_ids), len(rest)) and token_ids[agreed] == rest[agreed]:
+            agreed += 1
+        count = min(agreed + 1, len(rest))
+        self.length += count
+        return count
+
+
+@dataclass(slots=True)
+class LoopTimes:
+    """What happened in a loop."""
+
+    draft_s: list[float] = field(default_factory=list)
+    """Seconds of drafting, before each pass."""
+    pass_s: list[float] = field(default_factory=list)
+    """Seconds of each pass, by the curve."""
+    num_tokens: int = 0
+    """Tokens that all passes brought."""
+
+    def figures(self, num_rows: int, curve: PassCurve) -> dict[str, Any]:
+        """Return the figures, ready for JSON."""
+        plain_s = curve.milliseconds(num_rows) / 1e3
+        plain_rate = num_rows / plain_s
+        free_s, draft_s = sum(self.pass_s), sum(self.draft_s)
+        return {
+            "passes": len(self.pass_s),
+            "tokens_per_pass": round(self.num_tokens / len(self.pass_s) / num_rows, 4),
+            "draft_ms_p50": round(1e3 * float(np.percentile(self.draft_s, 50)), 4),
+            "draft_ms_p99": round(1e3 * float(np.percentile(self.draft_s, 99)), 4),
+            "pass_ms_plain": round(1e3 * plain_s, 4),
+            "speedup_free": round(self.num_tokens / free_s / plain_rate, 4),
+            "speedup_paid": round(self.num_tokens / (free_s + draft_s) / plain_rate, 4),
+        }
+
+
+def run_loop(
+    sessions: EngineSessions,
+    traces: Sequence[Trace],
+    num_rows: int,
+    k: int,
+    curve: PassCurve,
+    most_s: float,
+    tell: Tell = lambda done, total: None,
+) -> LoopTimes:
+    """Decode traces, ``num_rows`` at a time, until fewer are left or the time is over.
+
+    Args:
+        sessions: where drafts come from.
+        traces: each is decoded once, so that what is learned comes from other requests.
+        num_rows: sequences of a pass; there are at least as many traces.
+        k: most tokens that are drafted for a row.
+        curve: how long passes take.
+        most_s: seconds after which no pass begins.
+        tell: told how many traces have begun.
+    """
+    times, waiting = LoopTimes(), iter(traces)
+    rows = [_Row.begin(next(waiting)) for _ in range(num_rows)]
+    num_begun, end_s = num_rows, time.perf_counter() + most_s
+    while len(rows) == num_rows and (time.perf_counter() < end_s or not times.pass_s):
+        batch = [EngineRow(row.text[: row.length], min(k, row.text.size - row.length)) for row in rows]
+        started_s = time.perf_counter()
+        drafts = sessions.draft(batch)
+        drafted_s = time.perf_counter()
+        pass_s = curve.milliseconds(num_rows + sum(map(len, drafts))) / 1e3
+        time.sleep(max(0.0, drafted_s + pass_s - time.perf_counter()))
+        times.draft_s.append(drafted_s - started_s)
+        times.pass_s.append(pass_s)
+        times.num_tokens += sum(row.accept(draft.token_ids) for row, draft in zip(rows, drafts, strict=True))
+        running = [row for row in rows if row.length < row.text.size]
+        begun = [_Row.begin(trace) for trace in islice(waiting, num_rows - len(running))]
+        rows = running + begun
+        if begun:
+            num_begun += len(begun)
+            tell(num_begun, len(traces))
+    return times

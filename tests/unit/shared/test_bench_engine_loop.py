@@ -1,0 +1,148 @@
+"""The simulated engine: its loop against what a record says, its curves, and the command."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.bench.engine_loop import run_loop
+from speculant_graph.bench.pass_curves import CURVES, PassCurve, pass_curve
+from speculant_graph.bench.texts import Trace
+from speculant_graph.cli.bench import run
+from speculant_graph.engines.price import LearnedCost
+from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.errors import ConfigError
+from speculant_graph.types import Draft, SequenceStep
+from support.drafters import chain
+
+FLAT = PassCurve("flat", lambda num_tokens: 0.05)
+STEEP = PassCurve("steep", lambda num_tokens: 0.05 * num_tokens)
+KEYS = {
+    "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
+    "speedup_paid",
+}  # fmt: skip
+
+
+class Reader:
+    """Drafts what a record says, with one wrong token after so many right ones."""
+
+    state = "on"
+
+    def __init__(self, traces: Sequence[Trace], num_right: int) -> None:
+        self.texts = [(*trace.prompt, *trace.output) for trace in traces]
+        self.num_right = num_right
+        self.finished: list[int] = []
+
+    def open(self, session_id: int, options: object) -> None: ...
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        return [self._draft(tuple(step.token_ids), step.node_budget) for step in steps]
+
+    def _draft(self, context: tuple[int, ...], budget: int) -> Draft:
+        (text,) = {text for text in self.texts if text[: len(context)] == context}
+        return chain([*text[len(context) :][: self.num_right], 999][:budget])
+
+    def finish(self, session_id: int) -> None:
+        self.finished.append(session_id)
+
+    def close(self) -> None: ...
+
+
+def made_traces(*lengths: int) -> list[Trace]:
+    generator = random.Random(0)
+    return [
+        Trace((index, 7, 7), tuple(generator.randrange(100) for _ in range(length)))
+        for index, length in enumerate(lengths)
+    ]
+
+
+def sessions_of(drafter: Reader, cost: LearnedCost | None = None) -> EngineSessions:
+    return EngineSessions(drafter, most_drafted=8, vocabulary_size=1_000, cost=cost)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+def test_tokens_are_those_of_plain_loops(num_right):
+    traces = made_traces(41, 30, 52, 9)
+    loop = run_loop(sessions_of(Reader(traces, num_right)), traces, 1, 8, FLAT, 60.0)
+    passes = 0
+    for trace in traces:
+        position = 1
+        while position < len(trace.output):
+            position += 1 + num_right
+            passes += 1
+    assert (len(loop.pass_s), loop.num_tokens) == (passes, sum(len(trace.output) - 1 for trace in traces))
+    figures = loop.figures(1, FLAT)
+    assert figures["tokens_per_pass"] == figures["speedup_free"] == round(loop.num_tokens / passes, 4)
+    assert figures["speedup_paid"] < figures["speedup_free"]
+
+
+def test_a_pass_over_wrong_drafts_takes_longer():
+    traces = made_traces(20, 20)
+    loop = run_loop(sessions_of(Reader(traces, 0)), traces, 2, 8, STEEP, 60.0)
+    assert loop.figures(2, STEEP)["speedup_free"] == 0.5
+
+
+def test_rows_end_where_too_few_traces_are_left():
+    traces = made_traces(5, 50, 5)
+    drafter = Reader(traces, 0)
+    loop = run_loop(sessions_of(drafter), traces, 2, 8, FLAT, 60.0)
+    assert len(loop.pass_s) == 8
+    assert loop.num_tokens == 16
+    assert loop.figures(2, FLAT)["tokens_per_pass"] == 1.0
+    assert drafter.finished == [1]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    words = ["the", "parties", "agree", "to", "terms", "of", "agreement", "value", "return", "sample"]
+    text = " ".join(random.Random(3).choices(words, k=600))
+    Path(tmp_path, "corpus.txt").write_text(text, encoding="utf-8")
+    traces = Path(tmp_path, "traces.jsonl")
+    starts = range(0, 2_000, 400)
+    lines = [json.dumps({"prompt": text[at : at + 80], "output": text[at + 80 : at + 200]}) for at in starts]
+    traces.write_text("\n".join(lines), encoding="utf-8")
+    curve = Path(tmp_path, "curve.json")
+    curve.write_text('{"tokens": [1, 8], "ms": [0.1, 0.2]}', encoding="utf-8")
+    return ["--traces", str(traces), "--corpus", str(tmp_path / "corpus.txt"), "--curve", str(curve)]
+
+
+def test_the_command(files: list[str], tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(["engine-loop", *files, "--tokenizer", str(tokenizer_folder), "--rows", "1,3", "-k", "6", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(each["workload"], each["rows"]) for each in report["results"]] == [("traces", 1), ("traces", 3)]
+    assert all(each.keys() == KEYS for each in report["results"])
+    assert all(each["tokens_per_pass"] > 1.2 for each in report["results"]), "the corpus holds the outputs"
+    assert [each["pass_ms_plain"] for each in report["results"]] == [0.1, 0.1286]
+    assert report["is_simulated"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--rows", "6"], ["--curve", "fast"], ["--client.address", "unix:///run/a.sock"], ["--traces"], ["--rows", "0"]],
+)
+def test_what_can_not_run_is_refused(files: list[str], arguments: list[str], tokenizer_folder: Path):
+    with pytest.raises(ConfigError) as raised:
+        run(["engine-loop", *files, "--tokenizer", str(tokenizer_folder), *arguments])
+    assert "\n" not in str(raised.value)
+
+
+def test_curves_of_files(tmp_path: Path):
+    path = tmp_path / "curve.json"
+    path.write_text('{"tokens": [1, 3, 5], "ms": [3.0, 5.0, 6.0]}', encoding="utf-8")
+    curve = pass_curve(str(path))
+    assert [curve.milliseconds(count) for count in (1, 2, 3, 4, 5, 9)] == [3.0, 4.0, 5.0, 5.5, 6.0, 8.0]
+    for content in ("[]", "{", '{"tokens": [2, 1], "ms": [1, 2]}', '{"tokens": [1], "ms": [0]}', '{"tokens": [1]}'):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(ConfigError):
+            pass_curve(str(path))
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_never_fall(name: str):
+    milliseconds = [pass_curve(name).milliseconds(count) for count in range(1, 600)]
+    assert milliseconds == sorted(milliseconds)
+    assert milliseconds[0] > 1.0
