@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import lru_cache
 
 from loguru import logger
 
@@ -19,12 +19,27 @@ from speculant_graph.errors import DraftRequestError, GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import (
     EMPTY_DRAFT,
+    CouplingName,
     Draft,
     DrafterState,
     DrafterStatistics,
     SequenceStep,
     SessionOptions,
+    SiblingsName,
 )
+
+
+@lru_cache(256)
+def _options(
+    siblings: SiblingsName,
+    coupling: CouplingName | None,
+    max_depth: int | None,
+    temperature: float | None,
+    ignore_cost: bool,
+) -> DraftOptions:
+    return DraftOptions(
+        siblings=siblings, coupling=coupling, max_depth=max_depth, temperature=temperature, ignore_cost=ignore_cost
+    )
 
 
 class LocalDrafter:
@@ -92,7 +107,7 @@ class LocalDrafter:
         self._counts.steps += 1
         try:
             drafts = [
-                replace(draft, draft_id=next(self._draft_ids))
+                draft.numbered(next(self._draft_ids))
                 for draft in self._drafter.draft([self._request(step) for step in steps])
             ]
         except Exception as error:
@@ -120,13 +135,7 @@ class LocalDrafter:
         if session.num_sent < len(step.token_ids):
             self._drafter.accept(step.session_id, step.token_ids[session.num_sent :])
             session.note_sent(step)
-        options = DraftOptions(
-            siblings=step.siblings,
-            coupling=step.coupling,
-            max_depth=step.max_depth,
-            temperature=step.temperature,
-            ignore_cost=not step.is_priced,
-        )
+        options = _options(step.siblings, step.coupling, step.max_depth, step.temperature, not step.is_priced)
         return DraftRequest(step.session_id, step.node_budget, step.seed, options)
 
     def _recycle(self, step: SequenceStep, session: Session) -> None:

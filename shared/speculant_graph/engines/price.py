@@ -121,11 +121,10 @@ def paying_drafts(drafts: Sequence[Draft], cost: LearnedCost) -> list[Draft]:
     Exact only where the engine verifies by what it would have chosen itself, as all engines do that take tokens without
     their distributions. A node is kept with all its ancestors. Drafts without path probabilities stay whole.
     """
-    # Parents stay before their children: the sort is stable, and no path is more probable than its beginning.
+    # Parents stay before their children: no path is more probable than its beginning, and equals stay in order.
     nodes = sorted(
-        ((probability, row, node) for row, draft in enumerate(drafts)
-         for node, probability in enumerate(draft.path_probabilities)),
-        key=lambda each: -each[0],
+        (-probability, row, node) for row, draft in enumerate(drafts)
+        for node, probability in enumerate(draft.path_probabilities)
     )  # fmt: skip
     if not nodes:
         return list(drafts)
@@ -134,7 +133,7 @@ def paying_drafts(drafts: Sequence[Draft], cost: LearnedCost) -> list[Draft]:
     expected = float(len(drafts))
     best, num_kept = expected / costs[0], 0
     for size, (probability, _, _) in enumerate(nodes, start=1):
-        expected += probability
+        expected -= probability
         if expected > best * costs[size]:
             best, num_kept = expected / costs[size], size
     kept: list[list[int]] = [[] for _ in drafts]

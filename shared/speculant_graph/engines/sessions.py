@@ -109,13 +109,20 @@ class SequenceTracker:
         Returns:
             The sequence of every row, and those that have ended.
         """
+        texts = [np.asarray(row.token_ids, np.int32) for row in rows]
+        former: list[TrackedSequence | None] = [*self._sequences]
+        found: list[TrackedSequence | None] = [None] * len(rows)
+        # Most rows stay where they are, and a row that does goes on with what stood there.
+        for index, (row, text, each) in enumerate(zip(rows, texts, former, strict=False)):
+            if each is not None and each.request_id == row.request_id and each.is_begun_by(text, self._most_new):
+                found[index], former[index] = each, None
         unclaimed: dict[str | bytes, list[TrackedSequence]] = {}
-        for each in self._sequences:
-            unclaimed.setdefault(each.key, []).append(each)
+        for each in former:
+            if each is not None:
+                unclaimed.setdefault(each.key, []).append(each)
         self._sequences = []
-        for row in rows:
-            text = np.asarray(row.token_ids, np.int32)
-            sequence = self._claim(row, text, unclaimed)
+        for row, text, each in zip(rows, texts, found, strict=True):
+            sequence = each or (self._claim(row, text, unclaimed) if unclaimed else None)
             if sequence is None:
                 sequence = TrackedSequence(next(self._ids), row.request_id, text)
             else:
