@@ -161,7 +161,7 @@ def load_with_sources(
     except ValidationError as error:
         raise _setting_error(error, kind, sources) from error
     except SettingsError as error:
-        raise _source_error(str(error), command) from error
+        raise _source_error(str(error), command, kind) from error
     return loaded, sources
 
 
@@ -174,7 +174,7 @@ def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSou
     return "default"
 
 
-def _source_error(text: str, command: str) -> ConfigError:
+def _source_error(text: str, command: str, kind: type[CommandSettings]) -> ConfigError:
     """Return what a command line or a variable can't be read for, which is known before any value is looked at."""
     reason = text.strip().splitlines()[-1].removeprefix("error parsing CLI: ")
     if table := re.search(r"for (\S+): not enough values", reason):
@@ -183,6 +183,11 @@ def _source_error(text: str, command: str) -> ConfigError:
         section = f"SPECULANT_{found[1]}".upper()
         named = " or ".join(name for name in os.environ if name.upper().partition("__")[0] == section)
         return ConfigError(f"{named} can't be read", fix="lists and tables in variables are JSON")
+    if found := re.search(r'field "(\w+)" from source "CliSettingsSource"', reason):
+        group = kind.model_fields.get(found[1])
+        fields = getattr(group and group.annotation, "model_fields", {})
+        example = f"such as --{found[1]}.{next(iter(fields)).replace('_', '-')}" if fields else "see --help"
+        return ConfigError(f"--{found[1]} is a group of settings", fix=f"name one of them, {example}", field=found[1])
     return ConfigError(reason, fix=f"correct it; see speculant {command} --help")
 
 

@@ -7,6 +7,7 @@ against the record. Time is counted twice: with drafting for nothing, and with d
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,8 @@ class BenchEngineLoopSettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them drafts come
     from what is decoded alone."""
+    graph_path: Path | None = None
+    """Draft from this graph file instead of counting a corpus."""
     curve: str = "gptoss-h100"
     """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such as
     {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}."""
@@ -68,12 +71,15 @@ class BenchEngineLoopSettings(ReportingSettings):
 
 def run(arguments: Sequence[str]) -> int:
     """Replay and print."""
-    settings = load_settings(BenchEngineLoopSettings, "bench engine-loop", arguments)
+    # By itself --graph is the section with the tokenizer.
+    typed = [re.sub(r"^--graph(?==|$)", "--graph-path", argument) for argument in arguments]
+    settings = load_settings(BenchEngineLoopSettings, "bench engine-loop", typed)
     curve = pass_curve(settings.curve)
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
-    if settings.corpus and settings.client.address:
-        raise ConfigError("--corpus and --client.address both name what to draft from; give one of them")
+    sources = {"--corpus": settings.corpus, "--graph": settings.graph_path, "--client.address": settings.client.address}
+    if len(given := [name for name, value in sources.items() if value]) > 1:
+        raise ConfigError(f"{' and '.join(given)} name what to draft from; give one of them")
     begin("reading the tokenizer")
     config = settings.graph
     token = config.hf_token.get_secret_value() if config.hf_token else None
@@ -82,18 +88,20 @@ def run(arguments: Sequence[str]) -> int:
     workloads = [_of_more_tokens(each) for each in read_workloads(settings.traces, tokenizer, settings.limit)]
     _require_enough(workloads, settings.rows)
     results: list[dict[str, Any]] = []
-    with _drafting(settings) as given:
+    with _drafting(settings) as source:
         for workload in workloads:
             for num_rows in settings.rows:
                 tell = begin(f"{workload.name}, {num_rows} together")
                 sessions = open_sessions(
-                    load_engine_settings(given, "bench engine-loop"),
+                    load_engine_settings(source, "bench engine-loop"),
                     tokenizer.fingerprint,
                     most_drafted=settings.k,
                     vocabulary_size=tokenizer.fingerprint.vocabulary_size,
                 )
                 try:
                     loop = run_loop(sessions, workload.traces, num_rows, settings.k, curve, settings.time, tell)
+                    if sessions.drafter_state != "ok":
+                        raise ConfigError(f"the sidecar at {settings.client.address} does not answer; start it first")
                 finally:
                     sessions.close()
                 results.append({"workload": workload.name, "rows": num_rows, **loop.figures(num_rows, curve)})
@@ -107,6 +115,9 @@ def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
     """Yield the settings of an engine's drafts; the graph of a corpus exists as long as they are used."""
     if settings.client.address:
         yield {"client": settings.client.model_dump(exclude_unset=True)}
+        return
+    if settings.graph_path is not None:
+        yield {"graph_path": settings.graph_path}
         return
     if not settings.corpus:
         yield {}

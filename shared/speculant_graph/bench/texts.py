@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
+from speculant_graph.json_lines import DoubledNameError, read_json
 from speculant_graph.types import Fingerprint, TokenId
 from speculant_graph.validation_messages import humanise
 
@@ -102,6 +103,12 @@ def _records(path: Path) -> Iterator[_Record]:
         raise CorpusError(f"{path}: can't be read ({error.strerror}); check the file and its permissions") from error
     for line_number, line in enumerate(lines, start=1):
         if line.strip():
+            try:
+                read_json(line)  # names that stand twice
+            except DoubledNameError as error:
+                raise CorpusError(f"{path}:{line_number}: {error}; leave one of them out") from error
+            except (ValueError, RecursionError):
+                pass  # said better below
             try:
                 yield _Record.model_validate_json(line)
             except ValidationError as error:

@@ -19,6 +19,7 @@ from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.source import Source
 from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
+from speculant_graph.json_lines import DoubledNameError, read_json
 
 _BLOCK_CHARACTERS = 1 << 20
 _LISTED_FIELDS = 12
@@ -214,7 +215,9 @@ def _read_json(source: Source) -> Iterator[tuple[str, object]]:
 
 def _parse(text: str, label: str, fix: str) -> object:
     try:
-        value: object = json.loads(text)
+        value: object = read_json(text)
+    except DoubledNameError as error:
+        raise RecordError(f"{label}: {error}; leave one of them out") from error
     except RecursionError as error:
         raise RecordError(f"{label}: is nested too deeply; correct it, or leave it out") from error
     except json.JSONDecodeError as error:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from speculant_graph.engines.price import LearnedCost, paying_drafts
 from speculant_graph.errors import SpeculantError
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep, SessionOptions, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, DrafterState, SequenceStep, SessionOptions, TokenId
 
 Tokens = NDArray[np.int32]
 _TAIL = 16
@@ -197,6 +197,11 @@ class EngineSessions:
         self._num_in_vain = self._num_rests = 0
         self._lock = threading.Lock()
         self._is_closed = False
+
+    @property
+    def drafter_state(self) -> DrafterState:
+        """Whether the drafter answered the latest batch."""
+        return self._drafter.state
 
     def draft(self, rows: Sequence[EngineRow], *, read_prompts: bool = False) -> list[Draft]:
         """Draft for a batch.

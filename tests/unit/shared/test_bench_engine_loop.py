@@ -30,7 +30,7 @@ KEYS = {
 class Reader:
     """Drafts what a record says, with one wrong token after so many right ones."""
 
-    state = "on"
+    state = "ok"
 
     def __init__(self, traces: Sequence[Trace], num_right: int) -> None:
         self.texts = [(*trace.prompt, *trace.output) for trace in traces]

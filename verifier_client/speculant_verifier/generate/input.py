@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speculant_graph.errors import ConfigError, GenerationError
+from speculant_graph.json_lines import DoubledNameError, read_json
 from speculant_graph.types import TokenId
 
 if TYPE_CHECKING:
@@ -78,12 +78,16 @@ def _from_file(path: Path) -> Iterator[PromptLine]:
 
 def _from_json(line: str, location: str) -> tuple[str | list[TokenId] | None, list[Message]]:
     try:
-        value: Any = json.loads(line)
+        value: Any = read_json(line)
+    except DoubledNameError as error:
+        raise ConfigError(f"{location}: {error}; leave one of them out") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f'{location} is no JSON; write {{"prompt": "..."}}, or name the file .txt') from error
     record: dict[str, Any] = value if isinstance(value, dict) else {"prompt": value}
-    if ("prompt" in record) == ("messages" in record):
-        raise ConfigError(f"{location} needs a 'prompt' (text or token ids) or 'messages'; give one of them")
+    if "prompt" in record and "messages" in record:
+        raise ConfigError(f"{location} has a 'prompt' and 'messages'; leave one of them out")
+    if "prompt" not in record and "messages" not in record:
+        raise ConfigError(f"{location} has no 'prompt' (text or token ids) and no 'messages'; give one of them")
     if "generation" in record:
         raise ConfigError(
             f"{location}: prompts have no settings of their own; give them by flags, without 'generation'"

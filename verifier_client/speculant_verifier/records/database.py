@@ -149,7 +149,10 @@ class WriterStatistics:
         requests = f"{self.recorded} request{'' if self.recorded == 1 else 's'}"
         replay = self.written - self.failures
         passed_over = self.recorded - self.written - self.lost
-        return f"{requests}, {self.failures} failures, {replay} replay, {passed_over} passed over, {self.lost} lost"
+        return (
+            f"{requests}: {self.failures} whose drafts failed, to learn from, {replay} as replay, "
+            f"{passed_over} not kept, {self.lost} lost"
+        )
 
 
 class RecordWriter:
