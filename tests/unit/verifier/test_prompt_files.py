@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from speculant_graph.errors import ConfigError
-from speculant_verifier.generate.input import prompt_lines
+from speculant_verifier.generate.input import read_prompts
 
 
 def test_texts_ids_and_conversations(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n\n"b"\n[1, 2]\n{"messages": [{"role": "user"}]}\n', encoding="utf-8")
-    lines = list(prompt_lines([], path))
+    lines = list(read_prompts([], path))
     assert [line.prompt for line in lines] == ["a", "b", [1, 2], None]
     assert lines[-1].messages == [{"role": "user"}]
 
@@ -33,6 +33,6 @@ def test_what_would_be_lost_is_refused(line: str, named: str, tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text(f'{{"prompt": "a"}}\n{line}\n', encoding="utf-8")
     with pytest.raises(ConfigError) as raised:
-        list(prompt_lines([], path))
+        list(read_prompts([], path))
     assert named in str(raised.value)
     assert "line 2" in str(raised.value)
