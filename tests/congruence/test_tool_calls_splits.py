@@ -36,7 +36,7 @@ class Answers:
     def encoded(self, seed: int) -> list[int]:
         return self.tokenizer.encode(random_answer(self.style, random.Random(seed)), add_special_tokens=False)
 
-    def parsed(self, tokens: list[int], cuts: list[int]) -> tuple[object, bool]:
+    def parsed(self, tokens: list[int], cuts: list[int], *, is_cut: bool = False) -> tuple[object, bool]:
         """Return what an answer says that comes in deltas with these borders, and whether it ends in a call."""
         parser = self.format.parser(TOOL_NAMES)
         texts = Detokenizer(lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -46,7 +46,7 @@ class Answers:
         for start, end in pairwise(borders):
             delta, is_last = tokens[start:end], end == len(tokens)
             shown = delta[:-1] if delta and delta[-1] in ends else delta
-            pieces += parser.push(delta, texts.push(shown, final=is_last), final=is_last)
+            pieces += parser.push(delta, texts.push(shown, final=is_last), final=is_last, is_cut=is_last and is_cut)
         return said(pieces), parser.ends_in_call
 
     def compare(self, seed: int) -> int:
@@ -66,6 +66,17 @@ def every_kind_of_cut(size: int, draw: random.Random) -> Iterator[list[int]]:
         yield list(range(width, size, width))
     for _ in range(20):
         yield sorted(draw.sample(range(1, size), draw.randint(1, size - 1)))
+
+
+def test_every_cut_of_half_an_answer_gives_the_same(answers):
+    """A limit may end an answer anywhere."""
+    for seed in range(4):
+        tokens, draw = answers.encoded(seed), random.Random(seed)
+        for size in draw.sample(range(2, len(tokens)), min(8, len(tokens) - 2)):
+            half = tokens[:size]
+            expected = answers.parsed(half, [], is_cut=True)
+            for cuts in ([draw.randint(1, size - 1)], list(range(1, size))):
+                assert answers.parsed(half, cuts, is_cut=True) == expected
 
 
 STYLES = ["harmony", "harmony-bytes", "hermes"]

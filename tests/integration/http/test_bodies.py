@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -108,6 +109,24 @@ def test_other_types_of_content_are_refused(api: Api, header: str, says: str) ->
     for path in endpoints(api):
         content = json.dumps(BODIES.get(path, {})).encode()
         assert says in refusal(api, path, content, {"content-type": header} if header else {})[0]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, Zstd"])
+def test_compressed_bodies_are_refused(api: Api, encoding: str) -> None:
+    for path in endpoints(api):
+        content = gzip.compress(json.dumps(BODIES.get(path, {})).encode())
+        response = api.post(path, None, content=content, headers=JSON | {"content-encoding": encoding})
+        assert response.status_code == 415
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert "content-encoding" in error["message"]
+        assert "uncompressed" in error["message"]
+
+
+def test_what_is_not_compressed_may_say_so(api: Api) -> None:
+    content = json.dumps(BODIES["completions"]).encode()
+    response = api.post("completions", None, content=content, headers=JSON | {"content-encoding": "identity"})
+    assert response.status_code == 200
 
 
 def test_what_is_good_json_is_taken(api: Api) -> None:

@@ -131,6 +131,48 @@ def test_blocks_without_text_of_their_own_stay_in_sight(block: dict[str, Any], t
     assert [message.content for message in chat.messages if message.role != "assistant"] == [text] * 3
 
 
+@pytest.mark.parametrize(
+    ("blocks", "place"),
+    [
+        ([{"type": "tool_use", "id": "z", "name": "f", "input": "x"}], "messages.1.content.0.input must be an object"),
+        ([{"type": "tool_use", "id": "z", "name": "f"}], "messages.1.content.0.input is missing"),
+        ([{"type": "tool_result", "content": "x"}], "messages.1.content.0.tool_use_id is missing"),
+        ([{"type": "text", "text": "a"}, {"type": "text"}], "messages.1.content.1.text is missing"),
+        ([{"type": "thinking"}], "messages.1.content.0.thinking is missing"),
+        (["a"], "messages.1.content.0 must be an object"),
+        (3, "messages.1.content: give text"),
+        (
+            [{"type": "tool_result", "tool_use_id": "z", "content": [{"type": "text"}]}],
+            "messages.1.content.0.content.0.text is missing",
+        ),
+        ([{"type": "tool_result", "tool_use_id": "z", "content": 3}], "messages.1.content.0.content: give text"),
+    ],
+)
+def test_the_place_of_what_is_wrong_in_a_block_is_told(api: Api, blocks: Any, place: str) -> None:
+    messages = [*HISTORY[:1], {"role": "user", "content": blocks}]
+    fields = {"model": MODEL, "messages": messages}
+    for path, more in (("messages", {"max_tokens": 4}), ("messages/count_tokens", {})):
+        answer = api.post(path, fields | more)
+        assert answer.status_code == 400
+        assert place in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "named"),
+    [
+        ("any", '{"type": "any"}'),
+        ("auto", '{"type": "auto"}'),
+        ({"type": "required"}, "tool_choice.type must be 'auto', 'any'"),
+        ({"type": "tool"}, "tool_choice.name is missing"),
+    ],
+)
+def test_the_choice_of_a_tool_is_told_in_its_form(api: Api, choice: Any, named: str) -> None:
+    error = api.post("messages", body(tools=[WEATHER_TOOL], tool_choice=choice)).json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert named in error["message"]
+    assert "required'" not in error["message"]
+
+
 @pytest.mark.parametrize("is_shown", [False, True], ids=["no thoughts", "thoughts"])
 def test_calls(
     served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], answer: str, is_shown: bool

@@ -31,6 +31,10 @@ SCHEMAS: dict[str, type[Schema]] = {
 }
 
 
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
 def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
     """Check the shape of a refusal and return what it says."""
     assert response.status_code == status, response.text
@@ -49,7 +53,7 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
     ("path", "body", "param", "says"),
     [
         ("chat/completions", {"presence_penalty": 2.5}, "presence_penalty", "2"),
-        ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "lacks"),
+        ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
         ("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
         ("chat/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs", "can't be kept to"),
         ("completions", {"suffix": "x"}, "suffix", "not supported"),
@@ -122,12 +126,75 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
             "messages.0.content.0",
             "'image_url' in the latest message",
         ),
+        ("chat/completions", {"messages": [{"role": "user", "content": None}]}, "messages.0.content", "null"),
+        ("chat/completions", {"messages": [user({"type": "text"})]}, "messages.0.content.0.text", "missing"),
+        (
+            "chat/completions",
+            {"messages": [user({"type": "text", "text": "x"}, {"type": "text", "text": 3})]},
+            "messages.0.content.1.text",
+            "must be text",
+        ),
+        ("chat/completions", {"messages": [user("x")]}, "messages.0.content.0", "must be an object"),
+        (
+            "chat/completions",
+            {"messages": [user({"type": "text", "text": "x", "refusals": "y"})]},
+            "messages.0.content.0.refusals",
+            "not supported here",
+        ),
+        ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "give text, or a"),
+        ("chat/completions", {"prediction": {"type": "content", "content": [{}]}}, "prediction.content.0.type", "null"),
+        ("responses", {"input": [user({"type": "input_text"})]}, "input.0.content.0.text", "missing"),
+        ("responses", {"input": [{"type": "function_call", "call_id": "x"}]}, "input.0.name", "missing"),
+        (
+            "responses",
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": [{"type": "input_text"}]}]},
+            "input.0.output.0.text",
+            "missing",
+        ),
+        ("chat/completions", {"tool_choice": "any"}, "tool_choice", "'required'"),
+        ("chat/completions", {"tool_choice": {"type": "function"}}, "tool_choice.function.name", "missing"),
+        ("chat/completions", {"tool_choice": {"type": "custom"}}, "tool_choice.custom.name", "missing"),
+        (
+            "chat/completions",
+            {"tool_choice": {"type": "function", "function": {}}},
+            "tool_choice.function.name",
+            "null",
+        ),
+        (
+            "chat/completions",
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{"type": "function"}]}}},
+            "tool_choice.allowed_tools.tools.0.function.name",
+            "missing",
+        ),
+        ("responses", {"tool_choice": {"type": "function"}}, "tool_choice.name", "missing"),
+        (
+            "responses",
+            {"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function"}]}},
+            "tool_choice.tools.0.name",
+            "missing",
+        ),
+        ("chat/completions", {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f'"),
+        ("chat/completions", {"tools": [{"type": "function"}]}, "tools.0.function", "missing"),
+        ("responses", {"tools": [{"type": "function"}]}, "tools.0.name", "missing"),
+        ("responses", {"input": ""}, "input", "at least 1 item"),
+        ("responses", {"input": []}, "input", "at least 1 item"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input", "at least 1 item"),
+        ("responses", {"input": [{"type": "compaction"}], "instructions": ""}, "input", "at least 1 item"),
+        ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "input", "at least 1 item"),
     ],
 )
 def test_what_is_wrong_is_named(api: Api, path: str, body: dict[str, Any], param: str, says: str) -> None:
     error = error_of(api.post(path, BODIES[path] | body))
     assert error["param"] == param
     assert says in error["message"]
+
+
+@pytest.mark.parametrize("path", [*BODIES, "models"])
+def test_a_slash_at_the_end_makes_another_path(api: Api, path: str) -> None:
+    for response in (api.get(f"/v1/{path}/"), api.post(f"{path}/", BODIES.get(path, {}))):
+        assert response.status_code in (404, 405), response.text
+        assert response.json()["error"]["message"]
+    assert api.get(f"/v1/{path}/").status_code == 404
 
 
 @pytest.mark.parametrize("path", BODIES)

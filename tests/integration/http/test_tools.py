@@ -108,6 +108,23 @@ def test_calls_that_are_demanded(served: tuple[str, Api], choice: Any, settings:
     ]
 
 
+@pytest.mark.parametrize("half", ["\n", '\n{"name": "', '\n{"name": "get_weather", "argum'])
+def test_half_a_call_that_a_limit_cuts_off_is_no_content(
+    served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], half: str
+) -> None:
+    name, api = served
+    if name == "harmony":
+        pytest.skip("its headers are never content")
+    answer = ANSWERS[name]
+    written = answer[: answer.index("<tool_call>") + len("<tool_call>")] + half
+    fields = made_to_write(answer) | {"max_tokens": len(api.decoder.target.encode(written))}
+    [choice] = api.client().chat.completions.create(**fields).choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("See.", None, "length")
+    chunks = list(api.client().chat.completions.create(**fields, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "See."
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
 def test_predictions_are_drafted(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
     name, api = served
     text = "Nobody has said so in this conversation before."

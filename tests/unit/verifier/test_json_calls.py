@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from speculant_verifier.conversation.json_calls import JsonCalls
 
 
-def split(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+def split(text: str, cuts: list[int], *, is_cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """Return the content and the calls of an answer that comes in pieces."""
     calls: list[tuple[str, str]] = []
     content = ""
@@ -19,7 +19,9 @@ def split(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
     edges = [0, *sorted(cuts), len(text)]
     for number in range(len(edges) - 1):
         final = number == len(edges) - 2
-        for kind, piece in splitter.push((), text[edges[number] : edges[number + 1]], final=final):
+        for kind, piece in splitter.push(
+            (), text[edges[number] : edges[number + 1]], final=final, is_cut=final and is_cut
+        ):
             if kind == "content":
                 content += piece
             elif kind == "name":
@@ -78,11 +80,30 @@ def test_what_is_found_does_not_depend_on_the_cuts(text, content, calls):
         assert split(text, [cut]) == (content, calls)
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("See. <tool_call>", "See. "),
+        ('See.<tool_call>\n{"name": "', "See."),
+        ('<tool_call>{"name": "f", "arg', ""),
+        ('<tool_call>{"arguments": {"x": 1}, "name": "f', ""),
+        ("<tool_call>none of this", "<tool_call>none of this"),
+        ('<tool_call>{"name": "f</tool_call> and more', '<tool_call>{"name": "f</tool_call> and more'),
+        ("a <tool_c", "a <tool_c"),
+    ],
+)
+def test_half_a_call_that_a_limit_cuts_off_is_no_text(text, content):
+    assert split(text, [], is_cut=True) == (content, [])
+    assert split(text, list(range(1, len(text))), is_cut=True) == (content, [])
+    assert split(text, []) == (text, []), "whatever else ends an answer leaves it as it is"
+
+
 @given(text=st.text(alphabet='<tool_cal>/{}":, nmefg[]\\', max_size=80), cuts=st.lists(st.integers(0, 80), max_size=4))
 def test_any_text_is_split_without_complaint(text, cuts):
     text = text.replace("ee", "<tool_call>").replace("gg", "</tool_call>")
     cuts = [min(cut, len(text)) for cut in cuts]
-    assert split(text, cuts) == split(text, [])
+    for is_cut in (False, True):
+        assert split(text, cuts, is_cut=is_cut) == split(text, [], is_cut=is_cut)
 
 
 @given(

@@ -65,7 +65,9 @@ class ChannelSplitter:
         self._has_arguments = False
         self.ends_in_call = False
 
-    def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
+    def push(
+        self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
+    ) -> list[Piece]:
         """Add what a step emitted; return what became certain.
 
         Args:
@@ -73,7 +75,9 @@ class ChannelSplitter:
             text: the text that became certain by them. Less than the tokens spell: the rest may begin a stop text,
                 or come after one.
             final: whether it is all.
+            is_cut: not looked at: headers are no text in any case.
         """
+        del is_cut
         for token in token_ids:
             self._add(token)
         if final:

@@ -34,21 +34,25 @@ class JsonCalls:
         self._mark, self._end = mark, end
         self._held = ""  # what is not certain yet
         self._blank = ""  # spaces between a call and a mark
-        self._is_behind_call = False
+        self._is_behind_call = self._is_cut = False
         self._scanner = _Scanner(end)
         self._step = self._text
         self._pieces: list[Piece] = []
         self.ends_in_call = False
 
-    def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
+    def push(
+        self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
+    ) -> list[Piece]:
         """Add what a step emitted; return what became certain.
 
         Args:
             token_ids: not looked at.
             text: the text that became certain by them.
             final: whether it is all.
+            is_cut: whether a limit ended it: then a call that has no name yet is left out.
         """
         del token_ids
+        self._is_cut = is_cut
         self._held += text
         while self._step(final=final):
             pass
@@ -81,18 +85,18 @@ class JsonCalls:
             return True
         start = self._held.lstrip()
         if not start:
-            return final and self._is_text(len(self._held))
+            return final and self._is_half_call_or_text()
         if not start.startswith("{"):
             return self._is_text_up_to_end(final=final)
         found = self._scanner.run(self._held)
         if found == "mark":
             return self._is_text(self._scanner.at + len(self._end))
         if found is None:
-            return final and self._is_text_up_to_end(final=True)
+            return final and self._is_half_call_or_text()
         after = self._held[self._scanner.at :].lstrip()
         if not after.startswith(self._end):
             if self._end.startswith(after) and not (final and not after):
-                return final and self._is_text_up_to_end(final=True)
+                return final and self._is_half_call_or_text()
             if after:
                 return self._is_text_up_to_end(final=final)
         call = _call(self._held[: self._scanner.at])
@@ -143,6 +147,13 @@ class JsonCalls:
 
     def _end_call(self) -> None:
         self._step, self._is_behind_call, self.ends_in_call = self._text, True, True
+
+    def _is_half_call_or_text(self) -> bool:
+        """Leave out half of a call that a limit cut off; take it as text otherwise."""
+        if not self._is_cut or self._end in self._held:
+            return self._is_text_up_to_end(final=True)
+        self._held, self._step = "", self._text
+        return False
 
     def _is_text_up_to_end(self, *, final: bool) -> bool:
         end = self._held.find(self._end)

@@ -31,8 +31,17 @@ class Splitter(Protocol):
     ends_in_call: bool
     """Whether there were calls, and the last one is complete."""
 
-    def push(self, token_ids: Sequence[TokenId], text: str, *, final: bool = False) -> list[Piece]:
-        """Add what a step emitted; return what became certain."""
+    def push(
+        self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
+    ) -> list[Piece]:
+        """Add what a step emitted; return what became certain.
+
+        Args:
+            token_ids: its tokens.
+            text: the text that became certain by them.
+            final: whether it is all.
+            is_cut: whether a limit ended it: then half a call is no text.
+        """
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:

@@ -119,7 +119,14 @@ def create_app(
         "owned_by": "speculant-graph",
         "max_model_len": decoder.target.max_length,
     }
-    app = FastAPI(title="speculant-graph", version=VERSION, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
+    app = FastAPI(
+        title="speculant-graph",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers=_HANDLERS,
+    )
     app.router.route_class = JsonRoute
 
     @app.post("/v1/chat/completions")

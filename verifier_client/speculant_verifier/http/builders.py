@@ -152,7 +152,8 @@ class AnswerBuilder(ABC):
         if choice.splitter is None:
             return index, choice, [("content", event.text)] if event.text else []
         is_last = event.result is not None
-        pieces = choice.splitter.push(event.token_ids, event.text, final=is_last)
+        is_cut = event.result is not None and event.result.finish_reason == "length"
+        pieces = choice.splitter.push(event.token_ids, event.text, final=is_last, is_cut=is_cut)
         return index, choice, choice.custom.push(pieces, final=is_last)
 
     @property

@@ -23,8 +23,9 @@ from speculant_graph.errors import (
 )
 from speculant_graph.serving.json_body import JsonBodyError
 from speculant_graph.validation_messages import humanise
-from speculant_verifier.http.fields import REFUSED, resembled
+from speculant_verifier.http.fields import INCOMPLETE, NO_SHAPE, REFUSED, resembled
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
+from speculant_verifier.http.tool_schemas import ChosenTool
 
 _RETRY_AFTER_S = "1"
 _TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}'
@@ -41,6 +42,11 @@ _EXPECTED = {
 """For fields that take several shapes: pydantic's message for each of them would confuse."""
 _BRANCH = re.compile(r"(str|bool|int|(constrained-)?(str|int)|(dict|list)\[.*)$")
 """What pydantic calls the shapes of a field that takes several."""
+_OBJECTS = ("content", "output", "summary", "tool_choice")
+"""Those of them that may hold objects, in which the place of what is wrong is told."""
+_SHAPE = re.compile(rf"((list|literal)\[.*|str|{ChosenTool.__name__})$")
+"""What pydantic calls their shapes."""
+MISSING = "is missing, or null"
 _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_eos"}
 """Settings of the library, and what they are called here."""
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
@@ -130,11 +136,12 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     Args:
         problems: their locations begin with a word for the whole, such as "body".
     """
-    paths = [[_printable(str(part)) for part in problem["loc"][1:]] for problem in problems]
+    problems = _of_given_shapes([_plain(problem) for problem in problems])
+    paths = [[printable(part) for part in problem["loc"]] for problem in problems]
     unknown = [
         ".".join(path)
         for path, problem in zip(paths, problems, strict=True)
-        if problem["type"] == "extra_forbidden" and not _EXPECTED.keys() & set(path[:-1])
+        if problem["type"] == "extra_forbidden" and _unshaped(path[:-1], path) is None
     ]
     if unknown:
         names = ", ".join(f"'{name}'" for name in unknown[:8])
@@ -149,10 +156,14 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, message, param=found[0], code="unsupported_parameter")
     if not path:
         return ApiError(400, "the body is JSON, but no object; send one")
-    for index, part in enumerate(path):
-        if part in _EXPECTED and not (problem["type"] == "missing" and index == len(path) - 1):
-            param = ".".join(path[: index + 1])
-            return ApiError(400, f"{param}: {_EXPECTED[part]}", param=param)
+    param = ".".join(path)
+    if problem["type"] == NO_SHAPE:
+        return ApiError(400, f"{param}: {problem['msg']}", param=param)
+    if problem["type"] == "missing" and _unshaped(path[:-1], path) is None:
+        return missing(param)
+    if (index := _unshaped(path, path)) is not None:
+        param = ".".join(path[: index + 1])
+        return ApiError(400, f"{param}: {_EXPECTED[path[index]]}", param=param)
     branches = [
         humanise(each)
         for there, each in zip(paths, problems, strict=True)
@@ -162,11 +173,46 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         param = ".".join(path[:-1])
         kinds = dict.fromkeys(reason.removeprefix("must be ") for reason in branches)
         return ApiError(400, f"{param} must be {' or '.join(kinds)}", param=param)
-    param = ".".join(path)
-    reason = humanise(problem)
-    if problem["type"] == "missing":
-        reason = "is missing, or null; give it"
-    return ApiError(400, f"{param} {reason}", param=param)
+    return ApiError(400, f"{param} {humanise(problem)}", param=param)
+
+
+def missing(param: str) -> ApiError:
+    """Return the error for a field that must be there.
+
+    Args:
+        param: the field.
+    """
+    return ApiError(400, f"{param} {MISSING}; give it", param=param)
+
+
+def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a problem whose location is that of the field, without the word for the whole."""
+    loc, kind = tuple(map(str, problem["loc"][1:])), problem["type"]
+    if kind == INCOMPLETE:
+        loc, kind = (*loc, problem["ctx"]["name"]), "missing"
+    return {**problem, "loc": loc, "type": kind}
+
+
+def _of_given_shapes(problems: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return what is wrong within the shapes that were given; if nothing is, all problems, as none of them fits."""
+    inner = []
+    for problem in problems:
+        loc = problem["loc"]
+        shapes = [at for at in range(1, len(loc) - 1) if loc[at - 1] in _OBJECTS and _SHAPE.match(loc[at])]
+        if shapes:
+            kept = tuple(part for at, part in enumerate(loc) if at not in shapes)
+            inner.append({**problem, "loc": kept})
+    others = [each for each in problems if not any(part in _OBJECTS for part in each["loc"][:-1])]
+    return [*inner, *others] if inner else problems
+
+
+def _unshaped(parts: Sequence[str], path: Sequence[str]) -> int | None:
+    """Return which of the first parts of a path is a field that has none of its shapes."""
+    for index, part in enumerate(parts):
+        is_within = part in _OBJECTS and index + 1 < len(path) and not _SHAPE.match(path[index + 1])
+        if part in _EXPECTED and not is_within:
+            return index
+    return None
 
 
 def _of_framework(error: HTTPException) -> ApiError:
@@ -178,6 +224,6 @@ def _of_framework(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, messages.get(error.status_code, error.detail), code=code)
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """Return a name that a client made up, short and without control characters."""
     return "".join(character if character.isprintable() else "?" for character in name[:64])

@@ -50,6 +50,10 @@ _OF_OTHERS = frozenset(
     }
 )
 """Of OpenAI's API, and of other servers."""
+INCOMPLETE = "incomplete"
+"""Type of the error of :func:`require_fields`."""
+NO_SHAPE = "no_shape"
+"""Type of an error whose message says what to give."""
 REFUSED = _OF_ANSWERS | _OF_OTHERS
 """Top-level fields that change what is answered, where an endpoint does not serve them."""
 
@@ -108,6 +112,21 @@ class Schema(BaseModel):
             if not is_refused or num_refused > _MAX_UNKNOWN:
                 del given[name]
         return given
+
+
+def require_fields(schema: Schema, names: Iterable[str]) -> None:
+    """Refuse an object that lacks a field which its type must have.
+
+    Args:
+        schema: the object.
+        names: what it must have.
+
+    Raises:
+        PydanticCustomError: it lacks the field ``name`` of the context.
+    """
+    for name in names:
+        if getattr(schema, name) is None:
+            raise PydanticCustomError(INCOMPLETE, "lacks {name}", {"name": name})
 
 
 def text_or_list(listed: Callable[[str], list[Any]]) -> Callable[[object], object]:

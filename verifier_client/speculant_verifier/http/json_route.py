@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from speculant_graph.serving.json_body import read_json, require_json_type
+from speculant_verifier.http.errors import ApiError, printable
 
 
 class JsonRoute(APIRoute):
@@ -21,12 +22,25 @@ class JsonRoute(APIRoute):
             return answer
 
         async def read_and_answer(request: Request) -> Response:
+            _require_no_encoding(request.headers.getlist("content-encoding"))
             require_json_type(request.headers.get("content-type", ""))
             read = _ReadRequest(request.scope, request.receive)
             read.content = read_json(await read.body())
             return await answer(read)
 
         return read_and_answer
+
+
+def _require_no_encoding(values: Sequence[str]) -> None:
+    """Refuse a body that was compressed.
+
+    Raises:
+        ApiError: it was.
+    """
+    encodings = [name for value in values for part in value.split(",") if (name := part.strip().lower())]
+    if encoded := [name for name in encodings if name != "identity"]:
+        message = f"the header content-encoding is '{printable(encoded[0])}'; send the body uncompressed, without it"
+        raise ApiError(415, message)
 
 
 class _ReadRequest(Request):

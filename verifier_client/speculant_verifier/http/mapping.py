@@ -23,7 +23,7 @@ from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.conversation.tool_calls import STRICT
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.builders import RequestContext
-from speculant_verifier.http.errors import ApiError, no_such_model
+from speculant_verifier.http.errors import MISSING, ApiError, missing, no_such_model
 from speculant_verifier.http.schemas import (
     ChatMessage,
     ChatRequest,
@@ -331,7 +331,7 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
         form["json_schema"] = '{"type": "object"}'
     elif given is not None and given.type == "json_schema":
         if given.json_schema is None:
-            raise ApiError(400, "response_format lacks json_schema; give it", param="response_format.json_schema")
+            raise missing("response_format.json_schema")
         schema = prepared(given.json_schema.schema_, is_strict=given.json_schema.strict)
         if given.json_schema.strict and isinstance(schema, dict):
             schema = {**schema, "x-guidance": STRICT}
@@ -358,11 +358,11 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         problem = None
         is_said = message.role == "assistant" and (message.tool_calls or message.thoughts or message.refusal)
         if message.content is None and not message.tool_calls and not is_said:
-            problem = "content", "is missing"
+            problem = "content", f"{MISSING}; give it"
         elif message.tool_calls and message.role != "assistant":
             problem = "tool_calls", "belongs to messages of the assistant; leave it out"
         elif message.role == "tool" and message.tool_call_id is None:
-            problem = "tool_call_id", "is missing: name the call that the message answers"
+            problem = "tool_call_id", f"{MISSING}; name the call that the message answers"
         elif message.role != "tool" and message.tool_call_id is not None:
             problem = "tool_call_id", "belongs to messages of tools; leave it out"
         if problem is not None:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from speculant_graph.serving.access import Principal
 from speculant_verifier.http.builders import RequestContext
-from speculant_verifier.http.errors import ApiError, error_of, of_validation
+from speculant_verifier.http.errors import ApiError, error_of, missing, of_validation
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.messages_schemas import AnthropicTool, Block, Blocks, MessagesRequest, TokenCountRequest
 from speculant_verifier.http.schemas import ChatRequest
@@ -97,7 +97,12 @@ def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
     try:
         return ChatRequest(**fields)
     except ValidationError as error:
-        raise of_validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from error
+        raise _within(error) from error
+
+
+def _within(error: ValidationError, *path: str) -> ApiError:
+    """Return an error of what stands at a path of the body."""
+    return of_validation([{**each, "loc": ("body", *path, *each["loc"])} for each in error.errors()])
 
 
 def shows_thoughts(request: TokenCountRequest) -> bool:
@@ -209,7 +214,7 @@ def _result_of(result: Block, param: str) -> str:
     try:
         blocks = _BLOCKS.validate_python(result.content)
     except ValidationError as error:
-        raise ApiError(400, f"{param}: give text, or a list of blocks", param=param) from error
+        raise _within(error, *param.split(".")) from error
     return "\n".join(map(_told_of, blocks))
 
 
@@ -244,14 +249,13 @@ def _plain(content: object) -> str | None:
 
 
 def _tool_fields(request: TokenCountRequest) -> Fields:
-    tools, choice = [_function(tool) for tool in request.tools or () if _is_served(tool)], request.tool_choice
+    tools = [_function(index, tool) for index, tool in enumerate(request.tools or ()) if _is_served(tool)]
+    choice = request.tool_choice
     fields: Fields = {"tools": tools} if tools else {}
     if choice is None:
         return fields
     fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if choice.type == "tool":
-        if choice.name is None:
-            raise ApiError(400, "tool_choice lacks name; give the tool's", param="tool_choice.name")
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice.type != "auto" or tools:
         fields["tool_choice"] = {"any": "required"}.get(choice.type, choice.type)
@@ -265,8 +269,8 @@ def _is_served(tool: AnthropicTool) -> bool:
     return False
 
 
-def _function(tool: AnthropicTool) -> Fields:
+def _function(index: int, tool: AnthropicTool) -> Fields:
     if tool.name is None:
-        raise ApiError(400, "a tool lacks name; give it", param="tools")
+        raise missing(f"tools.{index}.name")
     function: Fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}

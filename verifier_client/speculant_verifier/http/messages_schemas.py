@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_validator
+from pydantic_core import PydanticCustomError
 
-from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored, text_or_list
+from speculant_verifier.http.fields import NO_SHAPE, REFUSED, Schema, one_line_of_ignored, require_fields, text_or_list
 from speculant_verifier.http.schemas import NumTokens, SpeculantRequest, TopP
 from speculant_verifier.http.tool_schemas import Name
 
@@ -42,9 +43,7 @@ class Block(Schema):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        missing = [name for name in _REQUIRED.get(self.type, ()) if getattr(self, name) is None]
-        if missing:
-            raise ValueError(f"lacks {missing[0]}")
+        require_fields(self, _REQUIRED.get(self.type, ()))
         return self
 
 
@@ -85,12 +84,26 @@ class AnthropicTool(Schema):
 class ToolChoice(Schema):
     """Whether a tool must be called."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_object(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            kinds = ", ".join(f'{{"type": "{kind}"}}' for kind in ("auto", "any", "none"))
+            advice = f'give an object: {kinds}, or {{"type": "tool", "name": "NAME"}}'
+            raise PydanticCustomError(NO_SHAPE, "{advice}", {"advice": advice})
+        return values
+
     type: Literal["auto", "any", "tool", "none"]
     """Whether the model may call a tool, must call any or the named one, or may not."""
     name: Name | None = None
     """The tool's, for 'tool'."""
     disable_parallel_tool_use: bool | None = None
     """Whether an answer that must call calls one tool only."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        require_fields(self, ("name",) if self.type == "tool" else ())
+        return self
 
 
 class Thinking(Schema):

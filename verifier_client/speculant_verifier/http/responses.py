@@ -21,6 +21,7 @@ from speculant_verifier.http.responses_items import (
     ToolOrigin,
     as_chat,
     as_error,
+    require_something_said,
     resolved,
     shortened,
     tools_of,
@@ -63,6 +64,7 @@ async def map_responses(
         if request.previous_response_id is not None:
             before = store.conversation(tenant, request.previous_response_id)
         items = resolved(request.input, store, seal, tenant, before)
+        require_something_said(request.instructions, items)
         context = await _fitting(mapping, request, items, principal)
     except Exception as error:
         raise as_error(error_of(error)) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.errors import ApiError, missing
 from speculant_verifier.http.responses_schemas import WANTS_LOGPROBS, Item, ResponsesRequest
 from speculant_verifier.http.responses_store import ResponseStore, Seal
 from speculant_verifier.http.schemas import ChatRequest, text_of
@@ -31,6 +32,8 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """What fields of a chat are called in a response."""
+_FLAT = re.compile(r"\.(function|custom|allowed_tools)\.(?=parameters|name|tools)")
+"""Objects of a chat whose fields stand in the object around them in a response."""
 _TOLD_FIRST = ("system", "developer")
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -113,6 +116,24 @@ def resolved(
     return [item for item in found if item.type not in _OUTPUTS or item.call_id in called]
 
 
+def require_something_said(instructions: str | None, items: Sequence[Item]) -> None:
+    """Refuse a conversation that has nothing in it, which the model would answer by its template alone.
+
+    Raises:
+        ApiError: it has neither instructions nor an item with a text or a call.
+    """
+    if not instructions and not any(map(_says_something, items)):
+        message = "input must have at least 1 item with a text or a call, unless instructions have one; give it"
+        raise ApiError(400, message, param="input")
+
+
+def _says_something(item: Item) -> bool:
+    if item.type in (*_CALLS, *_OUTPUTS):
+        return True
+    content = (item.content or item.summary) if item.type == "reasoning" else item.content
+    return item.type in ("message", "reasoning") and bool(text_of(content))
+
+
 def shortened(items: Sequence[Item], count: int) -> list[Item]:
     """Return a conversation without its first items, and without what calls among these returned."""
     rest = items[count:]
@@ -136,7 +157,7 @@ def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         fields["response_format"] = {"type": form.type}
         if form.type == "json_schema":
             if form.schema_ is None:
-                raise ApiError(400, "text.format lacks schema; give it", param="text.format.schema")
+                raise missing("text.format.schema")
             fields["response_format"]["json_schema"] = {"schema": form.schema_, "strict": bool(form.strict)}
     return ChatRequest(**fields)
 
@@ -144,14 +165,14 @@ def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
 def as_error(error: ApiError) -> ApiError:
     """Return the error of a chat with the names that a response's fields have."""
     detail = error.content["error"]
-    message, param = str(detail["message"]).replace(".function.parameters", ".parameters"), detail["param"]
+    message, param = _FLAT.sub(".", str(detail["message"])), detail["param"]
     for name, new in _NAMES.items():
         if name != "messages":
             message = message.replace(name, new)
         if param is not None and param.partition(".")[0] == name:
             message, param = message.replace(param, new), new
     if param is not None:
-        param = param.replace(".function.parameters", ".parameters")
+        param = _FLAT.sub(".", param)
     return ApiError(error.status, message, kind=str(detail["type"]), param=param, code=detail["code"])
 
 

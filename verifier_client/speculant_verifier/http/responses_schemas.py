@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from speculant_verifier.http.fields import Schema, note_ignored, text_or_list
+from speculant_verifier.http.fields import Schema, note_ignored, require_fields, text_or_list
 from speculant_verifier.http.schemas import (
     AnyRequest,
     Content,
@@ -65,9 +65,7 @@ class Item(Schema):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        missing = [name for name in KNOWN_ITEMS.get(self.type, ()) if getattr(self, name) is None]
-        if missing:
-            raise ValueError(f"lacks {missing[0]}")
+        require_fields(self, KNOWN_ITEMS.get(self.type, ()))
         return self
 
 

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.read_by import READ_BY
 from speculant_graph.types import RuleName
-from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored, text_or_list
+from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored, require_fields, text_or_list
 from speculant_verifier.http.tool_schemas import MAX_CALLS, MAX_TOOLS, Name, Tool, ToolCall, ToolChoice
 
 _MAX_PROMPTS = 1024
@@ -251,8 +251,7 @@ class ContentPart(Schema):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.type in _TEXTUAL and self.text is None:
-            raise ValueError("lacks text")
+        require_fields(self, ("text",) if self.type in _TEXTUAL else ())
         return self
 
     @property

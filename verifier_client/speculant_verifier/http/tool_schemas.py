@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from speculant_verifier.http.fields import Schema, note_ignored
+from speculant_verifier.http.fields import Schema, note_ignored, require_fields
 
 MAX_TOOLS = 128
 MAX_CALLS = 1024
@@ -94,8 +94,7 @@ class Tool(Schema):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.type in RUN_HERE and getattr(self, self.type) is None:
-            raise ValueError(f"lacks {self.type}")
+        require_fields(self, (self.type,) if self.type in RUN_HERE else ())
         return self
 
 
@@ -124,8 +123,7 @@ class FlatTool(Schema):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.type in (*RUN_HERE, "namespace") and self.name is None:
-            raise ValueError("lacks name")
+        require_fields(self, ("name",) if self.type in (*RUN_HERE, "namespace") else ())
         return self
 
 
@@ -162,6 +160,19 @@ class ChosenTool(Schema):
         if self.type != "allowed_tools":
             return None
         return self.allowed_tools or AllowedTools(mode=self.mode or "auto", tools=self.tools or [])
+
+    def nameless(self, path: str) -> str:
+        """Return where in a chat the name is missing of a tool that must or may be called; nothing if none is.
+
+        Args:
+            path: where this object is.
+        """
+        if self.type in RUN_HERE and not self.chosen_name:
+            return f"{path}.{self.type}.name"
+        allowed = self.allowed
+        inner = f"{path}.tools" if self.allowed_tools is None else f"{path}.allowed_tools.tools"
+        tools = () if allowed is None else allowed.tools
+        return next(filter(None, (tool.nameless(f"{inner}.{index}") for index, tool in enumerate(tools))), "")
 
     @property
     def chosen_name(self) -> str:
@@ -228,6 +239,5 @@ class ToolCall(Schema):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if getattr(self, self.type) is None:
-            raise ValueError(f"lacks {self.type}")
+        require_fields(self, (self.type,))
         return self

@@ -11,7 +11,7 @@ from typing import Any
 from speculant_graph.config import GenerationConfig
 from speculant_verifier.conversation.call_forms import ANY_TEXT, call_form
 from speculant_verifier.conversation.tool_calls import STRICT, CallStyle
-from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.errors import ApiError, missing
 from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.http.tool_schemas import ChosenTool, Grammar, Tool, ToolCall
 from speculant_verifier.structured.grammar import LOOSE, example_of, form_of, grammar_of_regex
@@ -73,6 +73,8 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTo
         raise ApiError(400, "two tools have one name; give each its own", param="tools")
     choice = request.tool_choice
     if isinstance(choice, ChosenTool):
+        if nameless := choice.nameless("tool_choice"):
+            raise missing(nameless)
         if (allowed := choice.allowed) is not None:
             wanted = {each.chosen_name for each in allowed.tools}
             tools = [tool for tool in tools if tool.name in wanted]
