@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import httpx2
@@ -13,7 +14,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.messages_schemas import MessagesRequest
 from speculant_verifier.http.responses_schemas import ResponsesRequest
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, Schema, SpeculantOptions
-from support.http_api import MODEL, Api, serving, tiny_decoder
+from support.http_api import MODEL, PATIENCE_S, Api, serving, tiny_decoder
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 COMPLETION = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
@@ -195,6 +196,19 @@ def test_a_slash_at_the_end_makes_another_path(api: Api, path: str) -> None:
         assert response.status_code in (404, 405), response.text
         assert response.json()["error"]["message"]
     assert api.get(f"/v1/{path}/").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "sent", [b"no HTTP at all\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n"]
+)
+def test_what_is_no_http_is_refused_in_plain_text(api: Api, sent: bytes) -> None:
+    host, _, port = api.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.sendall(sent)
+        received = b"".join(iter(lambda: connection.recv(4_096), b"")).lower()
+    assert received.startswith(b"http/1.1 400 ")
+    assert b"text/plain" in received
+    assert b"x-request-id" not in received
 
 
 @pytest.mark.parametrize("path", BODIES)
