@@ -136,6 +136,7 @@ def test_pictures_that_are_asked_about_are_refused(served: tuple[str, Api]) -> N
 @pytest.mark.parametrize(
     "items",
     [
+        [],
         [{"type": "web_search_call", "id": "ws", "status": "completed"}, ASKED],
         [{"type": "item_reference", "id": "msg_of_yesterday"}, ASKED],
         [{"id": "msg_of_yesterday"}, ASKED],

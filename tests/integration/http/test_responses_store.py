@@ -56,8 +56,8 @@ def test_responses_are_their_tenant_s(decoder: SpeculativeDecoder, tmp_path: Pat
                 assert answer.status_code == status
 
 
-@pytest.mark.parametrize("given", ["", [], [{"type": "item_reference", "id": "msg_of_yesterday"}]], ids=str)
-def test_instructions_or_an_earlier_response_fill_an_empty_input(api: Api, given: str | list[Any]) -> None:
+@pytest.mark.parametrize("given", [[{"type": "item_reference", "id": "msg_of_yesterday"}]], ids=str)
+def test_instructions_or_an_earlier_response_fill_what_is_unknown(api: Api, given: str | list[Any]) -> None:
     body = {"model": MODEL, "max_output_tokens": 2}
     made = api.post("responses", body | {"input": "Once"}).json()
     for more, status in (({"instructions": "Be brief."}, 200), ({"previous_response_id": made["id"]}, 200), ({}, 400)):

@@ -64,7 +64,7 @@ async def map_responses(
         if request.previous_response_id is not None:
             before = store.conversation(tenant, request.previous_response_id)
         items = resolved(request.input, store, seal, tenant, before)
-        require_something_said(request.instructions, items)
+        require_something_said(request.input, request.instructions, items)
         context = await _fitting(mapping, request, items, principal)
     except Exception as error:
         raise as_error(error_of(error)) from error

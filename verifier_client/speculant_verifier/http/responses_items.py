@@ -116,14 +116,16 @@ def resolved(
     return [item for item in found if item.type not in _OUTPUTS or item.call_id in called]
 
 
-def require_something_said(instructions: str | None, items: Sequence[Item]) -> None:
-    """Refuse a conversation that has nothing in it, which the model would answer by its template alone.
+def require_something_said(given: Sequence[Item], instructions: str | None, items: Sequence[Item]) -> None:
+    """Refuse items of which nothing is left, so that the model would answer its template alone.
+
+    No items at all are no loss: clients send an empty input to warm a server up.
 
     Raises:
-        ApiError: it has neither instructions nor an item with a text or a call.
+        ApiError: there are items, and neither they nor the instructions have a text or a call.
     """
-    if not instructions and not any(map(_says_something, items)):
-        message = "input must have at least 1 item with a text or a call, unless instructions have one; give it"
+    if given and not instructions and not any(map(_says_something, items)):
+        message = "input must have at least 1 item with a text or a call that is known here; give it"
         raise ApiError(400, message, param="input")
 
 
