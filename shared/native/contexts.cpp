@@ -7,9 +7,8 @@
 namespace speculant {
 namespace {
 
-constexpr int kMaxMatches = 64;             // positions that one chain contributes; the newest are taken
-constexpr std::size_t kMaxDistinct = 64;    // different successors of positions in a history
-constexpr std::int64_t kManyChildren = 64;  // the top ones of more are remembered
+constexpr int kMaxMatches = 64;           // positions that one chain contributes; the newest are taken
+constexpr std::size_t kMaxDistinct = 64;  // different successors of positions in a history
 constexpr std::int64_t kMinSkipGramMatch = 2;
 constexpr std::size_t kMaxContexts = 123;
 
@@ -67,12 +66,15 @@ std::size_t most_frequent(const Level& level, Range children, std::span<Successo
 
 std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context, Range children) {
   const std::int64_t key = context.order << 40 | context.node;
-  Slot& slot = slots_[(static_cast<std::uint64_t>(key) * 0x1E3779B97F4A7C15 >> 40) % slots_.size()];
-  if (slot.key != key) {
-    most_frequent(trie.level(context.order + 1), children, slot.top);
-    slot.key = key;
+  const std::size_t set = (static_cast<std::uint64_t>(key) * 0x1E3779B97F4A7C15 >> 40) % kSets;
+  auto& keys = sets_[set].keys;
+  auto place = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
+  if (place == kPlaces) {
+    place = oldest_[set]++ % kPlaces;
+    most_frequent(trie.level(context.order + 1), children, tops_[set * kPlaces + place]);
+    keys[place] = key;
   }
-  return slot.top;
+  return tops_[set * kPlaces + place];
 }
 
 void SuffixMatches::begin(const SessionHistory& history, bool is_enabled) {
@@ -172,7 +174,7 @@ void ContextCollector::add_children(const Sources& sources, const Calibration& c
                                     Range children) {
   const Level& level = sources.trie.level(context.order + 1);
   auto& successors = found_.successors;
-  if (children.size() > kManyChildren) {
+  if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) {
     const auto top = cache_.top(sources.trie, context, children);
     successors.insert(successors.end(), top.begin(), top.end());
   } else {

@@ -58,17 +58,21 @@ struct MatchedContexts {
   void clear() { contexts.clear(), successors.clear(); }
 };
 
-/// The most frequent successors of the graph's contexts that have many, which take long to read: one in each slot.
+/// The most frequent successors of the graph's contexts that have more. A context may be in
+/// any place of its set; of a full one the place that was filled longest ago is overwritten.
 class SuccessorCache {
  public:
   std::span<const Successor> top(const Trie& trie, Context context, Range children);
 
  private:
-  struct Slot {
-    std::int64_t key = -1;
-    std::array<Successor, kTopSuccessors> top;
+  static constexpr std::size_t kSets = 1 << 10, kPlaces = 8;
+  struct alignas(64) Set {  // read at once
+    Set() { keys.fill(-1); }
+    std::array<std::int64_t, kPlaces> keys;
   };
-  std::vector<Slot> slots_ = std::vector<Slot>(1 << 13);
+  std::vector<Set> sets_ = std::vector<Set>(kSets);
+  std::vector<std::uint8_t> oldest_ = std::vector<std::uint8_t>(kSets);  // per set, its place that is filled next
+  std::vector<std::array<Successor, kTopSuccessors>> tops_{kSets * kPlaces};
 };
 
 /// Everything that one sequence drafts from.

@@ -32,12 +32,13 @@ std::size_t Draft::num_accepted(std::span<const Token> followed) const {
   return count;
 }
 
-/// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first.
-void TreeDrafter::rank(int most) {
+/// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first. Those whose
+/// paths, after `parent`, are no more probable than `least` are left out.
+void TreeDrafter::rank(int most, double parent, double least) {
   best_.clear();
   for (const Candidate& candidate : mixture_.candidates) {
     const double probability = candidate.probability;
-    if (!(probability > kSmallestCandidate)) continue;
+    if (!(probability > kSmallestCandidate) || parent * std::min(probability, 1.0) <= least) continue;
     if (std::ssize(best_) == most) {
       if (probability <= best_.back()->probability) continue;
       best_.pop_back();
@@ -48,8 +49,10 @@ void TreeDrafter::rank(int most) {
   }
 }
 
-/// Add the most probable successors of a node to what may be drafted.
-void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches) {
+/// Add the most probable successors of a node to what may be drafted, of which no more than are left of the budget can
+/// ever be.
+void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
+                         std::size_t budget_left) {
   const Node& node = nodes_[static_cast<std::size_t>(index)];
   auto slot = static_cast<std::size_t>(kMaxMatch + node.depth);
   const Token* end = window_.data() + slot;
@@ -58,12 +61,21 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   }
   calibration.interpolate(collector_.collect(sources, calibration, end, node.context), index > 0, mixture_);
   calibration.calibrate(mixture_);
-  rank(max_branches);
+  const auto is_full = [&] { return children_.size() == budget_left; };
+  rank(max_branches, node.probability, is_full() ? children_.front().probability : -1.0);
   for (const Candidate* candidate : best_) {
-    const std::int64_t record = candidate->order == node.context.order ? candidate->child : -1;
-    children_.push_back(
-        {node.probability * std::min(candidate->probability, 1.0), num_found_++, index, candidate->token, record});
-    std::push_heap(children_.begin(), children_.end());
+    const Child child{.probability = node.probability * std::min(candidate->probability, 1.0),
+                      .index = num_found_++,
+                      .parent = index,
+                      .token = candidate->token,
+                      .record = candidate->order == node.context.order ? candidate->child : -1};
+    const auto place = std::lower_bound(children_.begin(), children_.end(), child);
+    if (!is_full()) {
+      children_.insert(place, child);
+    } else if (place != children_.begin()) {
+      std::move(children_.begin() + 1, place, children_.begin());  // over the worst
+      *(place - 1) = child;
+    }
   }
 }
 
@@ -77,12 +89,14 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   std::size_t paying = 0;
   double best = 1.0, expected = 0.0;
   for (std::int32_t current = 0; current < shape.budget; ++current) {
-    if (nodes_.back().depth < shape.max_depth) expand(sources, calibration, current, shape.max_branches);
+    if (nodes_.back().depth < shape.max_depth) {
+      const auto budget_left = static_cast<std::size_t>(shape.budget - current);
+      expand(sources, calibration, current, shape.max_branches, budget_left);
+    }
     if (children_.empty()) break;
-    const Child child = children_.front();
+    const Child child = children_.back();
     const double expected_of_child = reliability * child.probability;
     if (!costs.empty() && !may_pay(costs, shape.budget, current, expected, expected_of_child, best)) break;
-    std::pop_heap(children_.begin(), children_.end());
     children_.pop_back();
     const Node& parent = nodes_[static_cast<std::size_t>(child.parent)];
     Context next;

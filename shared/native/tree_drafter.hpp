@@ -72,15 +72,16 @@ class TreeDrafter {
       return probability < other.probability || (probability == other.probability && index > other.index);
     }
   };
-  void expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches);
-  void rank(int most);
+  void expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
+              std::size_t budget_left);
+  void rank(int most, double parent, double least);
 
   ContextCollector collector_;
   Mixture mixture_;
   std::vector<const Candidate*> best_;  // of the mixture, best first
   Window window_;
   std::vector<Node> nodes_;      // the root first
-  std::vector<Child> children_;  // a heap
+  std::vector<Child> children_;  // in order, the best last; no more than may still become nodes
   std::int32_t num_found_ = 0;
 };
 
