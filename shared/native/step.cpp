@@ -25,8 +25,7 @@ void per_sequence(const char* name, std::vector<Number>& values, std::size_t cou
 
 template <class To, class From>
 void append(std::vector<To>& values, const From& more) {
-  values.reserve(values.size() + more.size());
-  for (const auto& value : more) values.push_back(static_cast<To>(value));
+  values.insert(values.end(), more.begin(), more.end());
 }
 
 }  // namespace
@@ -92,8 +91,8 @@ void SessionTable::end(Session& session, SessionEnd reason) {
 }
 
 void SessionTable::sweep(std::int64_t now_ns) {
-  for (const auto& session : std::vector(by_use_.begin(), by_use_.end())) {
-    if (now_ns - session->last_used_ns > limits_.idle_timeout_ns) end(*session, SessionEnd::kIdle);
+  while (!by_use_.empty() && now_ns - by_use_.front()->last_used_ns > limits_.idle_timeout_ns) {
+    end(*by_use_.front(), SessionEnd::kIdle);
   }
 }
 

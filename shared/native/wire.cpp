@@ -296,10 +296,11 @@ StreamDraftResponse read_stream_response(std::string_view payload) {
     if (reader.field() == 1) reader.read(response.step_id);
     if (reader.field() != 2 && reader.field() != 3) continue;
     const bool is_error = reader.field() == 3;
+    std::string& bytes = response.step.bytes;
+    const std::size_t size_before = bytes.size();
+    if (!reader.read(response.step)) continue;
     // A draft that follows an error, or an error a draft, takes its place.
-    Message step = response.is_error == is_error ? response.step : Message();
-    if (!reader.read(step)) continue;
-    response.step = std::move(step);
+    if (response.is_error != is_error) bytes.erase(0, size_before);
     response.is_error = is_error;
   }
   return response;
