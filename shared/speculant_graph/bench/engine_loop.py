@@ -56,7 +56,7 @@ class BenchEngineLoopSettings(ReportingSettings):
     """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such as
     {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Sequences decoded together, separated by commas."""
+    """Sequences decoded together, separated by commas; of the default, those that a file has enough traces for."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
     """Most tokens that are drafted for a row."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -86,11 +86,13 @@ def run(arguments: Sequence[str]) -> int:
     tokenizer = CorpusTokenizer.load(config.tokenizer_name, token, special_tokens="parse")
     begin("tokenising the traces")
     workloads = [_of_more_tokens(each) for each in read_workloads(settings.traces, tokenizer, settings.limit)]
-    _require_enough(workloads, settings.rows)
+    is_chosen = "rows" in settings.model_fields_set
+    for workload in workloads:
+        _require_enough(workload, settings.rows if is_chosen else settings.rows[:1])
     results: list[dict[str, Any]] = []
     with _drafting(settings) as source:
         for workload in workloads:
-            for num_rows in settings.rows:
+            for num_rows in (each for each in settings.rows if each <= len(workload.traces)):
                 tell = begin(f"{workload.name}, {num_rows} together")
                 sessions = open_sessions(
                     load_engine_settings(source, "bench engine-loop"),
@@ -133,13 +135,12 @@ def _of_more_tokens(workload: Workload) -> Workload:
     return replace(workload, traces=tuple(trace for trace in workload.traces if len(trace.output) > 1))
 
 
-def _require_enough(workloads: Sequence[Workload], rows: Sequence[int]) -> None:
-    for workload in workloads:
-        if len(workload.traces) < max(rows):
-            raise ConfigError(
-                f"workload '{workload.name}' has {len(workload.traces)} traces, fewer than --rows {max(rows)}; "
-                "lower --rows, or give more traces"
-            )
+def _require_enough(workload: Workload, rows: Sequence[int]) -> None:
+    if len(workload.traces) < max(rows):
+        raise ConfigError(
+            f"workload '{workload.name}' has {len(workload.traces)} traces of more than one token, fewer than --rows "
+            f"{max(rows)}; lower --rows, or give more traces"
+        )
 
 
 @dataclass(slots=True)
