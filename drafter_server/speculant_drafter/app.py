@@ -111,7 +111,7 @@ def create_app(
     async def refuse_request(request: Request, error: Exception) -> Response:
         return refuse(error)
 
-    # Others than the known errors come out again behind the answer, and so into the log.
+    # Unknown errors are raised again after the response, so the log gets them.
     handlers: Any = dict.fromkeys((*_STATUS_OF_ERROR, HTTPException, Exception), refuse_request)
     app = Starlette(
         routes=[Route("/", index), Route("/metrics", metrics), Route("/healthz", health), *explorer.routes()],

@@ -1,4 +1,4 @@
-"""One check of what is passed to a constructor, so that a mix-up is told by the argument's name."""
+"""Checks the types of a constructor's arguments, and names the argument that is wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def require_types(values: Mapping[str, object], expected: Mapping[str, type | tu
 
     Args:
         values: the arguments by name; others may be among them.
-        expected: the classes of those that are checked.
+        expected: the class of each argument that is checked.
 
     Raises:
         ConfigError: an argument is of another type; it names the argument and what to give.

@@ -1,8 +1,8 @@
 """``speculant bench engine-loop``: drafting between the passes of a fast engine, which is simulated.
 
 The engine replays recorded outputs with the sessions that the adapters use. A pass takes as long as the curve says, and
-meanwhile the process sleeps: so caches are as cold as they are between the passes of a GPU. What is drafted is verified
-against the record. Time is counted twice: with drafting for nothing, and with drafting paid.
+meanwhile the process sleeps, so the CPU's caches go cold, as they do between the passes of a GPU. Drafts are verified
+against the record. The time is counted twice: with drafting for free, and with drafting paid.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class BenchEngineLoopSettings(ReportingSettings):
     """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
     'workload' of its first line or by the file."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them drafts come
-    from what is decoded alone."""
+    """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them, drafts
+    come only from the decoded text."""
     graph_path: Path | None = None
     """Draft from this graph file instead of counting a corpus."""
     curve: str = "gptoss-h100"
     """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such as
     {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Sequences decoded together, separated by commas; of the default, those that a file has enough traces for."""
+    """Sequences decoded together, separated by commas. The default leaves out numbers above a file's traces."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
     """Most tokens that are drafted for a row."""
     limit: Annotated[int, Field(ge=1)] | None = None

@@ -104,13 +104,13 @@ def _records(path: Path) -> Iterator[_Record]:
     for line_number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                read_json(line)  # names that stand twice
+                record = read_json(line)
             except DoubledNameError as error:
                 raise CorpusError(f"{path}:{line_number}: {error}; leave one of them out") from error
-            except (ValueError, RecursionError):
-                pass  # said better below
+            except (ValueError, RecursionError) as error:
+                raise CorpusError(f"{path}:{line_number}: invalid JSON; {_FIX}") from error
             try:
-                yield _Record.model_validate_json(line)
+                yield _Record.model_validate(record)
             except ValidationError as error:
                 first: Any = error.errors()[0]
                 field = "".join(f"'{name}' " for name in first["loc"])

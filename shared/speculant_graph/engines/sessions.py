@@ -1,9 +1,10 @@
 """The sequences of an engine as sessions of a drafter: drafts for a batch, of which as many tokens are kept as pay.
 
 Rows of a batch move, are used again, and equal prompts stand side by side; most engines do not name their requests. So
-a sequence is recognised by its text: a row goes on with the longest one whose whole text it begins with, and which it
-exceeds by no more than one step can add. A row that goes on with none begins a new one, and a sequence that no row goes
-on with has ended: one that comes back, after the engine had put it off, begins again with the text that it has.
+a sequence is recognised by its text. A row continues the sequence that stood in its place before, if the row's text
+begins with that sequence's whole text and is longer by no more than one step can add; else the longest sequence of
+which this holds; else it begins a new one. A sequence that no row continues has ended. If the engine had preempted it
+and brings it back, it begins again with its present text.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class SequenceTracker:
         texts = [np.asarray(row.token_ids, np.int32) for row in rows]
         former: list[TrackedSequence | None] = [*self._sequences]
         found: list[TrackedSequence | None] = [None] * len(rows)
-        # Most rows stay where they are, and a row that does goes on with what stood there.
+        # Most rows stay in their place.
         for index, (row, text, each) in enumerate(zip(rows, texts, former, strict=False)):
             if each is not None and each.request_id == row.request_id and each.is_begun_by(text, self._most_new):
                 found[index], former[index] = each, None
