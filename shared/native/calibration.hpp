@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "contexts.hpp"
+#include "locks.hpp"
 
 namespace speculant {
 
@@ -57,6 +58,7 @@ class Calibration {
 
   /// Tables that know nothing yet: longer contexts are more reliable.
   Calibration();
+  Calibration(const Calibration& other) : weights(other.weights), bins(other.bins) {}
 
   static std::size_t kind_of(const MatchedContext& context);
   /// The share that a kind of context leaves to shorter ones, strictly between 0 and 1.
@@ -72,6 +74,7 @@ class Calibration {
   /// Learn from the token that followed in truth.
   void learn(const Trie& trie, const MatchedContexts& found, const Mixture& mixture, Token token);
 
+  mutable FairLock lock{LockKind::kGraph};  // for all that is below; held by the callers of all functions
   std::vector<BackoffWeight> weights;
   std::vector<Bin> bins;
 

@@ -210,7 +210,8 @@ void ContextCollector::add_skip_gram(const SessionHistory& history, const Calibr
 
 /// Add the target's latest rows: in a row the first token counts most, each further one half of it, and an older row
 /// counts half as much as the one that came after it.
-void ContextCollector::add_rows(const TargetRows& rows, const Calibration& calibration, const Token* end, int length) {
+void ContextCollector::add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end,
+                                int length) {
   const TargetRows::Rows* found = rows.find(end, length);
   if (found == nullptr) return;
   const std::size_t start = found_.first_open();

@@ -80,7 +80,7 @@ struct Sources {
   const Trie& trie;
   const SessionHistory& session;
   const SessionHistory& learned;
-  const TargetRows& rows;
+  const TargetRowsOverlay& rows;
   std::array<bool, kNumSources> enabled;
 
   bool has(Source source) const { return enabled[static_cast<std::size_t>(source)]; }
@@ -125,7 +125,7 @@ class ContextCollector {
   void close(const Calibration& calibration, MatchedContext context);
   void add_children(const Sources& sources, const Calibration& calibration, Context context, Range children);
   void add_skip_gram(const SessionHistory& history, const Calibration& calibration, const Token* end);
-  void add_rows(const TargetRows& rows, const Calibration& calibration, const Token* end, int length);
+  void add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end, int length);
 
   MatchedContexts found_;
   SuffixMatches session_, learned_;

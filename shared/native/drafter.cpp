@@ -1,8 +1,10 @@
 #include "drafter.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "worker_pool.hpp"
 
@@ -13,6 +15,10 @@ constexpr double kReliabilityMemory = 0.95;   // what a step counts for after on
 constexpr double kReliabilityPrior = 10.0;    // accepted tokens, predicted and realised, that all are credited with
 constexpr std::int64_t kObjectBytes = 4'096;  // of a sequence, apart from what grows
 
+// What is added while locks are held: a token of a prompt takes about half a microsecond, one that is learned from
+// about fifteen.
+constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
+
 constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
 // Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
 // which takes 30 to 80 us. A node of a tree takes 2 us; one that is drawn 0.3 and one of `greedy` 0.1, so those are
@@ -21,7 +27,49 @@ constexpr int kSpreadNodes = 128;
 
 int budget_of(const DraftRequest& request) { return std::clamp(request.budget, 0, kMaxNodes); }
 
+std::span<const Token> take_first(std::span<const Token>& tokens, std::size_t most) {
+  const auto part = tokens.first(std::min(tokens.size(), most));
+  tokens = tokens.subspan(part.size());
+  return part;
+}
+
 }  // namespace
+
+void LearnedMemory::add(std::span<const Token> tokens) {
+  std::int64_t end = -1;
+  do {
+    const auto part = take_first(tokens, kMostTaken);
+    Exclusive hold(lock);
+    if (history.size() != end) history.append(std::array{kSeparator});
+    history.append(part);
+    end = history.size();
+  } while (!tokens.empty());
+}
+
+/// A tree drafter that is this call's alone.
+class Drafter::Loan {
+ public:
+  explicit Loan(Drafter& drafter) : drafter_(drafter) {
+    std::lock_guard guard(drafter.mutex_);
+    if (drafter.trees_.empty()) return;
+    tree_ = std::move(drafter.trees_.back());
+    drafter.trees_.pop_back();
+  }
+  Loan(const Loan&) = delete;
+  ~Loan() {
+    if (!tree_) return;
+    std::lock_guard guard(drafter_.mutex_);
+    drafter_.trees_.push_back(std::move(tree_));
+  }
+  TreeDrafter& operator*() {
+    if (!tree_) tree_ = std::make_unique<TreeDrafter>();
+    return *tree_;
+  }
+
+ private:
+  Drafter& drafter_;
+  std::unique_ptr<TreeDrafter> tree_;
+};
 
 Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns,
                    std::vector<double> costs)
@@ -31,14 +79,12 @@ Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_token
       costs_(std::move(costs)),
       rows_(this->memory->rows) {}
 
-std::int64_t Sequence::num_bytes() const {
-  return kObjectBytes + history.num_bytes() + (rows_ == memory->rows ? 0 : rows_->num_bytes());
-}
+std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
 
 Sources Sequence::sources(const Trie& trie) const {
   auto enabled = settings.sources;
   if (trie.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
-  return {trie, history, memory->history, *rows_, enabled};
+  return {trie, history, memory->history, rows_, enabled};
 }
 
 void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
@@ -73,20 +119,33 @@ void Sequence::compare(std::span<const Token> accepted) {
   reliability = std::min(1.0, (realised_ + kReliabilityPrior) / (predicted_ + kReliabilityPrior));
 }
 
-void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, std::span<const Token> tokens,
-                      bool is_prompt) {
-  if (tokens.empty()) return;
-  is_prompt |= size() == 0;
-  if (is_prompt) num_prompt_tokens_ = size() + std::ssize(tokens);
-  if (!costs().empty() && has_draft) compare(tokens);
-  const bool calibrates = !is_prompt && (is_calibrated || settings.is_calibrated);
-  drafter.accept(sources(trie), calibration, history, context, tokens, calibrates);
-  // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
-  if (!new_rows_.empty() && !learns && rows_ == memory->rows) {
-    rows_ = std::make_shared<TargetRows>(*rows_);  // others must not see what this sequence brings
+void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition) {
+  if (addition.tokens.empty()) return;
+  const bool is_first = !std::exchange(addition.has_begun, true);
+  if (is_first) {
+    addition.is_prompt |= size() == 0;
+    if (!costs().empty() && has_draft) compare(addition.tokens);
   }
-  for (const Row& row : new_rows_) rows_->put(row.before, row.last, row.tokens);
-  new_rows_.clear();
+  const bool calibrates = !addition.is_prompt && (is_calibrated || settings.is_calibrated);
+  const auto part = take_first(addition.tokens, calibrates ? kMostLearned : kMostTaken);
+  if (addition.is_prompt) num_prompt_tokens_ = size() + std::ssize(part);
+  if (calibrates) {
+    Exclusive graph(calibration.lock);
+    Shared tenant(memory->lock);
+    drafter.accept(sources(trie), calibration, history, context, part, true, !is_first);
+  } else {
+    drafter.accept(sources(trie), calibration, history, context, part, false, !is_first);
+  }
+  if (!addition.tokens.empty()) return;
+  // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
+  if (!new_rows_.empty()) {
+    Exclusive tenant(memory->lock);
+    for (const Row& row : new_rows_) {
+      // Of a sequence that nobody learns from, others must not see what it brings.
+      learns ? memory->rows.put(row.before, row.last, row.tokens) : rows_.put(row.before, row.last, row.tokens);
+    }
+    new_rows_.clear();
+  }
   draft.clear();
   has_draft = false;
 }
@@ -103,13 +162,30 @@ bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) cons
 }
 
 std::vector<Token> Sequence::finish() {
-  const std::int64_t num_accepted = size() - num_prompt_tokens_;
-  if (!learns || memory->is_forgotten || num_accepted <= 0) return {};
-  // The last few tokens of the prompt make the first ones of an answer known to a later sequence whose prompt ends
-  // alike.
-  std::vector<Token> tokens = history.latest(num_accepted + kMaxMatch);
+  std::vector<Token> tokens;
+  {
+    Exclusive hold(lock);
+    const std::int64_t num_accepted = size() - num_prompt_tokens_;
+    if (!learns || memory->is_forgotten || num_accepted <= 0) return {};
+    // The last few tokens of the prompt make the first ones of an answer known to a later sequence whose prompt ends
+    // alike.
+    tokens = history.latest(num_accepted + kMaxMatch);
+  }
   memory->add(tokens);
   return tokens;
+}
+
+void Drafter::accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt) {
+  Addition addition{tokens, is_prompt};
+  while (!addition.tokens.empty()) {
+    Exclusive hold(sequence.lock);
+    accept_part(sequence, addition);
+  }
+}
+
+void Drafter::accept_part(Sequence& sequence, Addition& addition) {
+  Loan tree(*this);
+  sequence.accept(*tree, trie, *calibration, addition);
 }
 
 std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
@@ -127,19 +203,19 @@ std::shared_ptr<Sequence> Drafter::begin_after(std::span<const Token> tokens, co
 }
 
 std::shared_ptr<const DraftSettings> Drafter::settings_of(const std::string& options) {
-  const auto known = settings_.find(options);
-  if (known != settings_.end()) return known->second;
+  {
+    std::lock_guard guard(mutex_);
+    const auto known = settings_.find(options);
+    if (known != settings_.end()) return known->second;
+  }
   auto found = std::make_shared<const DraftSettings>(read_settings_(options));
+  std::lock_guard guard(mutex_);
   if (settings_.size() >= kMaxSettings) settings_.clear();
   return settings_.insert_or_assign(options, std::move(found)).first->second;
 }
 
 DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSettings& settings,
                           std::size_t max_entries) {
-  for (const DraftRequest& request : requests) {
-    request.sequence->settings = settings.sequence;
-    request.sequence->is_calibrated |= settings.sequence.is_calibrated;
-  }
   DraftBatch batch;
   batch.drafts.resize(requests.size());
   batch.proposals.resize(requests.size());
@@ -150,7 +226,6 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
   }
   for (std::size_t index = 0; index < requests.size(); ++index) {
     batch.ended_early.push_back(std::ssize(batch.drafts[index].tokens) < budget_of(requests[index]));
-    requests[index].sequence->note(batch.drafts[index]);
   }
   return batch;
 }
@@ -160,10 +235,13 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
                                std::size_t max_entries, DraftBatch& batch) {
   std::vector<GraphDraft> wanted;
   for (const DraftRequest& request : requests) {
-    wanted.push_back({.context = request.sequence->context,
+    Sequence& sequence = *request.sequence;
+    Exclusive hold(sequence.lock);
+    sequence.adopt(settings.sequence);
+    wanted.push_back({.context = sequence.context,
                       .budget = budget_of(request),
                       .seed = request.seed,
-                      .position = request.position});
+                      .position = request.position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
   if (settings.strategy == Strategy::kGreedy) {
     for (GraphDraft& each : wanted) {
@@ -183,6 +261,8 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
   for (std::size_t index = 0; index < wanted.size(); ++index) {
     batch.drafts[index] = {std::move(wanted[index].tokens), std::move(wanted[index].parents), {}};
     batch.proposals[index] = std::move(wanted[index].proposals);
+    Exclusive hold(requests[index].sequence->lock);
+    requests[index].sequence->note(batch.drafts[index]);
   }
 }
 
@@ -190,16 +270,29 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
   int num_nodes = 0;
   for (const DraftRequest& request : requests) num_nodes += budget_of(request);
   const int num_threads = num_nodes < kSpreadNodes ? 1 : num_threads_;
-  while (std::ssize(trees_) < num_threads) trees_.push_back(std::make_unique<TreeDrafter>());
+  std::deque<Loan> trees;
+  for (int each = 0; each < num_threads; ++each) trees.emplace_back(*this);
   const int max_branches = settings.strategy == Strategy::kAdaptive ? 1 : settings.max_branches;
   spread(num_threads, requests.size(), [&](std::size_t worker, std::size_t index) {
-    const Sequence& sequence = *requests[index].sequence;
+    Sequence& sequence = *requests[index].sequence;
     const TreeShape shape{budget_of(requests[index]), std::min(settings.max_depth, kMaxDepth),
                           std::min(max_branches, kMaxBranches)};
     const bool is_free = settings.ignores_cost || settings.strategy == Strategy::kSpecexec;
     const auto costs = is_free ? std::span<const double>() : sequence.costs();
-    trees_[worker]->draft(sequence.sources(trie), *calibration, sequence.context, shape, costs, sequence.reliability,
-                          batch.drafts[index]);
+    Exclusive hold(sequence.lock);
+    Shared graph(calibration->lock);
+    Shared tenant(sequence.memory->lock);
+    const auto pause = [&] {
+      tenant.give(), graph.give(), hold.give();
+      hold.take(), graph.take(), tenant.take();
+    };
+    sequence.adopt(settings.sequence);
+    const std::int64_t size = sequence.size();
+    (*trees[worker])
+        .draft(sequence.sources(trie), *calibration, sequence.context, shape, costs, sequence.reliability, pause,
+               batch.drafts[index]);
+    // Of a sequence that went on meanwhile, nothing can be said about this draft.
+    if (sequence.size() == size) sequence.note(batch.drafts[index]);
   });
 }
 

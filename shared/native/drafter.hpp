@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -14,6 +16,7 @@
 #include "calibration.hpp"
 #include "graph_drafter.hpp"
 #include "history.hpp"
+#include "locks.hpp"
 #include "tree_drafter.hpp"
 
 namespace speculant {
@@ -22,14 +25,12 @@ namespace speculant {
 struct LearnedMemory {
   explicit LearnedMemory(std::int64_t max_tokens) : history(std::max<std::int64_t>(max_tokens, 1), {4, 2}) {}
 
-  /// Add a text; no match runs across its ends.
-  void add(std::span<const Token> tokens) {
-    history.append(std::array{kSeparator});
-    history.append(tokens);
-  }
+  /// Add a text; no match runs across its ends, nor across a place where another text came between two parts of it.
+  void add(std::span<const Token> tokens);
 
+  mutable FairLock lock{LockKind::kTenant};  // for history and rows; `add` takes it
   SessionHistory history;
-  std::shared_ptr<TargetRows> rows = std::make_shared<TargetRows>();
+  TargetRows rows;
   std::atomic<bool> is_forgotten = false;  // nothing is added any more
 };
 
@@ -39,7 +40,14 @@ struct SequenceSettings {
   bool is_calibrated = true;  // the strategy's path probabilities are
 };
 
-/// One sequence that is drafted for.
+/// What is added to a sequence, part by part.
+struct Addition {
+  std::span<const Token> tokens;  // that are yet to be added
+  bool is_prompt;
+  bool has_begun = false;
+};
+
+/// One sequence that is drafted for. All but finish() is called with its lock held.
 class Sequence {
  public:
   /// `costs[n]`: of verifying n tokens relative to one, up to kMaxNodes + 1; empty if it is free. `learns`: later
@@ -52,21 +60,24 @@ class Sequence {
   std::span<const double> costs() const { return costs_; }
   /// What is drafted from.
   Sources sources(const Trie& trie) const;
+  /// Go by the settings of a draft that is asked for.
+  void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
   /// Note a draft: what comes next tells how good it was.
   void note(Draft latest) { draft = std::move(latest), has_draft = true; }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
   void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
-  /// Take tokens of the vocabulary, or kNoToken: the prompt at first, as are further ones that say so, then what was
-  /// accepted. From the latter `calibration` learns, if a calibrated draft was or will be asked for.
-  void accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, std::span<const Token> tokens,
-              bool is_prompt);
+  /// Take the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
+  /// comes the prompt, as do further tokens that say so, then what was accepted. From the latter `calibration` learns,
+  /// if a calibrated draft was or will be asked for.
+  void accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition);
   /// Whether the tokens from `position` on are these, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
   /// End: what may be learned is added to the memory, and returned.
   std::vector<Token> finish();
 
-  std::shared_ptr<LearnedMemory> memory;
+  FairLock lock{LockKind::kSequence};
+  const std::shared_ptr<LearnedMemory> memory;
   SessionHistory history;
   Context context = {};
   SequenceSettings settings = {};
@@ -84,7 +95,7 @@ class Sequence {
   void compare(std::span<const Token> accepted);
 
   std::vector<double> costs_;
-  std::shared_ptr<TargetRows> rows_;  // the memory's, or a copy
+  TargetRowsOverlay rows_;  // over the memory's; nothing of a sequence that others learn from
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
   double predicted_ = 0.0, realised_ = 0.0;  // accepted tokens of latest drafts
@@ -123,7 +134,7 @@ struct DraftRequest {
   Sequence* sequence;
   int budget;  // most nodes; more than kMaxNodes are never drafted, nor fewer than none
   std::uint64_t seed;
-  std::uint64_t position;  // of the first token drafted
+  std::optional<std::uint64_t> position = {};  // of the first token drafted; none: the end of the sequence
 };
 
 /// Drafts of a batch, one after another.
@@ -137,7 +148,8 @@ struct DraftBatch {
 /// The settings that a StrategyOptions asks for.
 using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 
-/// Drafts from one graph, and from what sequences accept. Calls must not overlap.
+/// Drafts from one graph, and from what sequences accept. Calls may come from several threads at once; locks are held
+/// for short parts of them.
 class Drafter {
  public:
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
@@ -149,18 +161,17 @@ class Drafter {
         calibration(std::move(calibration)),
         max_session_tokens_(max_session_tokens),
         num_threads_(std::max(num_threads, 1)),
-        read_settings_(std::move(read_settings)) {
-    trees_.push_back(std::make_unique<TreeDrafter>());
-  }
+        read_settings_(std::move(read_settings)) {}
 
   Drafter(const Drafter&) = delete;
 
   /// Begin a sequence without tokens, which goes by the settings of a request that chooses nothing.
   std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs);
 
-  void accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt) {
-    sequence.accept(*trees_.front(), trie, *calibration, tokens, is_prompt);
-  }
+  /// Add tokens to a sequence, part by part.
+  void accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt);
+  /// Add the next part to a sequence, whose lock is held.
+  void accept_part(Sequence& sequence, Addition& addition);
 
   /// What a StrategyOptions asks for; looked up once for each.
   std::shared_ptr<const DraftSettings> settings_of(const std::string& options);
@@ -182,10 +193,13 @@ class Drafter {
   void draft_trees(std::span<const DraftRequest> requests, const DraftSettings& settings, DraftBatch& batch);
 
   const std::int64_t max_session_tokens_;
+  class Loan;
+
   const int num_threads_;
   const ReadSettings read_settings_;
+  std::mutex mutex_;  // for what follows; held for a few instructions
   std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
-  std::vector<std::unique_ptr<TreeDrafter>> trees_;  // one per thread, made when it is needed
+  std::vector<std::unique_ptr<TreeDrafter>> trees_;  // that nobody uses at present
 };
 
 }  // namespace speculant

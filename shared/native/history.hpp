@@ -109,12 +109,39 @@ class TargetRows {
   const std::vector<Slot>& slots() const { return slots_; }
   /// Fill a slot, of a table that was saved.
   void restore(std::size_t index, const Slot& slot);
-  std::int64_t num_bytes() const { return static_cast<std::int64_t>(slots_.size() * sizeof(Slot)); }
 
   bool is_changed = false;  // since it was last saved
 
  private:
+  friend class TargetRowsOverlay;
+
   std::vector<Slot> slots_;
+};
+
+/// Rows of one sequence over a table that it must not change: the slots that it filled are its own, for the others the
+/// table counts. The same as a copy of the table, at the size of what was filled.
+class TargetRowsOverlay {
+ public:
+  explicit TargetRowsOverlay(const TargetRows& table) : table_(table) {}
+
+  void put(Token before, Token last, std::span<const Token> row);
+  const TargetRows::Rows* find(const Token* end, int length) const;
+
+  /// Memory of the slots that were filled.
+  std::int64_t num_bytes() const;
+
+ private:
+  struct Own {
+    std::uint32_t index;  // in the table
+    TargetRows::Slot slot;
+  };
+  /// Where a slot of the table is, or would be, in `places_`.
+  std::size_t place_of(std::size_t index) const;
+  TargetRows::Slot& own(std::size_t index);
+
+  const TargetRows& table_;
+  std::vector<Own> own_;
+  std::vector<std::uint32_t> places_;  // hash table from slots to those in `own_`, plus 1; 0: none
 };
 
 }  // namespace speculant

@@ -28,80 +28,129 @@ void append(std::vector<To>& values, const From& more) {
   values.insert(values.end(), more.begin(), more.end());
 }
 
+std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock), sequence.num_bytes(); }
+
 }  // namespace
 
 std::shared_ptr<Session> SessionTable::open(std::uint64_t id, ServedDrafter graph, std::string tenant,
                                             std::shared_ptr<LearnedMemory> memory, bool learns,
                                             std::vector<double> costs, std::int64_t now_ns) {
-  if (sessions_.contains(id)) throw RequestError("this session id is in use; choose another, at random for instance");
-  if (sessions_.size() >= limits_.max_sessions) {
-    const std::string problem = std::to_string(limits_.max_sessions) + " sessions are open; close some";
-    drop_longest_idle(SessionEnd::kLimit, problem, nullptr, now_ns);
-  }
   auto sequence = graph.drafter->open(std::move(memory), learns, std::move(costs));
-  auto session = std::make_shared<Session>(Session{
-      .id = id,
-      .graph = std::move(graph),
-      .tenant = std::move(tenant),
-      .sequence = std::move(sequence),
-      .last_used_ns = now_ns,
-  });
-  sessions_[id] = by_use_.insert(by_use_.end(), session);
-  account(*session, now_ns);
+  const std::int64_t num_bytes = sequence->num_bytes();  // nobody else has it yet
+  std::shared_ptr<Session> dropped, session;
+  {
+    Exclusive hold(lock_);
+    if (sessions_.contains(id)) {
+      throw RequestError("this session id is in use; choose another, at random for instance");
+    }
+    if (sessions_.size() >= limits_.max_sessions) {
+      const std::string problem = std::to_string(limits_.max_sessions) + " sessions are open; close some";
+      dropped = take_out_longest_idle(problem, nullptr, now_ns);
+    }
+    session.reset(new Session{
+        .id = id,
+        .graph = std::move(graph),
+        .tenant = std::move(tenant),
+        .sequence = std::move(sequence),
+        .last_used_ns = now_ns,
+    });
+    sessions_[id] = by_use_.insert(by_use_.end(), session);
+  }
+  if (dropped) finish(std::move(dropped), SessionEnd::kLimit);
+  account(*session, num_bytes, now_ns);
   return session;
 }
 
 std::shared_ptr<Session> SessionTable::look_at(std::uint64_t id) const {
+  Exclusive hold(lock_);
   const auto found = sessions_.find(id);
   return found == sessions_.end() ? nullptr : *found->second;
 }
 
 bool SessionTable::use(Session& session, std::int64_t now_ns) {
-  if (now_ns - session.last_used_ns > limits_.idle_timeout_ns) {
-    end(session, SessionEnd::kIdle);
-    return false;
+  std::shared_ptr<Session> idle;
+  {
+    Exclusive hold(lock_);
+    if (!session.is_open) return false;
+    if (now_ns - session.last_used_ns <= limits_.idle_timeout_ns) {
+      session.last_used_ns = now_ns;
+      by_use_.splice(by_use_.end(), by_use_, sessions_.at(session.id));
+      return true;
+    }
+    idle = take_out(session);
   }
-  session.last_used_ns = now_ns;
-  by_use_.splice(by_use_.end(), by_use_, sessions_.at(session.id));
-  return true;
+  finish(std::move(idle), SessionEnd::kIdle);
+  return false;
 }
 
-void SessionTable::account(Session& session, std::int64_t now_ns) {
-  const std::int64_t num_bytes = session.sequence->num_bytes();
-  num_bytes_ += num_bytes - std::exchange(session.num_bytes, num_bytes);
-  while (num_bytes_ > limits_.max_bytes) {
+void SessionTable::account(Session& session, std::int64_t num_bytes, std::int64_t now_ns) {
+  for (;;) {
+    std::shared_ptr<Session> dropped;
     try {
-      drop_longest_idle(SessionEnd::kMemory, "the memory for sessions is full; send shorter sequences", &session,
-                        now_ns);
+      Exclusive hold(lock_);
+      if (!session.is_open) return;
+      num_bytes_ += num_bytes - std::exchange(session.num_bytes, num_bytes);
+      if (num_bytes_ <= limits_.max_bytes) return;
+      dropped = take_out_longest_idle("the memory for sessions is full; send shorter sequences", &session, now_ns);
     } catch (const LimitError&) {
       end(session, SessionEnd::kMemory);
       throw;
     }
+    finish(std::move(dropped), SessionEnd::kMemory);
   }
 }
 
 void SessionTable::end(Session& session, SessionEnd reason) {
-  if (!std::exchange(session.is_open, false)) return;
-  num_dropped_ += reason == SessionEnd::kMemory;
-  num_bytes_ -= session.num_bytes;
-  const auto found = sessions_.find(session.id);
-  ended_.push_back({*found->second, reason, session.sequence->finish()});
-  by_use_.erase(found->second);
-  sessions_.erase(found);
+  std::shared_ptr<Session> ended;
+  {
+    Exclusive hold(lock_);
+    ended = take_out(session);
+  }
+  if (ended) finish(std::move(ended), reason);
 }
 
 void SessionTable::sweep(std::int64_t now_ns) {
-  while (!by_use_.empty() && now_ns - by_use_.front()->last_used_ns > limits_.idle_timeout_ns) {
-    end(*by_use_.front(), SessionEnd::kIdle);
+  for (;;) {
+    std::shared_ptr<Session> idle;
+    {
+      Exclusive hold(lock_);
+      if (by_use_.empty() || now_ns - by_use_.front()->last_used_ns <= limits_.idle_timeout_ns) return;
+      idle = take_out(*by_use_.front());
+    }
+    finish(std::move(idle), SessionEnd::kIdle);
   }
 }
 
 void SessionTable::end_all(SessionEnd reason) {
-  while (!by_use_.empty()) end(*by_use_.front(), reason);
+  for (;;) {
+    std::shared_ptr<Session> next;
+    {
+      Exclusive hold(lock_);
+      if (by_use_.empty()) return;
+      next = take_out(*by_use_.front());
+    }
+    finish(std::move(next), reason);
+  }
 }
 
-void SessionTable::drop_longest_idle(SessionEnd reason, const std::string& problem, const Session* spared,
-                                     std::int64_t now_ns) {
+std::shared_ptr<Session> SessionTable::take_out(Session& session) {
+  if (!session.is_open.exchange(false)) return nullptr;
+  num_bytes_ -= session.num_bytes;
+  const auto found = sessions_.find(session.id);
+  std::shared_ptr<Session> taken = std::move(*found->second);
+  by_use_.erase(found->second);
+  sessions_.erase(found);
+  return taken;
+}
+
+void SessionTable::finish(std::shared_ptr<Session> session, SessionEnd reason) {
+  std::vector<Token> learned = session->sequence->finish();
+  Exclusive hold(lock_);
+  ended_.push_back({std::move(session), reason, std::move(learned)});
+}
+
+std::shared_ptr<Session> SessionTable::take_out_longest_idle(const std::string& problem, const Session* spared,
+                                                             std::int64_t now_ns) {
   auto longest = by_use_.begin();
   if (longest != by_use_.end() && longest->get() == spared) ++longest;
   const bool has_one = longest != by_use_.end();
@@ -112,7 +161,7 @@ void SessionTable::drop_longest_idle(SessionEnd reason, const std::string& probl
     std::snprintf(shown, sizeof shown, "%.3g", delay_s);
     throw LimitError(problem + ", or try again in " + shown + " s", delay_s);
   }
-  end(**longest, reason);
+  return take_out(**longest);
 }
 
 /// A request, and what becomes of it.
@@ -152,12 +201,9 @@ wire::Written StepAnswerer::answer(std::string_view payload, bool is_enveloped, 
     throw RequestError(kNotParsed);
   }
   check(step, host);
-  const std::size_t num_dropped = sessions_->num_dropped();
   for (std::size_t index = 0; index < step.size(); ++index) take(step, index, tenants);
-  if (sessions_->num_dropped() != num_dropped) {
-    for (Step::Part& part : step.parts) {  // sessions that were dropped for others of the same step
-      if (part.session && !part.session->is_open) part = {.status = SequenceStatus::kSessionLost};
-    }
+  for (Step::Part& part : step.parts) {  // sessions that were dropped, for others of the same step for instance
+    if (part.session && !part.session->is_open) part = {.status = SequenceStatus::kSessionLost};
   }
   draft_all(step, host);
 
@@ -215,8 +261,10 @@ void StepAnswerer::check(Step& step, StepHost& host) {
           "; ask for at most ");
   }
   const std::string& options = request.options.bytes;
-  if (!known_options_.contains(options)) {
+  const auto is_known = [&] { return std::lock_guard(mutex_), known_options_.contains(options); };
+  if (!is_known()) {
     host.check_options(options);
+    std::lock_guard guard(mutex_);
     if (known_options_.size() >= kMaxOptions) known_options_.clear();
     known_options_.insert(options);
   }
@@ -248,7 +296,8 @@ void StepAnswerer::check(Step& step, StepHost& host) {
   }
 }
 
-/// Take the tokens of one sequence that are new to its session.
+/// Take the tokens of one sequence that are new to its session, part by part: other threads may use or end the session
+/// between two of them.
 void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   const wire::DraftRequest& request = step.request;
   Step::Part& part = step.parts[index];
@@ -262,33 +311,52 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
 
   Drafter& drafter = *session->graph.drafter;
   Sequence& sequence = *session->sequence;
-  const std::uint64_t position = request.positions[index], known = session->position();
   const std::vector<Token> tokens = tokens_of(step.context(index), drafter.vocabulary_size);
-  if (position < known && !sequence.agrees(static_cast<std::int64_t>(position), tokens)) {
-    sessions_->end(*session, SessionEnd::kDiverged);
-    return;
-  }
-  part.session = session;
-  part.generation = session->graph.generation;
-  part.next_position = known;
-  part.status = SequenceStatus::kOutOfSync;
-  if (position > known || position + tokens.size() < known) return;
-  part.status = SequenceStatus::kOk;
-  const auto unseen = std::span<const Token>(tokens).subspan(static_cast<std::size_t>(known - position));
-  if (unseen.empty()) return;
-  // Rows of a draft that is not the latest can't be assigned, and those of a step sent again were taken. Without a
-  // token none was verified; such rows would only pile up.
+  std::uint64_t position = request.positions[index];
+  Addition addition{tokens, false};
+  const auto take_part = [&] {  // false: the session holds another text
+    Exclusive hold(sequence.lock);
+    const auto known = static_cast<std::uint64_t>(sequence.size());
+    if (position < known && !sequence.agrees(static_cast<std::int64_t>(position), addition.tokens)) return false;
+    part.session = session;
+    part.generation = session->graph.generation;
+    part.next_position = known;
+    part.status = SequenceStatus::kOutOfSync;
+    if (position > known || position + addition.tokens.size() < known) {
+      addition.tokens = {};
+      return true;
+    }
+    part.status = SequenceStatus::kOk;
+    addition.tokens = addition.tokens.subspan(static_cast<std::size_t>(known - position));
+    if (addition.tokens.empty()) return true;
+    if (!addition.has_begun) {
+      addition.is_prompt = session->is_in_prompt;
+      if (position == known) add_rows(step, index, *session);
+    }
+    drafter.accept_part(sequence, addition);
+    part.next_position = position = static_cast<std::uint64_t>(sequence.size());
+    return true;
+  };
+  do {
+    if (!take_part()) {
+      part = {.first_token = part.first_token, .first_row = part.first_row, .status = SequenceStatus::kSessionLost};
+      return sessions_->end(*session, SessionEnd::kDiverged);
+    }
+    if (addition.has_begun) sessions_->account(*session, num_bytes_of(sequence), step.now_ns);
+  } while (!addition.tokens.empty() && session->is_open);
+}
+
+/// Take the target's rows that came with a sequence. Those of a draft that is not the latest can't be assigned, and
+/// those of a step sent again were taken. Without a token none was verified; such rows would only pile up.
+void StepAnswerer::add_rows(const Step& step, std::size_t index, Session& session) {
+  const wire::DraftRequest& request = step.request;
   const std::size_t num_rows = request.feedback_row_counts[index], width = request.feedback_width;
-  if (num_rows * width > 0 && position == known && request.feedback_draft_ids[index] == session->draft_id) {
-    std::vector<std::int64_t> nodes;
-    append(nodes, std::span(request.feedback_nodes).subspan(part.first_row, num_rows));
-    const auto ids = std::span(request.feedback_tokens).subspan(part.first_row * width, num_rows * width);
-    const std::vector<Token> rows = tokens_of(ids, drafter.vocabulary_size);
-    sequence.add_rows(nodes, rows, width);
-  }
-  drafter.accept(sequence, unseen, session->is_in_prompt);
-  part.next_position = session->position();
-  if (sequence.num_bytes() != session->num_bytes) sessions_->account(*session, step.now_ns);
+  if (num_rows * width == 0 || request.feedback_draft_ids[index] != session.draft_id) return;
+  const Step::Part& part = step.parts[index];
+  std::vector<std::int64_t> nodes;
+  append(nodes, std::span(request.feedback_nodes).subspan(part.first_row, num_rows));
+  const auto ids = std::span(request.feedback_tokens).subspan(part.first_row * width, num_rows * width);
+  session.sequence->add_rows(nodes, tokens_of(ids, session.graph.drafter->vocabulary_size), width);
 }
 
 /// Draft for all sequences that were taken, and for those without a session.
@@ -337,8 +405,8 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
     sequences.push_back(session ? session->sequence
                                 : drafter.begin_after(tokens_of(tokens, drafter.vocabulary_size), *settings));
     const int budget = static_cast<int>(std::min<std::uint32_t>(request.node_budgets[index], kMaxNodes));
-    const std::uint64_t position = session ? session->position() : request.positions[index] + tokens.size();
-    wanted.push_back({sequences.back().get(), budget, request.seeds[index], position});
+    wanted.push_back({sequences.back().get(), budget, request.seeds[index]});
+    if (!session) wanted.back().position = request.positions[index] + tokens.size();
   }
   step.batches.push_back(std::make_unique<DraftBatch>(drafter.draft(wanted, *settings, max_entries)));
   DraftBatch& batch = *step.batches.back();
@@ -352,6 +420,7 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
     for (const auto& span : part.proposals) max_entries -= std::min(max_entries - 1, span.size());
     step.num_empty += part.draft.size() == 0 && request.node_budgets[indices[rank]] > 0;
     if (!part.session) continue;
+    Exclusive hold(part.session->sequence->lock);
     part.session->draft_id = step.draft_id;
     part.session->is_in_prompt &= request.node_budgets[indices[rank]] == 0;
   }

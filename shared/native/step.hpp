@@ -5,10 +5,12 @@
 // there. Knows no clock: time is passed in, and never goes back.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -39,17 +41,17 @@ struct ServedDrafter {
 };
 
 struct Session {
-  std::uint64_t id;
-  ServedDrafter graph;  // the one that it was opened on, and keeps
-  std::string tenant;
-  std::shared_ptr<Sequence> sequence;
+  const std::uint64_t id;
+  const ServedDrafter graph;  // the one that it was opened on, and keeps
+  const std::string tenant;
+  const std::shared_ptr<Sequence> sequence;
+  // For the table, under its lock:
   std::int64_t last_used_ns;
   std::int64_t num_bytes = 0;  // as they were counted last
+  std::atomic<bool> is_open = true;
+  // For steps, under the sequence's lock:
   std::uint64_t draft_id = 0;  // of its latest draft, which feedback names
   bool is_in_prompt = true;    // no draft was asked for yet: a prompt may come in several steps
-  bool is_open = true;
-
-  std::uint64_t position() const { return static_cast<std::uint64_t>(sequence->size()); }
 };
 
 /// What is left of a session.
@@ -59,13 +61,14 @@ struct EndedSession {
   std::vector<Token> learned;  // what its memory was given
 };
 
+/// Safe to use from several threads.
 class SessionTable {
  public:
   explicit SessionTable(SessionLimits limits) : limits_(limits) {}
 
-  std::size_t size() const { return sessions_.size(); }
+  std::size_t size() const { return Exclusive(lock_), sessions_.size(); }
   /// Memory of all sessions.
-  std::int64_t num_bytes() const { return num_bytes_; }
+  std::int64_t num_bytes() const { return Exclusive(lock_), num_bytes_; }
 
   /// Open a session for a new sequence; its number must not be in use. Throws LimitError if there is no capacity
   /// and no session is idle.
@@ -78,27 +81,30 @@ class SessionTable {
   bool use(Session& session, std::int64_t now_ns);
   /// Note the memory that a session takes now, and end idle ones if all together take too much. Throws LimitError if
   /// they do and no other is idle; then this session has ended.
-  void account(Session& session, std::int64_t now_ns);
+  void account(Session& session, std::int64_t num_bytes, std::int64_t now_ns);
   /// End a session; what it accepted is learned if it was opened so.
   void end(Session& session, SessionEnd reason);
   /// End those that are idle for too long.
   void sweep(std::int64_t now_ns);
   void end_all(SessionEnd reason);
-  /// How many sessions were dropped for the memory of others.
-  std::size_t num_dropped() const { return num_dropped_; }
   /// The sessions that ended since the last call.
-  std::vector<EndedSession> take_ended() { return std::exchange(ended_, {}); }
+  std::vector<EndedSession> take_ended() { return Exclusive(lock_), std::exchange(ended_, {}); }
 
  private:
   using Sessions = std::list<std::shared_ptr<Session>>;
-  void drop_longest_idle(SessionEnd reason, const std::string& problem, const Session* spared, std::int64_t now_ns);
+  // With the lock held: take a session out, null if it has ended; the one that was not used for longest, but for one.
+  std::shared_ptr<Session> take_out(Session& session);
+  std::shared_ptr<Session> take_out_longest_idle(const std::string& problem, const Session* spared,
+                                                 std::int64_t now_ns);
+  /// End a session that was taken out, without the lock.
+  void finish(std::shared_ptr<Session> session, SessionEnd reason);
 
-  SessionLimits limits_;
+  mutable FairLock lock_{LockKind::kTable};
+  const SessionLimits limits_;
   Sessions by_use_;  // the longest unused first
   std::unordered_map<std::uint64_t, Sessions::iterator> sessions_;
   std::vector<EndedSession> ended_;
   std::int64_t num_bytes_ = 0;
-  std::size_t num_dropped_ = 0;
 };
 
 /// What became of a sequence; numbers of the wire.
@@ -131,7 +137,7 @@ struct StepCounts {
   std::int64_t elapsed_ns = 0;
 };
 
-/// Answers steps from sessions and graphs. Calls must not overlap.
+/// Answers steps from sessions and graphs. Safe to use from several threads.
 class StepAnswerer {
  public:
   StepAnswerer(StepLimits limits, std::shared_ptr<SessionTable> sessions)
@@ -146,12 +152,14 @@ class StepAnswerer {
   struct Step;
   void check(Step& step, StepHost& host);
   void take(Step& step, std::size_t index, const Tenants& tenants);
+  void add_rows(const Step& step, std::size_t index, Session& session);
   void draft_all(Step& step, StepHost& host);
   void draft_from(Step& step, const std::vector<std::size_t>& indices, const ServedDrafter& graph,
                   std::size_t& max_entries);
 
-  StepLimits limits_;
-  std::shared_ptr<SessionTable> sessions_;
+  const StepLimits limits_;
+  const std::shared_ptr<SessionTable> sessions_;
+  std::mutex mutex_;                               // for what follows; held for a few instructions
   std::unordered_set<std::string> known_options_;  // that were checked
 };
 

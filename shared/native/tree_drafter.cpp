@@ -6,6 +6,8 @@
 namespace speculant {
 namespace {
 
+constexpr std::int32_t kNodesBetweenPauses = 64;
+
 /// Whether any longer draft could be worth more than the best so far, were all nodes as good as the next.
 bool may_pay(std::span<const double> costs, int budget, int size, double expected, double next, double best) {
   for (int more = size + 1; more <= budget; ++more) {
@@ -80,7 +82,8 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
 }
 
 void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
-                        std::span<const double> costs, double reliability, Draft& draft) {
+                        std::span<const double> costs, double reliability, const std::function<void()>& pause,
+                        Draft& draft) {
   sources.session.fill(window_);
   children_.clear();
   nodes_.assign(1, {0, 0, 0, 1.0, context});
@@ -89,6 +92,7 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   std::size_t paying = 0;
   double best = 1.0, expected = 0.0;
   for (std::int32_t current = 0; current < shape.budget; ++current) {
+    if (current % kNodesBetweenPauses == kNodesBetweenPauses - 1) pause();
     if (nodes_.back().depth < shape.max_depth) {
       const auto budget_left = static_cast<std::size_t>(shape.budget - current);
       expand(sources, calibration, current, shape.max_branches, budget_left);
@@ -119,10 +123,9 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
 }
 
 void TreeDrafter::accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
-                         std::span<const Token> tokens, bool learns) {
+                         std::span<const Token> tokens, bool learns, bool is_inside) {
   session.reserve(std::ssize(tokens));
   session.fill(window_);
-  bool is_inside = false;
   for (Token token : tokens) {
     if (learns) {
       const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, context);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -44,14 +45,14 @@ class TreeDrafter {
  public:
   /// Draft the most probable paths after a sequence that ends in `context`. `costs[n]` is the cost of verifying n
   /// tokens relative to one, up to budget + 1; empty if it is free. `reliability` is a factor of expected acceptance in
-  /// the price, at most 1.
+  /// the price, at most 1. `pause` is called after every few nodes: what is drafted from may change meanwhile.
   void draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
-             std::span<const double> costs, double reliability, Draft& draft);
+             std::span<const double> costs, double reliability, const std::function<void()>& pause, Draft& draft);
 
   /// Add tokens to `session`, which is that of `sources`, and move `context` to the new end; learn from each one first,
-  /// if asked to.
+  /// if asked to. `is_inside`: the token before the first one came with it.
   void accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
-              std::span<const Token> tokens, bool learns);
+              std::span<const Token> tokens, bool learns, bool is_inside);
 
  private:
   struct Node {

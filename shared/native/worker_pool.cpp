@@ -9,6 +9,8 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -47,12 +49,7 @@ class Pool {
   void run(const Cores& cores, std::size_t num_helpers, std::size_t count, const Work& work) {
     {
       std::lock_guard lock(mutex_);
-      while (threads_.size() < num_helpers) {
-        std::thread thread([this, worker = threads_.size() + 1] { help(worker); });
-        threads_.push_back(thread.native_handle());
-        thread.detach();
-        core_ = -1;
-      }
+      while (threads_.size() < num_helpers && start_thread()) core_ = -1;
       // Threads that are woken up like to run where the one that wakes them runs, and would only interrupt it.
       if (const int core = Cores::current(); core != core_) {
         for (pthread_t thread : threads_) cores.keep(thread, core);
@@ -71,6 +68,21 @@ class Pool {
   }
 
  private:
+  /// False where the system gives no more threads, nor memory for them: those that are there are enough.
+  bool start_thread() {
+    try {
+      threads_.reserve(threads_.size() + 1);
+      std::thread thread([this, worker = threads_.size() + 1] { help(worker); });
+      threads_.push_back(thread.native_handle());
+      thread.detach();
+      return true;
+    } catch (const std::system_error&) {
+      return false;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+
   void help(std::size_t worker) {
     std::size_t seen = 0;
     std::unique_lock lock(mutex_);
@@ -109,14 +121,24 @@ class Pool {
 }  // namespace
 
 void spread(int num_threads, std::size_t count, const Work& work) {
-  // Never destroyed: its threads may still wait when the process ends. A process that was forked has none of them.
-  static Pool* pool = new Pool;
-  static pid_t owner = getpid();
+  // Never destroyed: its threads may still wait when the process ends. A process that was forked has none of them, and
+  // may have been forked while the pool was used.
+  struct Owned {
+    Pool pool;
+    std::mutex in_use;
+    const pid_t owner = getpid();
+  };
+  static std::atomic<Owned*> latest = new Owned;
   if (num_threads > 1 && count > 1) {
     const Cores cores;  // asked every time: a process may be pinned at any time
     const std::size_t num_workers = std::min({static_cast<std::size_t>(num_threads), count, cores.size()});
-    if (owner != getpid()) pool = new Pool, owner = getpid();
-    if (num_workers > 1) return pool->run(cores, num_workers - 1, count, work);
+    Owned* owned = latest;
+    if (owned->owner != getpid()) {
+      auto* const own = new Owned;
+      if (latest.compare_exchange_strong(owned, own)) owned = own;  // or another thread's, which was first
+    }
+    const std::unique_lock lock(owned->in_use, std::try_to_lock);
+    if (num_workers > 1 && lock) return owned->pool.run(cores, num_workers - 1, count, work);
   }
   for (std::size_t index = 0; index < count; ++index) work(0, index);
 }

@@ -47,25 +47,6 @@ class Trie:
     def count_known(self, token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[list[int]]:
         """Return how much of a text is known, five numbers for each order."""
 
-class TargetRows:
-    """The target's own top tokens, by what they follow."""
-
-    def __init__(self) -> None: ...
-
-    def slots(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int32], dict(shape=(None,))]]:
-        """
-        Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.
-        """
-
-    def restore(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-        """
-        Fill slots as :meth:`slots` returned them. IndexError where there is none.
-        """
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether rows came since :meth:`slots`."""
-
 ROW_WIDTH: int = 4
 
 ROW_DEPTH: int = 4
@@ -79,14 +60,17 @@ class Calibration:
     @property
     def weights(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
         """
-        (visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.
+        A copy of (visits, passed on) of every kind of context, shape ``[kinds, 2]``.
         """
 
     @property
     def bins(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
         """
-        (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.
+        A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.
         """
+
+    def restore(self, weights: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], bins: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """Take tables of these shapes. ValueError where they are of others."""
 
     def copy(self) -> Calibration:
         """Return tables that change apart from these."""
@@ -101,12 +85,19 @@ class LearnedMemory:
     def add(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """Add a text; no match runs across its ends."""
 
-    @property
-    def rows(self) -> TargetRows:
-        """The target's rows that its sequences share."""
+    def target_rows(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]:
+        """
+        Return the target's rows that its sequences share, for :meth:`restore_target_rows`: slots, their keys, and
+        their rows one after another.
+        """
 
-    @rows.setter
-    def rows(self, arg: TargetRows, /) -> None: ...
+    def restore_target_rows(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Fill slots as :meth:`target_rows` returned them. IndexError where there is none.
+        """
+
+    def take_is_changed(self) -> bool:
+        """Return whether rows of the target came since the last call."""
 
     @property
     def is_forgotten(self) -> bool:
@@ -363,4 +354,15 @@ def read_answer(payload: bytes, is_enveloped: bool, budgets: _Sequence[int], voc
 
     ``budgets``: per sequence, most nodes asked for. An answer that breaks a rule of the wire is refused, so that
     a draft can be verified safely.
+    """
+
+def record_lock_holds(is_recorded: bool) -> None:
+    """
+    Begin, or end, to record how long locks are held, in the whole process.
+    """
+
+def take_lock_holds() -> dict[str, tuple[int, int]]:
+    """
+    Return, and forget, how often the locks of each kind were held since they are recorded, and the nanoseconds of
+    the longest hold.
     """

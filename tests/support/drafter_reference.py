@@ -66,6 +66,8 @@ class SlowSequence:
     num_prompt_tokens: int = 0
     draft: list[Node] | None = None
     rows: list[tuple[Text, list[TokenId]]] = field(default_factory=list)
+    own_rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
+    """By slot, over those of the memory: what others must not see of a sequence that nobody learns from."""
     is_calibrated: bool = False
     expected: float = 0.0
     found: float = 0.0
@@ -118,15 +120,14 @@ class SlowDrafter:
             if not is_prompt and (self._config.strategy in CALIBRATED or sequence.is_calibrated):
                 self.tables.learn(self.entries(sequence, []), valid, inside=place > 0)
             sequence.text.append(valid)
-        if sequence.rows and not sequence.learns:  # others must not see what this one brings
-            sequence.memory = Memory(sequence.memory.text, dict(sequence.memory.rows))
+        filled = sequence.memory.rows if sequence.learns else sequence.own_rows
         for end, row in sequence.rows:
             for context in (end[-1:], end) if len(end) == 2 else (end,):
                 if None not in context and row:
                     slot = slot_of_rows(context)
-                    known, older = sequence.memory.rows.get(slot, (context, []))
+                    known, older = filled.get(slot) or sequence.memory.rows.get(slot, (context, []))
                     rows = [row[:RECYCLED_WIDTH], *(older if known == context else [])][:RECYCLED_DEPTH]
-                    sequence.memory.rows[slot] = (context, rows)
+                    filled[slot] = (context, rows)
         sequence.rows, sequence.draft = [], None
 
     def close(self, session_id: int) -> None:
@@ -193,7 +194,8 @@ class SlowDrafter:
         for length in (2, 1) if "recycled" in sources else ():
             end = context[-length:]
             if len(end) == length and None not in end:
-                known, rows = sequence.memory.rows.get(slot_of_rows(end), (end, []))
+                slot = slot_of_rows(end)
+                known, rows = sequence.own_rows.get(slot) or sequence.memory.rows.get(slot, (end, []))
                 others += entries_of_rows(rows, length) if known == end else []
         longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the corpus
         place = sum(entry.length > 2 for entry in longer)

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -38,20 +37,18 @@ nb::ndarray<nb::numpy, Number, nb::ndim<1>> as_array(std::vector<Number> values)
   return {kept->data(), {kept->size()}, owner};
 }
 
-/// View a vector of structs of one kind of number as a table, for as long as its owner lives.
+/// Copy a vector of structs of one kind of number to a table.
 template <class Number, class Struct>
-nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct>& rows, nb::handle owner) {
-  return {reinterpret_cast<Number*>(rows.data()), {rows.size(), sizeof(Struct) / sizeof(Number)}, owner};
+nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct> rows) {
+  auto* kept = new std::vector<Struct>(std::move(rows));
+  nb::capsule owner(kept, [](void* each) noexcept { delete static_cast<std::vector<Struct>*>(each); });
+  return {reinterpret_cast<Number*>(kept->data()), {kept->size(), sizeof(Struct) / sizeof(Number)}, owner};
 }
 
-/// Work without the GIL, one call at a time: sequences, memories and calibrations are shared in many ways. Python that
-/// is called meanwhile may come back.
-inline std::recursive_mutex core_mutex;
-
+/// Work without the GIL, as whatever waits for a lock of the core must.
 template <class Call>
-auto exclusively(Call&& call) {
+auto without_gil(Call&& call) {
   nb::gil_scoped_release release;
-  std::lock_guard lock(core_mutex);
   return call();
 }
 

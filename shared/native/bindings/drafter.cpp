@@ -1,4 +1,4 @@
-// What drafts are made from beside the graph, and the drafter: target rows, memories, calibrations, sequences.
+// What drafts are made from beside the graph, and the drafter: memories, calibrations, sequences.
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>
@@ -43,6 +43,15 @@ nb::list as_drafts(const DraftBatch& batch, Strategy strategy) {
   return drafts;
 }
 
+/// Fill a table from one of the same shape.
+template <class Struct>
+void fill(std::vector<Struct>& rows, const Table<const double>& values) {
+  if (values.shape(0) != rows.size() || values.shape(1) != sizeof(Struct) / sizeof(double)) {
+    throw std::invalid_argument("a table is of another shape");
+  }
+  std::copy_n(values.data(), values.size(), reinterpret_cast<double*>(rows.data()));
+}
+
 /// Python's function that reads options.
 ReadSettings read_by(nb::object function) {
   const auto free = [](nb::object* each) {
@@ -56,94 +65,121 @@ ReadSettings read_by(nb::object function) {
   };
 }
 
-void bind_rows(nb::module_& module) {
-  using Slot = TargetRows::Slot;
-  nb::class_<TargetRows>(module, "TargetRows", "The target's own top tokens, by what they follow.")
-      .def(nb::init<>())
-      .def(
-          "slots",
-          [](TargetRows& self) {
-            std::vector<std::int64_t> slots, keys;
-            std::vector<Token> rows;
-            exclusively([&] {
-              self.is_changed = false;
-              for (std::size_t index = 0; index < self.slots().size(); ++index) {
-                const Slot& slot = self.slots()[index];
-                if (slot.key < 0) continue;
-                slots.push_back(static_cast<std::int64_t>(index));
-                keys.push_back(slot.key);
-                for (const auto& row : slot.rows) rows.insert(rows.end(), row.begin(), row.end());
-              }
-            });
-            return std::tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
-          },
-          "Return what is kept, for :meth:`restore`: slots, their keys, and their rows one after another.")
-      .def(
-          "restore",
-          [](TargetRows& self, const Ids& slots, const Ids& keys, const Vector<const Token>& rows) {
-            constexpr std::size_t kTokens = std::size_t{kRowDepth} * kRowWidth;
-            if (keys.size() != slots.size() || rows.size() != slots.size() * kTokens) {
-              throw RequestError("slots, keys and rows are not of one table");
-            }
-            exclusively([&] {
-              for (std::size_t index = 0; index < slots.size(); ++index) {
-                Slot slot{keys(index), {}};
-                for (std::size_t each = 0; each < kTokens; ++each) {
-                  slot.rows[each / kRowWidth][each % kRowWidth] = rows(index * kTokens + each);
-                }
-                self.restore(static_cast<std::size_t>(slots(index)), slot);
-              }
-            });
-          },
-          "slots"_a, "keys"_a, "rows"_a, "Fill slots as :meth:`slots` returned them. IndexError where there is none.")
-      .def_prop_ro(
-          "is_changed", [](const TargetRows& self) { return self.is_changed; },
-          "Whether rows came since :meth:`slots`.");
-  module.attr("ROW_WIDTH") = kRowWidth;
-  module.attr("ROW_DEPTH") = kRowDepth;
-}
-
 void bind_calibration(nb::module_& module) {
   nb::class_<Calibration>(module, "Calibration", "How reliable each kind of context is; learned while drafting.")
       .def(nb::init<>(), "Make tables that know nothing yet.")
       .def_prop_ro(
-          "weights", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).weights, self); },
-          "(visits, passed on) of every kind of context, shape ``[kinds, 2]``; not a copy.")
+          "weights",
+          [](const Calibration& self) {
+            return as_table<double>(without_gil([&] { return Shared(self.lock), self.weights; }));
+          },
+          nb::rv_policy::move, "A copy of (visits, passed on) of every kind of context, shape ``[kinds, 2]``.")
       .def_prop_ro(
-          "bins", [](nb::handle self) { return as_table<double>(nb::cast<Calibration&>(self).bins, self); },
-          "(visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``; not a copy.")
+          "bins",
+          [](const Calibration& self) {
+            return as_table<double>(without_gil([&] { return Shared(self.lock), self.bins; }));
+          },
+          nb::rv_policy::move,
+          "A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.")
+      .def(
+          "restore",
+          [](Calibration& self, const Table<const double>& weights, const Table<const double>& bins) {
+            without_gil([&] {
+              Exclusive hold(self.lock);
+              fill(self.weights, weights);
+              fill(self.bins, bins);
+            });
+          },
+          "weights"_a, "bins"_a, "Take tables of these shapes. ValueError where they are of others.")
       .def(
           "copy",
-          [](const Calibration& self) { return exclusively([&] { return std::make_shared<Calibration>(self); }); },
+          [](const Calibration& self) {
+            return without_gil([&] { return Shared(self.lock), std::make_shared<Calibration>(self); });
+          },
           "Return tables that change apart from these.");
+}
+
+/// The rows of a memory that are kept, a part of the table at a time.
+nb::object target_rows_of(const LearnedMemory& memory) {
+  constexpr std::size_t kPart = 4'096;
+  std::vector<std::int64_t> slots, keys;
+  std::vector<Token> rows;
+  without_gil([&] {
+    for (std::size_t first = 0; first < TargetRows::kNumSlots; first += kPart) {
+      Shared hold(memory.lock);
+      const auto& all = memory.rows.slots();
+      for (std::size_t index = first; index < std::min(first + kPart, all.size()); ++index) {
+        const TargetRows::Slot& slot = all[index];
+        if (slot.key < 0) continue;
+        slots.push_back(static_cast<std::int64_t>(index));
+        keys.push_back(slot.key);
+        for (const auto& row : slot.rows) rows.insert(rows.end(), row.begin(), row.end());
+      }
+    }
+  });
+  return nb::make_tuple(as_array(std::move(slots)), as_array(std::move(keys)), as_array(std::move(rows)));
+}
+
+void restore_target_rows(LearnedMemory& memory, const Ids& slots, const Ids& keys, const Vector<const Token>& rows) {
+  constexpr std::size_t kTokens = std::size_t{kRowDepth} * kRowWidth;
+  if (keys.size() != slots.size() || rows.size() != slots.size() * kTokens) {
+    throw RequestError("slots, keys and rows are not of one table");
+  }
+  without_gil([&] {
+    for (std::size_t index = 0; index < slots.size(); ++index) {
+      if (static_cast<std::uint64_t>(slots(index)) >= TargetRows::kNumSlots) throw std::out_of_range("no such slot");
+    }
+    Exclusive hold(memory.lock);
+    for (std::size_t index = 0; index < slots.size(); ++index) {
+      TargetRows::Slot slot{keys(index), {}};
+      for (std::size_t each = 0; each < kTokens; ++each) {
+        slot.rows[each / kRowWidth][each % kRowWidth] = rows(index * kTokens + each);
+      }
+      memory.rows.restore(static_cast<std::size_t>(slots(index)), slot);
+    }
+  });
 }
 
 /// What one tenant's sequences accepted, and sequences.
 void bind_sequences(nb::module_& module) {
   nb::class_<LearnedMemory>(module, "LearnedMemory", "What one tenant's sequences accepted.")
       .def(nb::init<std::int64_t>(), "max_tokens"_a)
-      .def("__len__", [](const LearnedMemory& self) { return exclusively([&] { return self.history.size(); }); })
+      .def(
+          "__len__",
+          [](const LearnedMemory& self) { return without_gil([&] { return Shared(self.lock), self.history.size(); }); })
       .def(
           "add",
           [](LearnedMemory& self, const Ids& ids) {
-            exclusively([&] { self.add(tokens_of(as_span(ids), kMaxVocabulary)); });
+            without_gil([&] { self.add(tokens_of(as_span(ids), kMaxVocabulary)); });
           },
           "token_ids"_a, "Add a text; no match runs across its ends.")
-      .def_prop_rw(
-          "rows", [](const LearnedMemory& self) { return self.rows; },
-          [](LearnedMemory& self, std::shared_ptr<TargetRows> rows) { self.rows = std::move(rows); },
-          "The target's rows that its sequences share.")
+      .def(
+          "target_rows", &target_rows_of,
+          nb::sig(
+              "def target_rows(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], "
+              "numpy.typing.NDArray[numpy.int32]]"),
+          "Return the target's rows that its sequences share, for :meth:`restore_target_rows`: slots, their keys, and\n"
+          "their rows one after another.")
+      .def("restore_target_rows", &restore_target_rows, "slots"_a, "keys"_a, "rows"_a,
+           "Fill slots as :meth:`target_rows` returned them. IndexError where there is none.")
+      .def(
+          "take_is_changed",
+          [](LearnedMemory& self) {
+            return without_gil([&] { return Exclusive(self.lock), std::exchange(self.rows.is_changed, false); });
+          },
+          "Return whether rows of the target came since the last call.")
       .def_prop_rw(
           "is_forgotten", [](const LearnedMemory& self) { return self.is_forgotten.load(); },
           [](LearnedMemory& self, bool is_forgotten) { self.is_forgotten = is_forgotten; },
           "Whether nothing is added any more by sequences that end.");
   nb::class_<Sequence>(module, "Sequence", "One sequence that is drafted for; :meth:`Drafter.open` begins one.")
       .def(
-          "finish", [](Sequence& self) { return as_array(exclusively([&] { return self.finish(); })); },
+          "finish", [](Sequence& self) { return as_array(without_gil([&] { return self.finish(); })); },
           "End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may\n"
           "learn from it, and return it.")
       .def_prop_ro(
-          "num_bytes", [](const Sequence& self) { return exclusively([&] { return self.num_bytes(); }); },
+          "num_bytes",
+          [](Sequence& self) { return without_gil([&] { return Exclusive(self.lock), self.num_bytes(); }); },
           "Memory that is its own.");
 }
 
@@ -177,7 +213,8 @@ void bind_settings(nb::module_& module) {
 }  // namespace
 
 void bind_drafter(nb::module_& module) {
-  bind_rows(module);
+  module.attr("ROW_WIDTH") = kRowWidth;
+  module.attr("ROW_DEPTH") = kRowDepth;
   bind_calibration(module);
   bind_sequences(module);
   bind_settings(module);
@@ -197,7 +234,7 @@ void bind_drafter(nb::module_& module) {
       .def(
           "open",
           [](Drafter& self, std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
-            return exclusively([&] { return self.open(std::move(memory), learns, std::move(costs)); });
+            return without_gil([&] { return self.open(std::move(memory), learns, std::move(costs)); });
           },
           "memory"_a, "learns"_a, "costs"_a,
           "Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n\n"
@@ -205,7 +242,7 @@ void bind_drafter(nb::module_& module) {
       .def(
           "begin_after",
           [](Drafter& self, const Ids& ids, const DraftSettings& settings) {
-            return exclusively(
+            return without_gil(
                 [&] { return self.begin_after(tokens_of(as_span(ids), self.vocabulary_size), settings); });
           },
           "token_ids"_a, "settings"_a,
@@ -213,14 +250,15 @@ void bind_drafter(nb::module_& module) {
       .def(
           "accept",
           [](Drafter& self, Sequence& sequence, const Ids& ids, bool is_prompt) {
-            exclusively([&] { self.accept(sequence, tokens_of(as_span(ids), self.vocabulary_size), is_prompt); });
+            without_gil([&] { self.accept(sequence, tokens_of(as_span(ids), self.vocabulary_size), is_prompt); });
           },
           "sequence"_a, "token_ids"_a, "is_prompt"_a, "Add tokens to a sequence, and learn from those of no prompt.")
       .def(
           "add_rows",
           [](Drafter& self, Sequence& sequence, const Ids& nodes, const Table<const std::int64_t>& rows) {
             if (rows.shape(0) != nodes.size()) throw RequestError("give one row per node");
-            exclusively([&] {
+            without_gil([&] {
+              Exclusive hold(sequence.lock);
               sequence.add_rows(as_span(nodes), tokens_of(as_span(rows), self.vocabulary_size), rows.shape(1));
             });
           },
@@ -235,14 +273,12 @@ void bind_drafter(nb::module_& module) {
             if (budgets.size() != count || seeds.size() != count || (!positions.empty() && positions.size() != count)) {
               throw RequestError("give a budget and a seed for each sequence, and a position for each or for none");
             }
-            const DraftBatch batch = exclusively([&] {
+            const DraftBatch batch = without_gil([&] {
               std::vector<DraftRequest> requests;
               for (std::size_t index = 0; index < count; ++index) {
-                Sequence* sequence = sequences[index];
-                if (sequence == nullptr) throw RequestError("None is no sequence");
-                const std::uint64_t end = static_cast<std::uint64_t>(sequence->size());
-                requests.push_back(
-                    {sequence, budgets[index], seeds[index], positions.empty() ? end : positions[index]});
+                if (sequences[index] == nullptr) throw RequestError("None is no sequence");
+                requests.push_back({sequences[index], budgets[index], seeds[index]});
+                if (!positions.empty()) requests.back().position = positions[index];
               }
               return self.draft(requests, settings, max_entries);
             });

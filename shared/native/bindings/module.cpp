@@ -1,6 +1,7 @@
 // The module: what Python sees of the core.
 #include "arrays.hpp"
 #include "errors.hpp"
+#include "locks.hpp"
 
 namespace speculant {
 namespace {
@@ -24,6 +25,26 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
+/// What a bench and the tests see of locks.
+void bind_locks(nb::module_& module) {
+  module.def(
+      "record_lock_holds", [](bool is_recorded) { LockHolds::is_recorded = is_recorded; }, nb::arg("is_recorded"),
+      "Begin, or end, to record how long locks are held, in the whole process.");
+  module.def(
+      "take_lock_holds",
+      [] {
+        nb::dict holds;
+        for (std::size_t kind = 0; kind < lock_holds.size(); ++kind) {
+          LockHolds& each = lock_holds[kind];
+          holds[kLockNames[kind]] = nb::make_tuple(each.count.exchange(0), each.longest_ns.exchange(0));
+        }
+        return holds;
+      },
+      nb::sig("def take_lock_holds() -> dict[str, tuple[int, int]]"),
+      "Return, and forget, how often the locks of each kind were held since they are recorded, and the nanoseconds of\n"
+      "the longest hold.");
+}
+
 }  // namespace
 }  // namespace speculant
 
@@ -39,4 +60,5 @@ NB_MODULE(_core, module) {
   bind_verify(module);
   bind_steps(module);
   bind_messages(module);
+  bind_locks(module);
 }

@@ -41,16 +41,16 @@ void bind_table(nb::module_& module) {
           nb::kw_only(), "max_sessions"_a, "max_bytes"_a, "idle_timeout_ns"_a, "busy_ns"_a,
           "Make an empty table of so many sessions and bytes at most. Beyond that, the session that was not used for\n"
           "longest is dropped, unless it was used within ``busy_ns``.")
-      .def("__len__", [](const SessionTable& self) { return exclusively([&] { return self.size(); }); })
+      .def("__len__", [](const SessionTable& self) { return without_gil([&] { return self.size(); }); })
       .def_prop_ro(
-          "num_bytes", [](const SessionTable& self) { return exclusively([&] { return self.num_bytes(); }); },
+          "num_bytes", [](const SessionTable& self) { return without_gil([&] { return self.num_bytes(); }); },
           "Memory of all sessions.")
       .def(
           "open",
           [](SessionTable& self, std::uint64_t id, std::shared_ptr<Drafter> drafter, std::uint64_t generation,
              std::string tenant, std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs,
              std::int64_t now_ns) {
-            exclusively([&] {
+            without_gil([&] {
               self.open(id, {std::move(drafter), generation}, std::move(tenant), std::move(memory), learns,
                         std::move(costs), now_ns);
             });
@@ -61,16 +61,18 @@ void bind_table(nb::module_& module) {
       .def(
           "position",
           [](const SessionTable& self, std::uint64_t id) {
-            return exclusively([&] {
+            return without_gil([&] {
               const auto session = self.look_at(id);
-              return session ? std::optional(session->position()) : std::nullopt;
+              if (!session) return std::optional<std::int64_t>();
+              Exclusive hold(session->sequence->lock);
+              return std::optional(session->sequence->size());
             });
           },
           "session_id"_a, "Return the tokens that a session has taken, without using it; None if it is not open.")
       .def(
           "use",
           [](SessionTable& self, std::uint64_t id, std::int64_t now_ns) {
-            return exclusively([&] {
+            return without_gil([&] {
               const auto session = self.look_at(id);
               return session && self.use(*session, now_ns);
             });
@@ -80,21 +82,21 @@ void bind_table(nb::module_& module) {
       .def(
           "end",
           [](SessionTable& self, std::uint64_t id) {
-            exclusively([&] {
+            without_gil([&] {
               if (const auto session = self.look_at(id)) self.end(*session, SessionEnd::kClosed);
             });
           },
           "session_id"_a, "End a session, if it is open.")
       .def(
-          "end_all", [](SessionTable& self) { exclusively([&] { self.end_all(SessionEnd::kClosed); }); },
+          "end_all", [](SessionTable& self) { without_gil([&] { self.end_all(SessionEnd::kClosed); }); },
           "End all sessions.")
       .def(
-          "sweep", [](SessionTable& self, std::int64_t now_ns) { exclusively([&] { self.sweep(now_ns); }); },
+          "sweep", [](SessionTable& self, std::int64_t now_ns) { without_gil([&] { self.sweep(now_ns); }); },
           "now_ns"_a, "End the sessions that are idle for too long.")
       .def(
           "take_ended",
           [](SessionTable& self) {
-            const std::vector<EndedSession> ended = exclusively([&] { return self.take_ended(); });
+            const std::vector<EndedSession> ended = without_gil([&] { return self.take_ended(); });
             nb::list sessions;
             for (const auto& [session, reason, learned] : ended) {
               sessions.append(
@@ -131,7 +133,7 @@ void bind_steps(nb::module_& module) {
             const std::string_view bytes(payload.c_str(), payload.size());
             StepHost python = host_of(host, principal);
             StepCounts counts;
-            const wire::Written answer = exclusively(
+            const wire::Written answer = without_gil(
                 [&] { return self.answer(bytes, is_enveloped, tenants, draft_id, now_ns, python, counts); });
             return nb::make_tuple(nb::bytes(answer.view().data(), answer.view().size()), counts.num_sequences,
                                   counts.num_nodes, counts.num_empty, counts.elapsed_ns);

@@ -117,8 +117,8 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
         del counted
         count_tokens(folder / "tokens", folder / "graph", description, folder, memory=memory, jobs=jobs)
         _replay(SessionDrafter(NgramGraph.load(folder / "graph"), _CONFIG, calibration=calibration), pieces)
-    for table in (calibration.weights, calibration.bins):
-        table *= KEPT_VISITS / np.maximum(table[:, :1], KEPT_VISITS)
+    tables = (calibration.weights, calibration.bins)
+    calibration.restore(*(table * (KEPT_VISITS / np.maximum(table[:, :1], KEPT_VISITS)) for table in tables))
     return save_calibration(calibration)
 
 

@@ -7,7 +7,6 @@ at that moment; what is accepted teaches the next one. Depends on neither socket
 from __future__ import annotations
 
 import reprlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -64,7 +63,7 @@ def _no_messages(_options: bytes) -> DraftOptions:
 
 
 class SessionDrafter:
-    """Drafts for many sequences. Calls from several threads wait for each other."""
+    """Drafts for many sequences. Safe to use from several threads, which wait for each other for moments only."""
 
     def __init__(
         self,
@@ -120,7 +119,6 @@ class SessionDrafter:
         )
         """What drafts."""
         self._sequences: dict[int, _Open] = {}
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -139,11 +137,9 @@ class SessionDrafter:
             DraftRequestError: the number is in use.
         """
         memory = self.learned.memory(tenant)  # may read from disk, which no draft should wait for
-        with self._lock:
-            if session_id in self._sequences:
-                raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
-            core = self.core.open(memory.core, self.learns(learn), costs_of(cost))
-            self._sequences[session_id] = _Open(core, memory)
+        opened = _Open(self.core.open(memory.core, self.learns(learn), costs_of(cost)), memory)
+        if self._sequences.setdefault(session_id, opened) is not opened:
+            raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
 
     def learns(self, wanted: bool) -> bool:
         """Return whether later sequences learn from one that is opened so."""
@@ -163,8 +159,7 @@ class SessionDrafter:
         Raises:
             DraftRequestError: there is no such sequence, or these are no token ids.
         """
-        with self._lock:
-            self.core.accept(self._find(session_id), _as_array(token_ids), is_prompt)
+        self.core.accept(self._find(session_id), _as_array(token_ids), is_prompt)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
         """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
@@ -178,12 +173,11 @@ class SessionDrafter:
         Raises:
             DraftRequestError: there is no such sequence or node, these are no token ids, or not one row per node.
         """
-        with self._lock:
-            sequence = self._find(session_id)
-            if len(nodes) != len(rows):
-                raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
-            if len(nodes):
-                self.core.add_rows(sequence, np.array(nodes, np.int64), _as_array(rows, 2))
+        sequence = self._find(session_id)
+        if len(nodes) != len(rows):
+            raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
+        if len(nodes):
+            self.core.add_rows(sequence, np.array(nodes, np.int64), _as_array(rows, 2))
 
     def draft(
         self,
@@ -210,15 +204,14 @@ class SessionDrafter:
         for each, indices in by_options.items():
             settings = self._settings(each)
             batch = [requests[index] for index in indices]
-            with self._lock:
-                made = self.core.draft(
-                    [self._find(request.session_id) for request in batch],
-                    [request.node_budget for request in batch],
-                    [request.seed % NUM_SEEDS for request in batch],
-                    [],
-                    settings,
-                    max_support,
-                )
+            made = self.core.draft(
+                [self._find(request.session_id) for request in batch],
+                [request.node_budget for request in batch],
+                [request.seed % NUM_SEEDS for request in batch],
+                [],
+                settings,
+                max_support,
+            )
             drafts.update(zip(indices, made, strict=True))
         return [drafts[index] for index in range(len(requests))]
 
@@ -246,15 +239,14 @@ class SessionDrafter:
             ConfigError: the strategy needs a graph.
         """
         settings = self._settings(options)
-        with self._lock:
-            return self.core.draft(
-                [self.core.begin_after(_as_array(context), settings) for context in contexts],
-                list(budgets),
-                [seed % NUM_SEEDS for seed in seeds],
-                [position % NUM_SEEDS for position in positions],
-                settings,
-                max_support,
-            )
+        return self.core.draft(
+            [self.core.begin_after(_as_array(context), settings) for context in contexts],
+            list(budgets),
+            [seed % NUM_SEEDS for seed in seeds],
+            [position % NUM_SEEDS for position in positions],
+            settings,
+            max_support,
+        )
 
     def num_bytes(self, session_id: int) -> int:
         """Return the memory that is a sequence's own.
@@ -266,12 +258,9 @@ class SessionDrafter:
 
     def close(self, session_id: int) -> None:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
-        with self._lock:
-            ended = self._sequences.pop(session_id, None)
-            if ended is None:
-                return
-            tokens = ended.core.finish()
-        self.learned.keep(ended.memory, tokens)
+        ended = self._sequences.pop(session_id, None)
+        if ended is not None:
+            self.learned.keep(ended.memory, ended.core.finish())
 
     def save(self, *, is_routine: bool = False) -> None:
         """Bring what sequences taught to disk, if the store has one; drafts go on meanwhile.

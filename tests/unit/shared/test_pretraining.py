@@ -105,10 +105,12 @@ def pretrained_slowly(tokens: UInt32Array) -> Calibration:
             drafter.accept(number, rest[: num_accepted + 1])
             rest = rest[num_accepted + 1 :]
         drafter.close(number)
-    for table in (calibration.weights, calibration.bins):
+    tables = calibration.weights, calibration.bins
+    for table in tables:
         for row in table:
             if row[0] > KEPT_VISITS:
                 row *= KEPT_VISITS / row[0]
+    calibration.restore(*tables)
     return calibration
 
 

@@ -122,6 +122,7 @@ def test_damaged_tables(damage: str) -> None:
     calibration = Calibration()
     agreements = calibration.bins
     agreements[5] = (3.0, 1.0, 2.0)
+    calibration.restore(calibration.weights, agreements)
     whole = save_calibration(calibration)
     assert np.array_equal(load_calibration(whole).bins, agreements)
     rows = {
@@ -130,6 +131,7 @@ def test_damaged_tables(damage: str) -> None:
         "huge": (1e10, 1e10 + 5, 0.0),
     }
     agreements[5] = rows.get(damage, agreements[5])
+    calibration.restore(calibration.weights, agreements)
     buffer = io.BytesIO()
     np.savez(buffer, format=1, escapes=calibration.weights, agreements=agreements[:-1])
     saved = {"cut": whole[:-9], "shape": buffer.getvalue()}.get(damage, save_calibration(calibration))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, TargetRows
+from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, LearnedMemory
 from speculant_graph.draft.learning.store import LearnedStore, load_rows, save_rows
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
@@ -18,9 +18,9 @@ from support.learned import TOKENIZER, path_of
 from support.sessions import drafter_of, started
 
 
-def rows_of(table: TargetRows) -> dict[int, list[list[int]]]:
+def rows_of(memory: LearnedMemory) -> dict[int, list[list[int]]]:
     """Return the rows of every context that has some."""
-    _, keys, rows_of_keys = table.slots()
+    _, keys, rows_of_keys = memory.target_rows()
     return {
         int(key): [
             list(takewhile(lambda token: token >= 0, row))
@@ -31,40 +31,39 @@ def rows_of(table: TargetRows) -> dict[int, list[list[int]]]:
     }
 
 
-def taught_table(row: list[int]) -> TargetRows:
-    """Return the table of a tenant one of whose sequences was told a row after 30 31."""
+def taught_memory(row: list[int]) -> LearnedMemory:
+    """Return the memory of a tenant one of whose sequences was told a row after 30 31."""
     drafter = drafter_of()
     started(drafter, 1, [30, 31], learn=True)
     drafter.recycle(1, [0], [row])
     drafter.accept(1, [9])
-    return drafter.learned.memory("").core.rows
+    return drafter.learned.memory("").core
 
 
 def test_rows_are_saved_and_loaded() -> None:
-    table = taught_table([70, 71, 72, 73, 74])
-    assert table.is_changed
-    saved = save_rows(table)
-    assert not table.is_changed
-    assert (
-        rows_of(load_rows(saved)) == rows_of(table) == {31: [[70, 71, 72, 73]], (30 + 1 << 24) + 31: [[70, 71, 72, 73]]}
-    )
+    memory = taught_memory([70, 71, 72, 73, 74])
+    assert memory.take_is_changed()
+    assert not memory.take_is_changed()
+    saved, loaded = save_rows(memory), LearnedMemory(1)
+    load_rows(loaded, saved)
+    assert rows_of(loaded) == rows_of(memory) == {31: [[70, 71, 72, 73]], (30 + 1 << 24) + 31: [[70, 71, 72, 73]]}
 
 
 @pytest.mark.parametrize("damage", ["cut", "format", "shape"])
 def test_damaged_rows_are_refused(damage: str) -> None:
-    table = taught_table([3])
-    saved = save_rows(table)
+    memory = taught_memory([3])
+    saved = save_rows(memory)
     if damage == "cut":
         saved = saved[:-40]
     elif damage == "format":
-        saved = save_rows(TargetRows()).replace(b"format", b"formal")
+        saved = save_rows(LearnedMemory(1)).replace(b"format", b"formal")
     elif damage == "shape":
-        slots, keys, rows = table.slots()
+        slots, keys, rows = memory.target_rows()
         buffer = io.BytesIO()
         np.savez(buffer, format=1, slots=slots, keys=keys, rows=rows.reshape(1, -1)[:, :-1])
         saved = buffer.getvalue()
     with pytest.raises(ConfigError, match="they will be learned again"):
-        load_rows(saved)
+        load_rows(LearnedMemory(1), saved)
 
 
 def store_of(folder: Path) -> LearnedStore:

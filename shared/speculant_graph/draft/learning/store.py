@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 from weakref import WeakValueDictionary
@@ -20,7 +21,7 @@ import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
-from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, Calibration, LearnedMemory, TargetRows
+from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, Calibration, LearnedMemory
 from speculant_graph.draft.learning.files import LearnedFiles
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import MAX_VOCABULARY
@@ -111,7 +112,7 @@ class LearnedStore:
                     for token_ids in self._files.load(tenant):
                         memory.core.add(token_ids)
                     rows = self._files.load_state(tenant, "rows")
-                    memory.core.rows = _loaded(load_rows, rows) or TargetRows()
+                    _loaded(partial(load_rows, memory.core), rows)
                 self._in_use[tenant] = memory
             self._latest[tenant] = memory
             self._latest.move_to_end(tenant)
@@ -159,9 +160,9 @@ class LearnedStore:
             memories = list(self._in_use.values())
         latest_s = time.monotonic() - (_ROWS_INTERVAL_S if is_routine else 0.0)
         for memory in memories:
-            if memory.rows_saved_s <= latest_s and self._max_tokens and memory.core.rows.is_changed:
+            if memory.rows_saved_s <= latest_s and self._max_tokens and memory.core.take_is_changed():
                 memory.rows_saved_s = time.monotonic()
-                rows = save_rows(memory.core.rows)
+                rows = save_rows(memory.core)
                 with self._forgetting:
                     if not memory.core.is_forgotten:
                         self._files.save_state(memory.tenant, "rows", rows)
@@ -205,35 +206,32 @@ def load_calibration(saved: bytes) -> Calibration:
         with np.load(io.BytesIO(saved), allow_pickle=False) as content:
             if int(content["format"]) != _FORMAT:
                 raise ValueError("format")
-            for name, table in (("escapes", calibration.weights), ("agreements", calibration.bins)):
-                values = content[name]
-                if values.shape != table.shape or values.dtype != table.dtype:
-                    raise ValueError(name)
+            tables = content["escapes"], content["agreements"]
+            for values in tables:
                 visits = values[:, :1]
                 # Rounding may lift a sum of probabilities a little above the visits.
                 if not ((visits <= _MOST_VISITS) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
-                    raise ValueError(name)
-                table[:] = values
+                    raise ValueError("visits")
+            calibration.restore(*tables)
     except Exception as error:
         raise ConfigError("the saved calibration is damaged or of another release; delete it to start anew") from error
     return calibration
 
 
-def save_rows(table: TargetRows) -> bytes:
-    """Return the rows as bytes."""
-    slots, keys, rows = table.slots()
+def save_rows(memory: LearnedMemory) -> bytes:
+    """Return a memory's rows of the target as bytes."""
+    slots, keys, rows = memory.target_rows()
     buffer = io.BytesIO()
     np.savez(buffer, format=_FORMAT, slots=slots, keys=keys, rows=rows.reshape(-1, ROW_DEPTH * ROW_WIDTH))
     return buffer.getvalue()
 
 
-def load_rows(saved: bytes) -> TargetRows:
-    """Make the rows of :func:`save_rows` again.
+def load_rows(memory: LearnedMemory, saved: bytes) -> None:
+    """Give a memory the rows of :func:`save_rows` again.
 
     Raises:
         ConfigError: the bytes are not such rows, or those of another release.
     """
-    table = TargetRows()
     try:
         with np.load(io.BytesIO(saved), allow_pickle=False) as content:
             version, slots, keys, rows = (content[name] for name in ("format", "slots", "keys", "rows"))
@@ -241,7 +239,6 @@ def load_rows(saved: bytes) -> TargetRows:
             raise ValueError("format")
         if keys.min(initial=0) < 0 or rows.min(initial=-1) < -1 or rows.max(initial=-1) >= MAX_VOCABULARY:
             raise ValueError("rows")
-        table.restore(slots, keys, rows.astype(np.int32).reshape(-1))
+        memory.restore_target_rows(slots, keys, rows.astype(np.int32).reshape(-1))
     except Exception as error:
         raise ConfigError("the saved rows are damaged or of another release; they will be learned again") from error
-    return table

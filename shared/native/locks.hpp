@@ -1,0 +1,121 @@
+// Locks that hand over in the order in which they were asked for, and how long they were held.
+//
+// Whoever waits gets a lock before the one that gives it back and asks again. So a long piece of work that gives its
+// locks back between short units delays others by one unit, never by all of it.
+//
+// The order of locks; a thread that holds one takes only those below it:
+//   1. sequence: one sequence, and what its session says of its drafts
+//   2. graph: the calibration that all generations of a graph share
+//   3. tenant: one tenant's memory
+//   4. table: the open sessions of a server. No other lock is taken, and nothing of Python is called, under it.
+// Nobody waits for a lock while holding the GIL, and nothing of Python is called under a lock: the thread that has the
+// GIL may wait for that lock. Small locks guard caches and free lists inside of one object for a few instructions.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace speculant {
+
+enum class LockKind : std::uint8_t { kSequence, kGraph, kTenant, kTable };
+inline constexpr std::array kLockNames = {"sequence", "graph", "tenant", "table"};
+
+/// How often the locks of a kind were held, and how long at most. Nothing is noted until `is_recorded` is set.
+struct LockHolds {
+  static inline std::atomic<bool> is_recorded = false;
+
+  std::atomic<std::uint64_t> count = 0;
+  std::atomic<std::int64_t> longest_ns = 0;
+
+  void note(std::int64_t ns) {
+    count.fetch_add(1, std::memory_order_relaxed);
+    std::int64_t longest = longest_ns.load(std::memory_order_relaxed);
+    while (ns > longest && !longest_ns.compare_exchange_weak(longest, ns, std::memory_order_relaxed)) {
+    }
+  }
+};
+inline std::array<LockHolds, kLockNames.size()> lock_holds;
+
+/// A lock for one writer or several readers, first come, first served.
+class FairLock {
+ public:
+  explicit FairLock(LockKind kind) : kind(kind) {}
+  FairLock(const FairLock&) = delete;
+
+  void lock() {
+    std::unique_lock guard(mutex_);
+    const std::uint64_t ticket = next_++;
+    turns_.wait(guard, [&] { return serving_ == ticket && num_readers_ == 0; });
+  }
+  void unlock() {
+    std::lock_guard guard(mutex_);
+    pass_on();
+  }
+  void lock_shared() {
+    std::unique_lock guard(mutex_);
+    const std::uint64_t ticket = next_++;
+    turns_.wait(guard, [&] { return serving_ == ticket; });
+    ++num_readers_;
+    pass_on();
+  }
+  void unlock_shared() {
+    std::lock_guard guard(mutex_);
+    if (--num_readers_ == 0 && serving_ != next_) turns_.notify_all();
+  }
+
+  const LockKind kind;
+
+ private:
+  void pass_on() {
+    if (++serving_ != next_) turns_.notify_all();
+  }
+
+  std::mutex mutex_;  // held for a few instructions
+  std::condition_variable turns_;
+  std::uint64_t next_ = 0, serving_ = 0;
+  int num_readers_ = 0;
+};
+
+/// Holds a lock for as long as it lives, but for pauses.
+template <bool is_shared>
+class Hold {
+ public:
+  explicit Hold(FairLock& lock) : lock_(lock) { take(); }
+  Hold(const Hold&) = delete;
+  ~Hold() { give(); }
+
+  void take() {
+    if constexpr (is_shared) {
+      lock_.lock_shared();
+    } else {
+      lock_.lock();
+    }
+    if (LockHolds::is_recorded.load(std::memory_order_relaxed)) started_ns_ = now_ns();
+  }
+  void give() {
+    const std::int64_t held_ns = started_ns_ == 0 ? -1 : now_ns() - std::exchange(started_ns_, 0);
+    if constexpr (is_shared) {
+      lock_.unlock_shared();
+    } else {
+      lock_.unlock();
+    }
+    if (held_ns >= 0) lock_holds[static_cast<std::size_t>(lock_.kind)].note(held_ns);
+  }
+
+ private:
+  static std::int64_t now_ns() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  FairLock& lock_;
+  std::int64_t started_ns_ = 0;  // 0: nobody records
+};
+using Exclusive = Hold<false>;
+using Shared = Hold<true>;
+
+}  // namespace speculant
