@@ -1,12 +1,15 @@
 """The drafter's methods: drafting, the sessions it needs, and looking after graphs.
 
-Steps are answered by the core, and on the event loop: a draft takes less time than handing it to a thread would.
+Steps are answered by the core, and on the event loop: a draft takes less time than handing it to a thread would. Steps
+that bring many tokens or ask for many nodes are answered by threads, so that others need not wait for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -37,6 +40,10 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterService"].full_name
 ADMIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_name
 """Names of the services, for health checks."""
 
+_MOST_AT_ONCE_NS = 2_000_000
+"""A step that may take longer is left to a thread. That takes 0.1 ms and steps of usual batches take less than this."""
+_NUM_LONG_STEPS = 4
+"""Threads for such steps: one can't make all others wait, and they leave the event loop its core."""
 _ANY_CONFIG = DraftConfig()
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
@@ -74,6 +81,7 @@ class DrafterService:
             max_message_bytes=limits.max_message_bytes,
             budget=min(draft.k, limits.max_nodes),
         )
+        self._long_steps = ThreadPoolExecutor(_NUM_LONG_STEPS, "long-steps")
         self._reading: set[asyncio.Task[Any]] = set()
         self._is_draining = False
 
@@ -101,13 +109,13 @@ class DrafterService:
 
     async def draft(self, payload: bytes, call: Call) -> bytes:
         """Answer one step."""
-        return self.answer(payload, call.principal)
+        return await self.answer(payload, call.principal)
 
     async def stream_draft(self, _requests: object, call: Call) -> None:
         """Answer steps in order; the failure of one is part of its answer."""
         context, principal = call.context, call.principal
         while (payload := await self._next_request(context)) is not _END_OF_STREAM:
-            await context.write(self.answer_enveloped(payload, principal))
+            await context.write(await self.answer_enveloped(payload, principal))
 
     async def _next_request(self, context: Any) -> Any:
         if self._is_draining:
@@ -161,39 +169,45 @@ class DrafterService:
 
     # --- steps
 
-    def answer_enveloped(self, payload: bytes, principal: Principal) -> bytes:
+    async def answer_enveloped(self, payload: bytes, principal: Principal) -> bytes:
         """Return the StreamDraftResponse to a StreamDraftRequest; a step that is refused is part of it.
 
         Raises:
             DraftRequestError: it is no such message.
         """
         try:
-            return self._answer(payload, principal, is_enveloped=True)
+            return await self._answer(payload, principal, is_enveloped=True)
         except Exception as error:
             step_id = convert.read_step_id(payload)
             self._metrics.failed_steps.labels(log_failure("StreamDraft", error).name).inc()
             return convert.encode_step_failure(step_id, error)
 
-    def answer(self, payload: bytes, principal: Principal) -> bytes:
+    async def answer(self, payload: bytes, principal: Principal) -> bytes:
         """Return the DraftResponse to a DraftRequest.
 
         Raises:
             SpeculantError: the step is refused.
         """
         try:
-            return self._answer(payload, principal, is_enveloped=False)
+            return await self._answer(payload, principal, is_enveloped=False)
         except Exception as error:
             self._metrics.failed_steps.labels(to_status(error)[0].name).inc()
             raise
 
-    def _answer(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> bytes:
+    async def _answer(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> bytes:
         tenants = None if principal is ANONYMOUS or ALL in principal.tenants else list(principal.tenants)
+        now_ns = self._sessions.now_ns()
+        call = partial(
+            self._core.answer, payload, is_enveloped, tenants, next(self._draft_ids), now_ns, self, principal
+        )
         try:
-            answer, num_sequences, num_nodes, num_empty, elapsed_ns = self._core.answer(
-                payload, is_enveloped, tenants, next(self._draft_ids), self._sessions.now_ns(), self, principal
-            )
+            counted = call(_MOST_AT_ONCE_NS)
+            if counted is None:
+                counted = await asyncio.get_running_loop().run_in_executor(self._long_steps, call)
         finally:
             self._sessions.resolve_ended()
+        assert counted is not None
+        answer, num_sequences, num_nodes, num_empty, elapsed_ns = counted
         self._metrics.steps.inc()
         self._metrics.step_seconds.observe(elapsed_ns * 1e-9)
         self._metrics.sequences.inc(num_sequences)

@@ -124,6 +124,7 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
   const bool is_first = !std::exchange(addition.has_begun, true);
   if (is_first) {
     addition.is_prompt |= size() == 0;
+    if (history.is_small()) history.reserve(std::ssize(addition.tokens));
     if (!costs().empty() && has_draft) compare(addition.tokens);
   }
   const bool calibrates = !addition.is_prompt && (is_calibrated || settings.is_calibrated);

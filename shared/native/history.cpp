@@ -1,12 +1,22 @@
 #include "history.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
+#include <cassert>
+#include <cstdlib>
+#include <new>
+#include <utility>
 
 namespace speculant {
 namespace {
 
 constexpr std::int64_t kFirstCapacity = 512;
+constexpr std::int64_t kLongestChain = 4;
+constexpr std::size_t kMapped = 1 << 17;  // of so many bytes or more, memory is the system's pages
+// A ring grows from three quarters on; four tokens for each that is added would copy all of it in time.
+constexpr int kCopiedPerToken = 5;
 
 std::int64_t power_of_two(std::int64_t number) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(number, 2))));
@@ -20,6 +30,13 @@ std::size_t bucket_of(const Token* end, int length, std::size_t size) {
     value ^= static_cast<std::uint64_t>(static_cast<std::int64_t>(value) >> 29);
   }
   return static_cast<std::size_t>(static_cast<std::int64_t>(value) >> 8) & (size - 1);
+}
+
+/// The position that a head holds the last 32 bits of, where `size` is the next one; -1 if there is none. One that is
+/// older than that may be taken for a younger one, which is then compared like any other.
+std::int64_t position_of(std::uint32_t head, std::int64_t size) {
+  const std::uint32_t distance = static_cast<std::uint32_t>(size) + 1 - head;
+  return head == 0 || distance == 0 ? -1 : size - std::int64_t{distance};
 }
 
 /// What names a context of the last token, or of the last two.
@@ -57,33 +74,66 @@ void put_row(Token before, Token last, std::span<const Token> row, SlotAt&& slot
 }  // namespace
 
 SessionHistory::SessionHistory(std::int64_t max_tokens, const std::array<int, kNumChains>& chain_lengths)
-    : max_tokens_(max_tokens) {
-  for (std::size_t chain = 0; chain < kNumChains; ++chain) chains_[chain].length = chain_lengths[chain];
-  allocate(std::min(power_of_two(max_tokens), kFirstCapacity));
+    : max_tokens_(max_tokens),
+      chain_lengths_(chain_lengths),
+      ring_(std::min(power_of_two(max_tokens), kFirstCapacity)) {
+  assert(std::ranges::max(chain_lengths) <= kLongestChain);
 }
 
-void SessionHistory::allocate(std::int64_t capacity) {
-  const auto slots = static_cast<std::size_t>(capacity);
-  ring_.assign(slots, {kSeparator, {}});
-  for (Chain& chain : chains_) chain.heads.assign(slots, 0);
-  lookback_ = std::min(capacity, max_tokens_);
+void* SessionHistory::take_zeros(std::size_t num_bytes) {
+  void* const memory = num_bytes < kMapped
+                           ? std::calloc(num_bytes, 1)
+                           : mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == nullptr || memory == MAP_FAILED) throw std::bad_alloc();
+  return memory;
+}
+
+std::size_t SessionHistory::give_back(void* memory, std::size_t num_bytes, std::size_t most) {
+  if (num_bytes == 0) return 0;
+  if (num_bytes < kMapped) {
+    std::free(memory);
+    return 0;
+  }
+  // Never less than a part, or the rest would look like memory of the other kind.
+  const std::size_t left = num_bytes > most + kMapped ? num_bytes - most : 0;
+  munmap(static_cast<char*>(memory) + left, num_bytes - left);
+  return left;
+}
+
+bool SessionHistory::Ring::shrink() {
+  bool is_left = slots.shrink();
+  for (auto& each : heads) is_left |= each.shrink();
+  return is_left;
 }
 
 void SessionHistory::reserve(std::int64_t num_tokens) {
-  const auto capacity = static_cast<std::int64_t>(ring_.size());
+  if (outgrown_ && !outgrown_->shrink()) outgrown_.reset();
   const std::int64_t wanted = std::min(size_ + num_tokens, max_tokens_);
-  if (wanted <= capacity) return;
-  const std::vector<Token> kept = latest(capacity);
-  size_ -= std::ssize(kept);
-  allocate(power_of_two(wanted));
-  Window window;
-  window.fill(kNoToken);
-  for (Token token : kept) push(token, window);
+  if (wanted > capacity()) {
+    const std::int64_t grown = power_of_two(wanted);
+    if (!growth_ || std::cmp_not_equal(growth_->ring.size, grown)) growth_.reset(new Growth{Ring(grown)});
+    while (growth_->num_copied < size_) copy_next();
+    outgrown_ = std::make_unique<Ring>(std::exchange(ring_, std::move(growth_->ring)));
+    if (!outgrown_->shrink()) outgrown_.reset();
+    growth_.reset();
+  } else if (!growth_ && capacity() > kGrownAtOnce && max_tokens_ > capacity() && 4 * wanted > 3 * capacity()) {
+    growth_.reset(new Growth{Ring(2 * capacity())});
+  }
+}
+
+/// Copy the oldest token that the next ring does not have.
+void SessionHistory::copy_next() {
+  const std::int64_t position = growth_->num_copied++;
+  std::array<Token, kLongestChain> last;
+  for (std::int64_t back = 0; back < kLongestChain; ++back) {
+    const Token token = position >= back ? at(position - back) : kNoToken;
+    last[static_cast<std::size_t>(kLongestChain - 1 - back)] = token >= 0 ? token : kNoToken;
+  }
+  link(growth_->ring, position, at(position), last.data() + kLongestChain);
 }
 
 std::vector<Token> SessionHistory::latest(std::int64_t num_tokens) const {
-  const std::int64_t count =
-      std::max<std::int64_t>(std::min({size_, num_tokens, static_cast<std::int64_t>(ring_.size()), max_tokens_}), 0);
+  const std::int64_t count = std::max<std::int64_t>(std::min({size_, num_tokens, capacity(), max_tokens_}), 0);
   std::vector<Token> tokens;
   tokens.reserve(static_cast<std::size_t>(count));
   for (std::int64_t back = count; back > 0; --back) tokens.push_back(at(size_ - back));
@@ -97,16 +147,22 @@ void SessionHistory::fill(Window& window) const {
   }
 }
 
-/// Heads hold 32 bits of a position. One that is older than that may be taken for a younger one, which is then compared
-/// like any other.
-std::int64_t SessionHistory::position_of(std::uint32_t head) const {
-  const std::uint32_t distance = static_cast<std::uint32_t>(size_) + 1 - head;
-  return head == 0 || distance == 0 ? -1 : size_ - std::int64_t{distance};
+std::int64_t SessionHistory::newest_in_chain(std::size_t chain, const Token* end) const {
+  return position_of(ring_.heads[chain][bucket_of(end, chain_lengths_[chain], ring_.size)], size_);
 }
 
-std::int64_t SessionHistory::newest_in_chain(std::size_t chain, const Token* end) const {
-  const auto& [length, heads] = chains_[chain];
-  return position_of(heads[bucket_of(end, length, heads.size())]);
+void SessionHistory::link(Ring& ring, std::int64_t position, Token token, const Token* end) const {
+  Slot& slot = ring.slots[static_cast<std::size_t>(position) & (ring.size - 1)] = {token, {}};
+  for (std::size_t chain = 0; chain < kNumChains; ++chain) {
+    const int length = chain_lengths_[chain];
+    if (position + 1 < length) continue;
+    std::uint32_t& head = ring.heads[chain][bucket_of(end, length, ring.size)];
+    const std::int64_t before = position_of(head, position);
+    if (before >= 0 && std::cmp_less(position - before, ring.size)) {
+      slot.distances[chain] = static_cast<std::int32_t>(position - before);
+    }
+    head = static_cast<std::uint32_t>(position) + 1;
+  }
 }
 
 void SessionHistory::push(Token token, Window& window) {
@@ -114,18 +170,10 @@ void SessionHistory::push(Token token, Window& window) {
   std::copy(window.begin() + 1, window.begin() + kMaxMatch, window.begin());
   window[kMaxMatch - 1] = token >= 0 ? token : kNoToken;
   // What is no token is stored as one thing and looked for as another, so that it never matches itself.
-  Slot& slot = ring_[static_cast<std::size_t>(size_) & mask()] = {token >= 0 ? token : kSeparator, {}};
-  for (std::size_t chain = 0; chain < kNumChains; ++chain) {
-    auto& [length, heads] = chains_[chain];
-    if (size_ + 1 < length) continue;
-    std::uint32_t& head = heads[bucket_of(end, length, heads.size())];
-    const std::int64_t before = position_of(head);
-    if (before >= 0 && size_ - before < std::ssize(ring_)) {
-      slot.distances[chain] = static_cast<std::int32_t>(size_ - before);
-    }
-    head = static_cast<std::uint32_t>(size_) + 1;
-  }
+  link(ring_, size_, token >= 0 ? token : kSeparator, end);
   ++size_;
+  if (!growth_) return;
+  for (int each = 0; each < kCopiedPerToken && growth_->num_copied < size_; ++each) copy_next();
 }
 
 void SessionHistory::append(std::span<const Token> tokens) {
@@ -136,9 +184,8 @@ void SessionHistory::append(std::span<const Token> tokens) {
 }
 
 std::int64_t SessionHistory::num_bytes() const {
-  std::size_t bytes = ring_.size() * sizeof(Slot);
-  for (const Chain& chain : chains_) bytes += chain.heads.size() * sizeof(std::uint32_t);
-  return static_cast<std::int64_t>(bytes);
+  return static_cast<std::int64_t>(ring_.num_bytes() + (growth_ ? growth_->ring.num_bytes() : 0) +
+                                   (outgrown_ ? outgrown_->num_bytes() : 0));
 }
 
 void TargetRows::put(Token before, Token last, std::span<const Token> row) {

@@ -8,6 +8,9 @@
 // ring has overwritten are recognised by their number. Collisions put foreign positions into a chain; every match is
 // compared token by token, so they cost time and nothing else.
 //
+// A ring that is nearly full has a successor of twice its size, to which every token that is added brings a few old
+// ones with it. So growing never takes long at a time, and what is found is what one large ring would find.
+//
 // TargetRows: the target's own top tokens, by the last token and by the last two that they follow.
 //
 // After Token Recycling (Luo et al. 2024), which keeps the latest row of every token. Every verified position tells
@@ -15,9 +18,12 @@
 // candidates. What helps on text that no corpus resembles.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "trie.hpp"
@@ -45,9 +51,9 @@ class SessionHistory {
   /// Tokens added so far, forgotten ones included.
   std::int64_t size() const { return size_; }
   /// The oldest position that may be looked at.
-  std::int64_t oldest() const { return size_ - std::min(size_, lookback_); }
+  std::int64_t oldest() const { return size_ - std::min({size_, capacity(), max_tokens_}); }
   Token at(std::int64_t position) const { return slot(position).token; }
-  int chain_length(std::size_t chain) const { return chains_[chain].length; }
+  int chain_length(std::size_t chain) const { return chain_lengths_[chain]; }
   /// The newest position in the bucket of the tokens before `end`; -1 if there is none.
   std::int64_t newest_in_chain(std::size_t chain, const Token* end) const;
   /// How far the position before in the chain is away; 0 if there is none.
@@ -57,8 +63,10 @@ class SessionHistory {
   std::vector<Token> latest(std::int64_t num_tokens) const;
   /// Write the last tokens to the beginning of a window.
   void fill(Window& window) const;
-  /// Allocate for so many tokens more.
+  /// Allocate for so many tokens more. Takes long if there are many already and they are more than double by this.
   void reserve(std::int64_t num_tokens);
+  /// Whether that takes no time worth mention, however many tokens more there are to be.
+  bool is_small() const { return size_ <= kGrownAtOnce; }
   /// Add a token that was reserved, here and to the last tokens in `window`.
   void push(Token token, Window& window);
   /// Add tokens; what is no token matches nothing.
@@ -71,20 +79,62 @@ class SessionHistory {
     Token token;
     std::array<std::int32_t, kNumChains> distances;  // to the position before in a chain; 0: none
   };
-  struct Chain {
-    int length;
-    std::vector<std::uint32_t> heads;  // per bucket, its newest position plus 1; 0: none
+  /// Zeros. Of many, the system gives the memory page by page, when it is written to, and takes it back in parts.
+  template <class Number>
+  class Zeros {
+   public:
+    explicit Zeros(std::size_t size) : memory_(take_zeros(size * sizeof(Number))), num_bytes_(size * sizeof(Number)) {}
+    Zeros(Zeros&& other) noexcept { *this = std::move(other); }
+    Zeros& operator=(Zeros&& other) noexcept {
+      std::swap(memory_, other.memory_), std::swap(num_bytes_, other.num_bytes_);
+      return *this;
+    }
+    ~Zeros() { num_bytes_ = give_back(memory_, num_bytes_, num_bytes_); }
+    Number& operator[](std::size_t index) const { return static_cast<Number*>(memory_)[index]; }
+    std::size_t num_bytes() const { return num_bytes_; }
+    /// Give a part of the memory back, from its end; what it held is lost. Returns whether any is left.
+    bool shrink() { return (num_bytes_ = give_back(memory_, num_bytes_, kGivenBack)) > 0; }
+
+   private:
+    void* memory_ = nullptr;
+    std::size_t num_bytes_ = 0;
   };
-  const Slot& slot(std::int64_t position) const { return ring_[static_cast<std::size_t>(position) & mask()]; }
-  std::size_t mask() const { return ring_.size() - 1; }
-  void allocate(std::int64_t capacity);
-  std::int64_t position_of(std::uint32_t head) const;
+  static constexpr std::size_t kGivenBack = 1 << 18;  // at a time: a system takes a few tenths of a millisecond for it
+  static void* take_zeros(std::size_t num_bytes);
+  /// Returns how many bytes are left.
+  static std::size_t give_back(void* memory, std::size_t num_bytes, std::size_t most);
+  struct Ring {
+    explicit Ring(std::int64_t capacity)
+        : size(static_cast<std::size_t>(capacity)),
+          slots(size),
+          heads{Zeros<std::uint32_t>(size), Zeros<std::uint32_t>(size)} {}
+    std::size_t size;  // a power of two
+    Zeros<Slot> slots;
+    std::array<Zeros<std::uint32_t>, kNumChains> heads;  // per chain and bucket, its newest position plus 1; 0: none
+    bool shrink();
+    std::size_t num_bytes() const { return slots.num_bytes() + heads[0].num_bytes() + heads[1].num_bytes(); }
+  };
+  /// The next ring, while it is being filled.
+  struct Growth {
+    Ring ring;
+    std::int64_t num_copied = 0;
+  };
+  static constexpr std::int64_t kGrownAtOnce = 8'192;  // most tokens that are copied at a time
+
+  const Slot& slot(std::int64_t position) const {
+    return ring_.slots[static_cast<std::size_t>(position) & (ring_.size - 1)];
+  }
+  std::int64_t capacity() const { return static_cast<std::int64_t>(ring_.size); }
+  /// Add a token at a position; `end` is behind it, in a window.
+  void link(Ring& ring, std::int64_t position, Token token, const Token* end) const;
+  void copy_next();
 
   std::int64_t max_tokens_;
+  std::array<int, kNumChains> chain_lengths_;
   std::int64_t size_ = 0;
-  std::int64_t lookback_ = 0;  // most tokens that may be looked back on
-  std::vector<Slot> ring_;
-  std::array<Chain, kNumChains> chains_;
+  Ring ring_;
+  std::unique_ptr<Growth> growth_;
+  std::unique_ptr<Ring> outgrown_;  // the one before, while its memory is given back
 };
 
 /// Tokens kept of a row, and rows kept of a context.

@@ -145,8 +145,12 @@ class StepAnswerer {
 
   /// The answer to a DraftRequest, or to a StreamDraftRequest. Throws if the step is refused: tokens of sequences
   /// before the one that is to blame were taken, which does no harm, as they are recognised when they come again.
-  wire::Written answer(std::string_view payload, bool is_enveloped, const Tenants& tenants, std::uint64_t draft_id,
-                       std::int64_t now_ns, StepHost& host, StepCounts& counts);
+  ///
+  /// `most_ns`: none where it may take longer than this, by the tokens that it brings and the nodes that it asks for;
+  /// then nothing was done.
+  std::optional<wire::Written> answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
+                                      std::uint64_t draft_id, std::int64_t now_ns, StepHost& host, StepCounts& counts,
+                                      std::int64_t most_ns);
 
  private:
   struct Step;

@@ -322,7 +322,7 @@ class StepAnswerer:
         Answer steps within limits; ``budget`` is what requests leave to the server.
         """
 
-    def answer(self, payload: bytes, is_enveloped: bool, tenants: _Sequence[str] | None, draft_id: int, now_ns: int, host: object, principal: object) -> tuple[bytes, int, int, int, int]:
+    def answer(self, payload: bytes, is_enveloped: bool, tenants: _Sequence[str] | None, draft_id: int, now_ns: int, host: object, principal: object, most_ns: int | None = None) -> tuple[bytes, int, int, int, int] | None:
         """
         Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are
         empty though some nodes were asked for, and nanoseconds.
@@ -330,6 +330,8 @@ class StepAnswerer:
         ``tenants``: whose sessions may be used; None: all. ``host`` knows the rest:
         ``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of
         sequences without a session, ``default_generation()`` names the generation where no graph answers.
+
+        With ``most_ns``, a step that may take longer is not answered: None, and nothing was done.
         """
 
 def write_request(graph: bytes, options: bytes, sequences: _Sequence[tuple[object, ...]], step_id: int | None) -> bytes:

@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
+
 #include "arrays.hpp"
 #include "step.hpp"
 
@@ -129,23 +131,30 @@ void bind_steps(nb::module_& module) {
       .def(
           "answer",
           [](StepAnswerer& self, const nb::bytes& payload, bool is_enveloped, const Tenants& tenants,
-             std::uint64_t draft_id, std::int64_t now_ns, nb::handle host, nb::handle principal) {
+             std::uint64_t draft_id, std::int64_t now_ns, nb::handle host, nb::handle principal,
+             std::optional<std::int64_t> most_ns) -> nb::object {
             const std::string_view bytes(payload.c_str(), payload.size());
             StepHost python = host_of(host, principal);
             StepCounts counts;
-            const wire::Written answer = without_gil(
-                [&] { return self.answer(bytes, is_enveloped, tenants, draft_id, now_ns, python, counts); });
-            return nb::make_tuple(nb::bytes(answer.view().data(), answer.view().size()), counts.num_sequences,
+            const auto answer = without_gil([&] {
+              return self.answer(bytes, is_enveloped, tenants, draft_id, now_ns, python, counts,
+                                 most_ns.value_or(std::numeric_limits<std::int64_t>::max()));
+            });
+            if (!answer) return nb::none();
+            return nb::make_tuple(nb::bytes(answer->view().data(), answer->view().size()), counts.num_sequences,
                                   counts.num_nodes, counts.num_empty, counts.elapsed_ns);
           },
           "payload"_a, "is_enveloped"_a, "tenants"_a.none(), "draft_id"_a, "now_ns"_a, "host"_a, "principal"_a.none(),
+          "most_ns"_a.none() = nb::none(),
           nb::sig("def answer(self, payload: bytes, is_enveloped: bool, tenants: collections.abc.Sequence[str] | None, "
-                  "draft_id: int, now_ns: int, host: object, principal: object) -> tuple[bytes, int, int, int, int]"),
+                  "draft_id: int, now_ns: int, host: object, principal: object, "
+                  "most_ns: int | None = None) -> tuple[bytes, int, int, int, int] | None"),
           "Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are\n"
           "empty though some nodes were asked for, and nanoseconds.\n\n"
           "``tenants``: whose sessions may be used; None: all. ``host`` knows the rest:\n"
           "``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of\n"
-          "sequences without a session, ``default_generation()`` names the generation where no graph answers.");
+          "sequences without a session, ``default_generation()`` names the generation where no graph answers.\n\n"
+          "With ``most_ns``, a step that may take longer is not answered: None, and nothing was done.");
 }
 
 }  // namespace speculant

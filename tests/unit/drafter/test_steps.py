@@ -56,7 +56,7 @@ class Server:
         return self.metrics.registry.get_sample_value(f"speculant_drafter_{name}_total", labels)
 
     def step(self, request: StepRequest, principal: Principal = ANONYMOUS) -> pb.StreamDraftResponse:
-        answer = self.service.answer_enveloped(convert.encode_step(9, request), principal)
+        answer = asyncio.run(self.service.answer_enveloped(convert.encode_step(9, request), principal))
         response = pb.StreamDraftResponse.FromString(answer)
         assert response.step_id == 9
         return response
@@ -109,7 +109,7 @@ class Pair:
         return fast
 
     def fast_answer(self, payload: bytes) -> pb.DraftResponse:
-        return pb.DraftResponse.FromString(self.server.service.answer(payload, ANONYMOUS))
+        return pb.DraftResponse.FromString(asyncio.run(self.server.service.answer(payload, ANONYMOUS)))
 
     def same_state(self) -> None:
         open_ones = {number: len(session.text) for number, session in self.slow.sessions.items()}
@@ -307,10 +307,31 @@ def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
         assert answer.error.code == code
     assert "at most 20" in answer.error.message
     broken = pb.StreamDraftRequest(step_id=9).SerializeToString() + b"\x12\x01\xff"
-    answer = pb.StreamDraftResponse.FromString(server.service.answer_enveloped(broken, ANONYMOUS))
+    answer = pb.StreamDraftResponse.FromString(asyncio.run(server.service.answer_enveloped(broken, ANONYMOUS)))
     assert (answer.step_id, answer.error.code) == (9, 3)
     assert server.counted("failed_steps", code="RESOURCE_EXHAUSTED") == 1
     assert server.counted("failed_steps", code="INVALID_ARGUMENT") == 1
     with pytest.raises(DraftRequestError, match="can't be parsed"):
-        server.service.answer_enveloped(b"\x12\x05\xff", ANONYMOUS)
+        asyncio.run(server.service.answer_enveloped(b"\x12\x05\xff", ANONYMOUS))
     assert server.counted("steps") == 1
+
+
+@pytest.mark.parametrize("long", [{"num_tokens": 50_000, "budget": 0}, {"num_tokens": 1, "budget": 2_048}])
+def test_nobody_waits_for_a_step_that_takes_long(graph_path: Path, long: dict[str, int]) -> None:
+    server = Server(graph_path, limits={"max_nodes": 2_048})
+    ended = []
+
+    async def step(session_id: int, num_tokens: int, budget: int) -> None:
+        tokens = tuple((CORPUS * (num_tokens // len(CORPUS) + 1))[:num_tokens])
+        request = StepRequest((SequenceRequest(tokens, session_id, 0, budget),))
+        await server.service.answer(convert.encode_step(None, request), ANONYMOUS)
+        ended.append((session_id, server.sessions.table.position(session_id)))
+
+    async def both() -> None:
+        await asyncio.gather(step(1, **long), step(2, 5, 8))
+
+    for session_id in (1, 2):
+        server.open(session_id)
+    asyncio.run(both())
+    assert ended == [(2, 5), (1, long["num_tokens"])]
+    assert server.counted("steps") == 2

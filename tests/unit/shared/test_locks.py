@@ -107,8 +107,9 @@ def test_a_step_with_a_long_prompt_is_taken_in_parts(drafter: SessionDrafter) ->
 
 def test_those_who_wait_come_before_the_next_part(drafter: SessionDrafter) -> None:
     drafter.open(1)
+    drafter.accept(1, TEXT[:9_000])
     prompt = np.resize(TEXT, 2_000_000)
-    taking = threading.Thread(target=drafter.accept, args=(1, prompt))
+    taking = threading.Thread(target=drafter.accept, args=(1, prompt), kwargs={"is_prompt": True})
     sizes = set()
     taking.start()
     while taking.is_alive():
