@@ -70,6 +70,8 @@ std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context
   auto& keys = sets_[set].keys;
   auto place = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
   if (place == kPlaces) {
+    if (children.size() > num_allowed_) return {};
+    num_allowed_ -= children.size(), num_read_ += children.size();
     place = oldest_[set]++ % kPlaces;
     most_frequent(trie.level(context.order + 1), children, tops_[set * kPlaces + place]);
     keys[place] = key;
@@ -157,7 +159,8 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
       add_matches(session_, Source::kSession);
     } else if (context.order == longest) {
       const Range children = sources.trie.children(context);
-      const std::int64_t total = children.empty() ? 0 : sources.trie.level(context.order + 1).total(children);
+      const bool may_be = !children.empty() && children.size() <= sources.trie.vocabulary_size();
+      const std::int64_t total = !may_be ? 0 : sources.trie.level(context.order + 1).total(children);
       if (total > 0 && total != total_before) {
         total_before = total;
         add_children(sources, calibration, context, children);
@@ -175,7 +178,8 @@ void ContextCollector::add_children(const Sources& sources, const Calibration& c
   const Level& level = sources.trie.level(context.order + 1);
   auto& successors = found_.successors;
   if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) {
-    const auto top = cache_.top(sources.trie, context, children);
+    const auto top = this->successors.top(sources.trie, context, children);
+    if (top.empty()) return;
     successors.insert(successors.end(), top.begin(), top.end());
   } else {
     const std::size_t start = successors.size();

@@ -62,10 +62,17 @@ struct MatchedContexts {
 /// any place of its set; of a full one the place that was filled longest ago is overwritten.
 class SuccessorCache {
  public:
+  /// Read so many records at most, until the next call.
+  void allow(std::int64_t num_records) { num_allowed_ = num_records; }
+  /// Nothing where more records would have to be read than are allowed.
   std::span<const Successor> top(const Trie& trie, Context context, Range children);
+  /// Records that were read.
+  std::int64_t num_read() const { return num_read_; }
 
  private:
   static constexpr std::size_t kSets = 1 << 10, kPlaces = 8;
+
+  std::int64_t num_allowed_ = 0, num_read_ = 0;
   struct alignas(64) Set {  // read at once
     Set() { keys.fill(-1); }
     std::array<std::int64_t, kPlaces> keys;
@@ -121,6 +128,10 @@ class ContextCollector {
   const MatchedContexts& collect(const Sources& sources, const Calibration& calibration, const Token* end,
                                  Context context);
 
+  /// The most frequent successors of contexts. A graph that is not checked may have any number of contexts with
+  /// millions; those that it has no allowance for are left out.
+  SuccessorCache successors;
+
  private:
   void close(const Calibration& calibration, MatchedContext context);
   void add_children(const Sources& sources, const Calibration& calibration, Context context, Range children);
@@ -129,7 +140,6 @@ class ContextCollector {
 
   MatchedContexts found_;
   SuffixMatches session_, learned_;
-  SuccessorCache cache_;
 };
 
 }  // namespace speculant

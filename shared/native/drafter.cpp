@@ -184,6 +184,12 @@ void Drafter::accept(Sequence& sequence, std::span<const Token> tokens, bool is_
   }
 }
 
+std::int64_t Drafter::num_read() {
+  std::lock_guard guard(mutex_);
+  return std::accumulate(trees_.begin(), trees_.end(), std::int64_t{0},
+                         [](std::int64_t sum, const auto& tree) { return sum + tree->num_read(); });
+}
+
 void Drafter::accept_part(Sequence& sequence, Addition& addition) {
   Loan tree(*this);
   sequence.accept(*tree, trie, *calibration, addition);

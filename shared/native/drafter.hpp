@@ -183,6 +183,9 @@ class Drafter {
   /// see draw_chains.
   DraftBatch draft(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries);
 
+  /// Records of the graph that were read for the most frequent ones, by calls that have ended.
+  std::int64_t num_read();
+
   const Trie trie;
   const Token vocabulary_size;
   const std::shared_ptr<Calibration> calibration;

@@ -54,6 +54,9 @@ class TreeDrafter {
   void accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
               std::span<const Token> tokens, bool learns, bool is_inside);
 
+  /// Records of graphs that were read for the most frequent ones.
+  std::int64_t num_read() const { return collector_.successors.num_read(); }
+
  private:
   struct Node {
     Token token;

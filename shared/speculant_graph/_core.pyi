@@ -142,6 +142,12 @@ class Drafter:
         tokens relative to one, none if it is free.
         """
 
+    @property
+    def num_read(self) -> int:
+        """
+        Records of the graph that calls which have ended read for the most frequent successors of contexts.
+        """
+
     def begin_after(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], settings: DraftSettings) -> Sequence:
         """
         Begin a sequence of which these are the last tokens, to draft once so; nothing of it is remembered.

@@ -239,6 +239,9 @@ void bind_drafter(nb::module_& module) {
           "memory"_a, "learns"_a, "costs"_a,
           "Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n\n"
           "tokens relative to one, none if it is free.")
+      .def_prop_ro(
+          "num_read", [](Drafter& self) { return without_gil([&] { return self.num_read(); }); },
+          "Records of the graph that calls which have ended read for the most frequent successors of contexts.")
       .def(
           "begin_after",
           [](Drafter& self, const Ids& ids, const DraftSettings& settings) {

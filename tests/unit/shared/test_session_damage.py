@@ -7,7 +7,7 @@ import pytest
 
 from speculant_graph.draft.learning.store import load_calibration, save_calibration
 from speculant_graph.draft.options import STRATEGIES
-from speculant_graph.graph.layout import CUMULATIVE, Trie, record_words
+from speculant_graph.graph.layout import CHILD, CUMULATIVE, Trie, record_words
 from speculant_graph.graph.ngrams import NgramGraph
 from support.damage import damaged
 from support.graphs import graph_of
@@ -41,6 +41,29 @@ def draft_on_damaged_graphs(num_graphs: int) -> None:
         offset = table[level, 0] + record * record_words(level + 1, 3) + CUMULATIVE
         words[offset] ^= np.uint32(1 << int(random.integers(0, 32)))
         draft_on(damaged(NgramGraph(Trie(words, table), graph.metadata), random))
+
+
+@pytest.mark.parametrize("is_possible", [True, False])
+def test_a_tree_reads_so_many_records_at_most(is_possible: bool) -> None:
+    """Of a file of legal form in which every second context has as many successors as there are tokens, or more."""
+    vocabulary_size, most = 20_000, 1 << 19
+    text = np.random.default_rng(0).integers(0, vocabulary_size, 60_000)
+    graph = graph_of([text.tolist()], 1, vocabulary_size)
+    wide = NgramGraph(Trie(graph.trie.words.copy(), graph.trie.table), graph.metadata)
+    records, successors = wide.trie.level(1), wide.trie.level(2)
+    starts = np.arange(len(records) // 2)
+    records[0::2, CHILD][: len(starts)], records[1::2, CHILD] = starts, starts + vocabulary_size + (not is_possible)
+    successors[:, CUMULATIVE] = np.cumsum(np.where(np.arange(len(successors)) % 200, 1, 5_000))
+    drafter = drafter_of(wide, max_branches=64, sources=frozenset({"corpus"}))
+    drafter.open(1)
+    read = 0
+    for start in range(0, 2_000, 100):
+        drafter.accept(1, text[start : start + 100], is_prompt=True)
+        draft = draft_of(drafter, 1, 1_000)
+        read, before = drafter.core.num_read, read
+        assert read - before <= most
+        assert all(0 <= token_id < vocabulary_size for token_id in draft.token_ids)
+    assert (read > most) == is_possible
 
 
 @pytest.mark.hostile
