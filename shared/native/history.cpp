@@ -16,7 +16,10 @@ constexpr std::int64_t kFirstCapacity = 512;
 constexpr std::int64_t kLongestChain = 4;
 constexpr std::size_t kMapped = 1 << 17;  // of so many bytes or more, memory is the system's pages
 // A ring grows from three quarters on; four tokens for each that is added would copy all of it in time.
-constexpr int kCopiedPerToken = 5;
+constexpr int kCopiedPerToken = 6;
+// Buckets that get their memory at a time: tokens that are copied touch all of it at random, and a page takes up to 4
+// us.
+constexpr std::size_t kTouched = 1 << 15;
 
 std::int64_t power_of_two(std::int64_t number) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(number, 2))));
@@ -106,7 +109,21 @@ bool SessionHistory::Ring::shrink() {
   return is_left;
 }
 
+void SessionHistory::Ring::touch(std::size_t first, std::size_t last) {
+  constexpr std::size_t kPage = 4'096 / sizeof(std::uint32_t);
+  for (std::size_t bucket = first; bucket < std::min(last, size); bucket += kPage) {
+    for (auto& each : heads) {
+      volatile std::uint32_t& head = each[bucket];
+      head = head;
+    }
+  }
+}
+
 void SessionHistory::reserve(std::int64_t num_tokens) {
+  if (growth_ && growth_->num_touched < growth_->ring.size) {
+    growth_->ring.touch(growth_->num_touched, growth_->num_touched + kTouched);
+    growth_->num_touched += kTouched;
+  }
   if (outgrown_ && !outgrown_->shrink()) outgrown_.reset();
   const std::int64_t wanted = std::min(size_ + num_tokens, max_tokens_);
   if (wanted > capacity()) {
@@ -172,7 +189,7 @@ void SessionHistory::push(Token token, Window& window) {
   // What is no token is stored as one thing and looked for as another, so that it never matches itself.
   link(ring_, size_, token >= 0 ? token : kSeparator, end);
   ++size_;
-  if (!growth_) return;
+  if (!growth_ || growth_->num_touched < growth_->ring.size) return;
   for (int each = 0; each < kCopiedPerToken && growth_->num_copied < size_; ++each) copy_next();
 }
 

@@ -112,11 +112,14 @@ class SessionHistory {
     Zeros<Slot> slots;
     std::array<Zeros<std::uint32_t>, kNumChains> heads;  // per chain and bucket, its newest position plus 1; 0: none
     bool shrink();
+    /// Have the system give the memory of some buckets.
+    void touch(std::size_t first, std::size_t last);
     std::size_t num_bytes() const { return slots.num_bytes() + heads[0].num_bytes() + heads[1].num_bytes(); }
   };
   /// The next ring, while it is being filled.
   struct Growth {
     Ring ring;
+    std::size_t num_touched = 0;  // buckets whose memory is there; nothing is copied before all of it is
     std::int64_t num_copied = 0;
   };
   static constexpr std::int64_t kGrownAtOnce = 8'192;  // most tokens that are copied at a time
