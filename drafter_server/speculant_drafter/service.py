@@ -152,7 +152,7 @@ class DrafterService:
         # A tenant's text may have to be read from disk, which no step should wait for.
         memory = await asyncio.to_thread(served.drafter.learned.memory, tenant)
         served = self.graph_for(asked.graph, call.principal)  # it may have been replaced meanwhile
-        session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn, cost=asked.cost)
+        session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn)
         graph = session.graph
         position = self._sessions.table.position(asked.session_id) or 0
         answer = OpenAnswer(graph.generation, graph.tokenizer, graph.graph.max_order, position)

@@ -13,9 +13,7 @@ from speculant_drafter.graphs import ServedGraph
 from speculant_drafter.metrics import ServerMetrics
 from speculant_graph._core import SessionTable
 from speculant_graph.config import ServerConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learning.store import Memory
-from speculant_graph.draft.session_drafter import costs_of
 from speculant_graph.errors import DraftRequestError
 
 
@@ -97,7 +95,6 @@ class SessionStore:
         memory: Memory,
         *,
         learn: bool = False,
-        cost: CostCurve | None = None,
     ) -> OpenSession:
         """Open a session, or find it open.
 
@@ -106,7 +103,6 @@ class SessionStore:
             graph: what it drafts from. A session that is open keeps the generation that it has.
             memory: its tenant's.
             learn: whether later sessions of the tenant learn from it.
-            cost: what verifying costs the client.
 
         Raises:
             DraftRequestError: the id is another session's.
@@ -127,7 +123,6 @@ class SessionStore:
                 memory.tenant,
                 memory.core,
                 graph.drafter.learns(learn),
-                costs_of(cost),
                 self.now_ns(),
             )
         finally:

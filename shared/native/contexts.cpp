@@ -23,12 +23,12 @@ void count_token(std::vector<Successor>& successors, std::size_t start, Token to
   }
 }
 
-/// Call `visit` with the newest positions of the chain of the tokens before `end`.
+/// Call `visit` with the newest positions below `size` of the chain of the tokens before `end`.
 template <class Visit>
-void walk_chain(const SessionHistory& history, std::size_t chain, const Token* end, Visit&& visit) {
+void walk_chain(const SessionHistory& history, std::int64_t size, std::size_t chain, const Token* end, Visit&& visit) {
   std::int64_t position = history.newest_in_chain(chain, end);
-  for (int match = 0; match < kMaxMatches && position >= history.oldest(); ++match) {
-    visit(position);
+  for (int match = 0; match < kMaxMatches && position >= history.oldest();) {
+    if (position < size) visit(position), ++match;
     const std::int64_t distance = history.distance(chain, position);
     if (distance == 0) break;
     position -= distance;
@@ -79,8 +79,8 @@ std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context
   return tops_[set * kPlaces + place];
 }
 
-void SuffixMatches::begin(const SessionHistory& history, bool is_enabled) {
-  history_ = &history;
+void SuffixMatches::begin(const SessionHistory& history, std::int64_t size, bool is_enabled) {
+  history_ = &history, size_ = size;
   chain_ = is_enabled ? 0 : kNumChains;
   matches_.clear(), counted_.clear();
   next_ = 0;
@@ -90,8 +90,8 @@ void SuffixMatches::find_next(const Token* end) {
   const SessionHistory& history = *history_;
   const std::int64_t least = history.chain_length(chain_), too_long = shortest_found();
   const std::size_t first = matches_.size();
-  walk_chain(history, chain_, end, [&](std::int64_t position) {
-    if (position == history.size() - 1) return;
+  walk_chain(history, size_, chain_, end, [&](std::int64_t position) {
+    if (position == size_ - 1) return;
     const std::int64_t length = match_length(history, position, end, kMaxMatch);
     if (length < least || length >= too_long) return;
     std::size_t rank = matches_.size();
@@ -126,8 +126,8 @@ void ContextCollector::close(const Calibration& calibration, MatchedContext cont
 const MatchedContexts& ContextCollector::collect(const Sources& sources, const Calibration& calibration,
                                                  const Token* end, Context context) {
   found_.clear();
-  session_.begin(sources.session, sources.has(Source::kSession));
-  learned_.begin(sources.learned, sources.has(Source::kLearned));
+  session_.begin(sources.session, sources.session_size, sources.has(Source::kSession));
+  learned_.begin(sources.learned, sources.learned.size(), sources.has(Source::kLearned));
   if (!sources.has(Source::kCorpus)) context = {};
   sources.trie.prefetch_all_children(context);
   std::int64_t total_before = -1;
@@ -149,7 +149,7 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
       learned_.find_next(end);
     } else if (longest <= 2 && !has_short_ones) {
       has_short_ones = true;
-      if (sources.has(Source::kSkipGram)) add_skip_gram(sources.session, calibration, end);
+      if (sources.has(Source::kSkipGram)) add_skip_gram(sources, calibration, end);
       if (sources.has(Source::kTargetRows)) {
         for (int length : {2, 1}) add_rows(sources.rows, calibration, end, length);
       }
@@ -197,11 +197,13 @@ void ContextCollector::add_children(const Sources& sources, const Calibration& c
 }
 
 /// Add the positions that match but for the last token.
-void ContextCollector::add_skip_gram(const SessionHistory& history, const Calibration& calibration, const Token* end) {
+void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end) {
+  const SessionHistory& history = sources.session;
+  const std::int64_t size = sources.session_size;
   std::int64_t total = 0, longest = 0;
   const std::size_t start = found_.first_open();
-  walk_chain(history, kNumChains - 1, end - 1, [&](std::int64_t position) {
-    if (position + 1 >= history.size() - 1 || history.at(position + 1) == end[-1]) return;
+  walk_chain(history, size, kNumChains - 1, end - 1, [&](std::int64_t position) {
+    if (position + 1 >= size - 1 || history.at(position + 1) == end[-1]) return;
     const std::int64_t length = match_length(history, position, end - 1, kMaxMatch - 1);
     if (length < kMinSkipGramMatch) return;
     longest = std::max(longest, length);

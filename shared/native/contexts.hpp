@@ -82,10 +82,11 @@ class SuccessorCache {
   std::vector<std::array<Successor, kTopSuccessors>> tops_{kSets * kPlaces};
 };
 
-/// Everything that one sequence drafts from.
+/// Everything that one sequence drafts from, as it was when the sequence had `session_size` tokens.
 struct Sources {
   const Trie& trie;
   const SessionHistory& session;
+  std::int64_t session_size;
   const SessionHistory& learned;
   const TargetRowsOverlay& rows;
   std::array<bool, kNumSources> enabled;
@@ -97,7 +98,8 @@ struct Sources {
 /// length.
 class SuffixMatches {
  public:
-  void begin(const SessionHistory& history, bool is_enabled);
+  /// Only positions below `size` of the history are looked at.
+  void begin(const SessionHistory& history, std::int64_t size, bool is_enabled);
   /// Whether matches shorter than `longest` are yet to be looked for.
   bool has_chain_below(std::int64_t longest) const { return chain_ < kNumChains && longest < shortest_found(); }
   /// Find the matches of the next chain; those that longer chains have found are not found again.
@@ -114,6 +116,7 @@ class SuffixMatches {
   std::int64_t shortest_found() const { return chain_ > 0 ? history_->chain_length(chain_ - 1) : kMaxMatch + 1; }
 
   const SessionHistory* history_ = nullptr;
+  std::int64_t size_ = 0;
   std::size_t chain_ = 0;
   std::vector<Match> matches_;
   std::size_t next_ = 0;
@@ -135,7 +138,7 @@ class ContextCollector {
  private:
   void close(const Calibration& calibration, MatchedContext context);
   void add_children(const Sources& sources, const Calibration& calibration, Context context, Range children);
-  void add_skip_gram(const SessionHistory& history, const Calibration& calibration, const Token* end);
+  void add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end);
   void add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end, int length);
 
   MatchedContexts found_;

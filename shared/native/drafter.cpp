@@ -11,8 +11,6 @@
 namespace speculant {
 namespace {
 
-constexpr double kReliabilityMemory = 0.95;   // what a step counts for after one more
-constexpr double kReliabilityPrior = 10.0;    // accepted tokens, predicted and realised, that all are credited with
 constexpr std::int64_t kObjectBytes = 4'096;  // of a sequence, apart from what grows
 
 // What is added while locks are held: a token of a prompt takes about half a microsecond, one that is learned from
@@ -21,9 +19,9 @@ constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
 
 constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
 // Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
-// which takes 30 to 80 us. A node of a tree takes 2 us; one that is drawn 0.3 and one of `greedy` 0.1, so those are
-// never divided.
-constexpr int kSpreadNodes = 128;
+// which takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause, in which other work has filled
+// the caches; one that is drawn 0.3 and one of `greedy` 0.1, so those are never divided.
+constexpr int kSpreadNodes = 48;
 
 int budget_of(const DraftRequest& request) { return std::clamp(request.budget, 0, kMaxNodes); }
 
@@ -71,20 +69,15 @@ class Drafter::Loan {
   std::unique_ptr<TreeDrafter> tree_;
 };
 
-Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns,
-                   std::vector<double> costs)
-    : memory(std::move(memory)),
-      history(max_tokens, {4, 1}),
-      learns(learns),
-      costs_(std::move(costs)),
-      rows_(this->memory->rows) {}
+Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns)
+    : memory(std::move(memory)), history(max_tokens, {4, 1}), learns(learns), rows_(this->memory->rows) {}
 
 std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
 
 Sources Sequence::sources(const Trie& trie) const {
   auto enabled = settings.sources;
   if (trie.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
-  return {trie, history, memory->history, rows_, enabled};
+  return {trie, history, size(), memory->history, rows_, enabled};
 }
 
 void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
@@ -109,28 +102,24 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
   }
 }
 
-/// Compare the latest draft with what was accepted: drafts whose predictions were not realised cost reliability. It
-/// comes back while no draft pays, or a sequence that has once been hard would never be drafted for again.
-void Sequence::compare(std::span<const Token> accepted) {
-  const auto& predicted = draft.probabilities;
-  const auto realised = predicted.empty() ? 0.0 : static_cast<double>(draft.num_accepted(accepted));
-  predicted_ = predicted_ * kReliabilityMemory + std::accumulate(predicted.begin(), predicted.end(), 0.0);
-  realised_ = realised_ * kReliabilityMemory + realised;
-  reliability = std::min(1.0, (realised_ + kReliabilityPrior) / (predicted_ + kReliabilityPrior));
-}
-
 void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition) {
   if (addition.tokens.empty()) return;
   const bool is_first = !std::exchange(addition.has_begun, true);
   if (is_first) {
+    learn(drafter, trie, calibration);
     addition.is_prompt |= size() == 0;
     if (history.is_small()) history.reserve(std::ssize(addition.tokens));
-    if (!costs().empty() && has_draft) compare(addition.tokens);
   }
   const bool calibrates = !addition.is_prompt && (is_calibrated || settings.is_calibrated);
   const auto part = take_first(addition.tokens, calibrates ? kMostLearned : kMostTaken);
   if (addition.is_prompt) num_prompt_tokens_ = size() + std::ssize(part);
-  if (calibrates) {
+  // Rows are taken after learning, and the next draft is made from them.
+  const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
+  if (waits) {
+    unlearned_.assign(part.begin(), part.end());
+    unlearned_context_ = context;
+  }
+  if (calibrates && !waits) {
     Exclusive graph(calibration.lock);
     Shared tenant(memory->lock);
     drafter.accept(sources(trie), calibration, history, context, part, true, !is_first);
@@ -149,6 +138,16 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
   }
   draft.clear();
   has_draft = false;
+}
+
+void Sequence::learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration) {
+  if (unlearned_.empty()) return;
+  Exclusive graph(calibration.lock);
+  Shared tenant(memory->lock);
+  Sources before = sources(trie);
+  before.session_size -= std::ssize(unlearned_);
+  drafter.learn(before, calibration, unlearned_context_, unlearned_);
+  unlearned_.clear();
 }
 
 bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) const {
@@ -171,6 +170,7 @@ std::vector<Token> Sequence::finish() {
     // The last few tokens of the prompt make the first ones of an answer known to a later sequence whose prompt ends
     // alike.
     tokens = history.latest(num_accepted + kMaxMatch);
+    unlearned_.clear();  // the memory would know them before
   }
   memory->add(tokens);
   return tokens;
@@ -184,6 +184,47 @@ void Drafter::accept(Sequence& sequence, std::span<const Token> tokens, bool is_
   }
 }
 
+void Drafter::learn_soon(std::span<const std::shared_ptr<Sequence>> sequences) {
+  if (sequences.empty()) return;
+  std::vector<std::shared_ptr<Sequence>> learned;  // some of which may end here
+  {
+    std::lock_guard guard(mutex_);
+    unlearned_.insert(unlearned_.end(), sequences.begin(), sequences.end());
+    learned.swap(learned_);
+  }
+  learner_.wake();
+}
+
+void Drafter::learn_rest() {
+  Loan tree(*this);
+  for (;;) {
+    std::lock_guard turn(learning_);
+    std::shared_ptr<Sequence> sequence;
+    {
+      std::lock_guard guard(mutex_);
+      if (unlearned_.empty()) return;
+      sequence = std::move(unlearned_.back());
+      unlearned_.pop_back();
+    }
+    {
+      Exclusive hold(sequence->lock);
+      sequence->learn(*tree, trie, *calibration);
+    }
+    std::lock_guard guard(mutex_);
+    learned_.push_back(std::move(sequence));
+  }
+}
+
+/// Take what comes with a request, and go by its settings from now on; the sequence's lock is held.
+void Drafter::begin(const DraftRequest& request, const DraftSettings& settings, TreeDrafter& tree) {
+  Sequence& sequence = *request.sequence;
+  if (!request.accepted.empty() && std::cmp_equal(sequence.size(), request.accepted_at)) {
+    Addition addition{.tokens = request.accepted, .is_prompt = false, .may_wait = true};
+    sequence.accept(tree, trie, *calibration, addition);
+  }
+  sequence.adopt(settings.sequence);
+}
+
 std::int64_t Drafter::num_read() {
   std::lock_guard guard(mutex_);
   return std::accumulate(trees_.begin(), trees_.end(), std::int64_t{0},
@@ -195,14 +236,14 @@ void Drafter::accept_part(Sequence& sequence, Addition& addition) {
   sequence.accept(*tree, trie, *calibration, addition);
 }
 
-std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
-  auto sequence = std::make_shared<Sequence>(std::move(memory), max_session_tokens_, learns, std::move(costs));
+std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns) {
+  auto sequence = std::make_shared<Sequence>(std::move(memory), max_session_tokens_, learns);
   sequence->settings = settings_of("")->sequence;
   return sequence;
 }
 
 std::shared_ptr<Sequence> Drafter::begin_after(std::span<const Token> tokens, const DraftSettings& settings) {
-  auto sequence = open(std::make_shared<LearnedMemory>(1), false, {});
+  auto sequence = open(std::make_shared<LearnedMemory>(1), false);
   if (settings.is_from_graph())
     tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(trie.max_order())));
   accept(*sequence, tokens, true);
@@ -241,10 +282,11 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
 void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const DraftSettings& settings,
                                std::size_t max_entries, DraftBatch& batch) {
   std::vector<GraphDraft> wanted;
+  Loan tree(*this);
   for (const DraftRequest& request : requests) {
     Sequence& sequence = *request.sequence;
     Exclusive hold(sequence.lock);
-    sequence.adopt(settings.sequence);
+    begin(request, settings, *tree);
     wanted.push_back({.context = sequence.context,
                       .budget = budget_of(request),
                       .seed = request.seed,
@@ -284,20 +326,18 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
     Sequence& sequence = *requests[index].sequence;
     const TreeShape shape{budget_of(requests[index]), std::min(settings.max_depth, kMaxDepth),
                           std::min(max_branches, kMaxBranches)};
-    const bool is_free = settings.ignores_cost || settings.strategy == Strategy::kSpecexec;
-    const auto costs = is_free ? std::span<const double>() : sequence.costs();
+    const double least = settings.strategy == Strategy::kSpecexec ? 0.0 : requests[index].least_probability;
     Exclusive hold(sequence.lock);
+    begin(requests[index], settings, *trees[worker]);
     Shared graph(calibration->lock);
     Shared tenant(sequence.memory->lock);
     const auto pause = [&] {
       tenant.give(), graph.give(), hold.give();
       hold.take(), graph.take(), tenant.take();
     };
-    sequence.adopt(settings.sequence);
     const std::int64_t size = sequence.size();
     (*trees[worker])
-        .draft(sequence.sources(trie), *calibration, sequence.context, shape, costs, sequence.reliability, pause,
-               batch.drafts[index]);
+        .draft(sequence.sources(trie), *calibration, sequence.context, shape, least, pause, batch.drafts[index]);
     // Of a sequence that went on meanwhile, nothing can be said about this draft.
     if (sequence.size() == size) sequence.note(batch.drafts[index]);
   });

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "background.hpp"
 #include "calibration.hpp"
 #include "graph_drafter.hpp"
 #include "history.hpp"
@@ -45,19 +46,18 @@ struct Addition {
   std::span<const Token> tokens;  // that are yet to be added
   bool is_prompt;
   bool has_begun = false;
+  bool may_wait = false;  // what can be learned from them may be learned later
 };
 
 /// One sequence that is drafted for. All but finish() is called with its lock held.
 class Sequence {
  public:
-  /// `costs[n]`: of verifying n tokens relative to one, up to kMaxNodes + 1; empty if it is free. `learns`: later
-  /// sequences may learn from this one.
-  Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns, std::vector<double> costs);
+  /// `learns`: later sequences may learn from this one.
+  Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns);
 
   std::int64_t size() const { return history.size(); }
   /// Memory that is this sequence's own.
   std::int64_t num_bytes() const;
-  std::span<const double> costs() const { return costs_; }
   /// What is drafted from.
   Sources sources(const Trie& trie) const;
   /// Go by the settings of a draft that is asked for.
@@ -71,6 +71,8 @@ class Sequence {
   /// comes the prompt, as do further tokens that say so, then what was accepted. From the latter `calibration` learns,
   /// if a calibrated draft was or will be asked for.
   void accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition);
+  /// Learn from the tokens that were accepted last, if that had to wait.
+  void learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration);
   /// Whether the tokens from `position` on are these, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
   /// End: what may be learned is added to the memory, and returned.
@@ -83,7 +85,6 @@ class Sequence {
   SequenceSettings settings = {};
   bool learns;
   bool is_calibrated = false;  // a calibrated draft was asked for
-  double reliability = 1.0;    // of the probabilities that its drafts were given
   Draft draft = {};            // since the latest tokens came
   bool has_draft = false;
 
@@ -92,16 +93,14 @@ class Sequence {
     Token before, last;
     std::array<Token, kRowWidth> tokens;
   };
-  void compare(std::span<const Token> accepted);
-
-  std::vector<double> costs_;
   TargetRowsOverlay rows_;  // over the memory's; nothing of a sequence that others learn from
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
-  double predicted_ = 0.0, realised_ = 0.0;  // accepted tokens of latest drafts
+  std::vector<Token> unlearned_;    // the tokens that were accepted last, if they wait to be learned from
+  Context unlearned_context_ = {};  // before them
 };
 
-/// Numbers of the wire. `kSpecexec` is a tree that costs nothing.
+/// Numbers of the wire. `kSpecexec` is a tree that uses its whole budget.
 enum class Strategy : int { kGreedy = 1, kSampling, kAdaptive, kTree, kSpecexec = 6 };
 
 struct StrategyKind {
@@ -124,7 +123,6 @@ struct DraftSettings {
   bool is_coupled = false;
   Siblings siblings = Siblings::kNone;
   bool omits_proposals = false;
-  bool ignores_cost = false;
 
   bool is_from_graph() const { return kStrategies[static_cast<std::size_t>(strategy)].is_from_graph; }
 };
@@ -135,6 +133,9 @@ struct DraftRequest {
   int budget;  // most nodes; more than kMaxNodes are never drafted, nor fewer than none
   std::uint64_t seed;
   std::optional<std::uint64_t> position = {};  // of the first token drafted; none: the end of the sequence
+  double least_probability = 0.0;              // of a path; less probable ones are not drafted
+  std::span<const Token> accepted = {};        // to be taken first, if the sequence still has so many tokens:
+  std::uint64_t accepted_at = 0;
 };
 
 /// Drafts of a batch, one after another.
@@ -166,7 +167,7 @@ class Drafter {
   Drafter(const Drafter&) = delete;
 
   /// Begin a sequence without tokens, which goes by the settings of a request that chooses nothing.
-  std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs);
+  std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns);
 
   /// Add tokens to a sequence, part by part.
   void accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt);
@@ -183,6 +184,11 @@ class Drafter {
   /// see draw_chains.
   DraftBatch draft(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries);
 
+  /// Have sequences learned from soon, on another thread, while an engine verifies their drafts.
+  void learn_soon(std::span<const std::shared_ptr<Sequence>> sequences);
+  /// Learn from those at once; what another thread has begun is waited for.
+  void learn_rest();
+
   /// Records of the graph that were read for the most frequent ones, by calls that have ended.
   std::int64_t num_read();
 
@@ -197,12 +203,18 @@ class Drafter {
 
   const std::int64_t max_session_tokens_;
   class Loan;
+  void begin(const DraftRequest& request, const DraftSettings& settings, TreeDrafter& tree);
 
   const int num_threads_;
   const ReadSettings read_settings_;
-  std::mutex mutex_;  // for what follows; held for a few instructions
+  std::mutex learning_;  // held while one sequence is learned from
+  std::mutex mutex_;     // for what follows; held for a few instructions
   std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
-  std::vector<std::unique_ptr<TreeDrafter>> trees_;  // that nobody uses at present
+  std::vector<std::unique_ptr<TreeDrafter>> trees_;   // that nobody uses at present
+  std::vector<std::shared_ptr<Sequence>> unlearned_;  // that are to be learned from
+  // That were: the last owner of a memory may be Python, which must not be waited for where Python may wait for us.
+  std::vector<std::shared_ptr<Sequence>> learned_;
+  Background learner_{[this] { learn_rest(); }};  // last: it uses the others
 };
 
 }  // namespace speculant

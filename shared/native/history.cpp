@@ -157,9 +157,9 @@ std::vector<Token> SessionHistory::latest(std::int64_t num_tokens) const {
   return tokens;
 }
 
-void SessionHistory::fill(Window& window) const {
+void SessionHistory::fill(Window& window, std::int64_t end) const {
   for (std::int64_t back = 1; back <= kMaxMatch; ++back) {
-    const Token token = size_ - back >= oldest() ? at(size_ - back) : kNoToken;
+    const Token token = end - back >= oldest() ? at(end - back) : kNoToken;
     window[static_cast<std::size_t>(kMaxMatch - back)] = token >= 0 ? token : kNoToken;
   }
 }

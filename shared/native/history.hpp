@@ -62,7 +62,9 @@ class SessionHistory {
   /// The newest tokens that are kept, oldest first, at most so many.
   std::vector<Token> latest(std::int64_t num_tokens) const;
   /// Write the last tokens to the beginning of a window.
-  void fill(Window& window) const;
+  void fill(Window& window) const { fill(window, size_); }
+  /// The same, of the tokens before a position.
+  void fill(Window& window, std::int64_t end) const;
   /// Allocate for so many tokens more. Takes long if there are many already and they are more than double by this.
   void reserve(std::int64_t num_tokens);
   /// Whether that takes no time worth mention, however many tokens more there are to be.

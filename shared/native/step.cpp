@@ -35,14 +35,16 @@ std::int64_t expected_ns(const wire::DraftRequest& request) {
                                    4'000 * wire::sum(request.node_budgets));
 }
 
+// So many accepted tokens at most are taken where the draft is made.
+constexpr std::size_t kMostLater = 32;
+
 std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock), sequence.num_bytes(); }
 
 }  // namespace
 
 std::shared_ptr<Session> SessionTable::open(std::uint64_t id, ServedDrafter graph, std::string tenant,
-                                            std::shared_ptr<LearnedMemory> memory, bool learns,
-                                            std::vector<double> costs, std::int64_t now_ns) {
-  auto sequence = graph.drafter->open(std::move(memory), learns, std::move(costs));
+                                            std::shared_ptr<LearnedMemory> memory, bool learns, std::int64_t now_ns) {
+  auto sequence = graph.drafter->open(std::move(memory), learns);
   const std::int64_t num_bytes = sequence->num_bytes();  // nobody else has it yet
   std::shared_ptr<Session> dropped, session;
   {
@@ -171,30 +173,44 @@ std::shared_ptr<Session> SessionTable::take_out_longest_idle(const std::string& 
   return take_out(**longest);
 }
 
-/// A request, and what becomes of it.
-struct StepAnswerer::Step {
-  struct Part {  // of one sequence
-    std::size_t first_token = 0, first_row = 0;
-    SequenceStatus status = SequenceStatus::kOk;
-    std::uint64_t next_position = 0, generation = 0;
-    std::shared_ptr<Session> session = {};  // null if it is lost, or stateless
-    Draft draft = {};
-    bool ended_early = false;
-    const Distributions* distributions = nullptr;  // that its proposals are of
-    std::vector<Distributions::Span> proposals = {};
-  };
-  wire::DraftRequest request;
-  std::uint64_t draft_id;
-  std::int64_t now_ns;
-  std::vector<Part> parts = {};
-  std::vector<std::unique_ptr<DraftBatch>> batches = {};  // one per graph
-  std::size_t num_empty = 0;
-
-  std::size_t size() const { return request.context_lengths.size(); }
-  std::span<const std::uint32_t> context(std::size_t index) const {
-    return std::span(request.context_tokens).subspan(parts[index].first_token, request.context_lengths[index]);
+bool StepAnswerer::run(Step& step, const Tenants& tenants, StepHost& host, std::int64_t most_ns) {
+  check(step, host);
+  if (expected_ns(step.request) > most_ns) return false;
+  std::vector<std::shared_ptr<Drafter>> learning;
+  {
+    std::lock_guard guard(mutex_);
+    learning.swap(learning_);
   }
-};
+  // Usually all has been learned by now. So drafts do not depend on how long that takes.
+  for (const auto& drafter : learning) drafter->learn_rest();
+  for (std::size_t index = 0; index < step.size(); ++index) take(step, index, tenants);
+  for (Step::Part& part : step.parts) {  // sessions that were dropped, for others of the same step for instance
+    if (part.session && !part.session->is_open) part = {.status = SequenceStatus::kSessionLost};
+  }
+  draft_all(step, host);
+  learn_soon(step);
+  return true;
+}
+
+/// Count the memory of sequences that took tokens with their drafts, and have them learned from.
+void StepAnswerer::learn_soon(const Step& step) {
+  std::vector<std::pair<std::shared_ptr<Drafter>, std::vector<std::shared_ptr<Sequence>>>> by_drafter;
+  for (const Step::Part& part : step.parts) {
+    if (part.accepted.empty() || !part.session) continue;
+    try {
+      sessions_->account(*part.session, num_bytes_of(*part.session->sequence), step.now_ns);
+    } catch (const LimitError&) {  // it has ended, as the next step will tell
+    }
+    const auto& drafter = part.session->graph.drafter;
+    if (by_drafter.empty() || by_drafter.back().first != drafter) by_drafter.push_back({drafter, {}});
+    by_drafter.back().second.push_back(part.session->sequence);
+  }
+  for (const auto& [drafter, sequences] : by_drafter) {
+    drafter->learn_soon(sequences);
+    std::lock_guard guard(mutex_);
+    learning_.push_back(drafter);
+  }
+}
 
 std::optional<wire::Written> StepAnswerer::answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
                                                   std::uint64_t draft_id, std::int64_t now_ns, StepHost& host,
@@ -208,13 +224,7 @@ std::optional<wire::Written> StepAnswerer::answer(std::string_view payload, bool
   } catch (const wire::ParseError&) {
     throw RequestError(kNotParsed);
   }
-  check(step, host);
-  if (expected_ns(step.request) > most_ns) return std::nullopt;
-  for (std::size_t index = 0; index < step.size(); ++index) take(step, index, tenants);
-  for (Step::Part& part : step.parts) {  // sessions that were dropped, for others of the same step for instance
-    if (part.session && !part.session->is_open) part = {.status = SequenceStatus::kSessionLost};
-  }
-  draft_all(step, host);
+  if (!run(step, tenants, host, most_ns)) return std::nullopt;
 
   wire::DraftResponse response;
   response.draft_id = draft_id;
@@ -271,7 +281,7 @@ void StepAnswerer::check(Step& step, StepHost& host) {
   }
   const std::string& options = request.options.bytes;
   const auto is_known = [&] { return std::lock_guard(mutex_), known_options_.contains(options); };
-  if (!is_known()) {
+  if (!step.settings && !is_known()) {
     host.check_options(options);
     std::lock_guard guard(mutex_);
     if (known_options_.size() >= kMaxOptions) known_options_.clear();
@@ -283,6 +293,12 @@ void StepAnswerer::check(Step& step, StepHost& host) {
   if (budgets.empty()) budgets.assign(count, limits_.budget);
   per_sequence("node_budgets", budgets, count);
   per_sequence("seeds", request.seeds, count);
+  per_sequence("least_path_probabilities", request.least_path_probabilities, count);
+  for (float each : request.least_path_probabilities) {
+    if (!(0.0f <= each && each <= 1.0f)) {
+      throw RequestError("a least path probability is " + std::to_string(each) + "; send one from 0 to 1");
+    }
+  }
   per_sequence("feedback_draft_ids", request.feedback_draft_ids, count);
   per_sequence("feedback_row_counts", request.feedback_row_counts, count);
   wire::expect("feedback_nodes", request.feedback_nodes, wire::sum(request.feedback_row_counts),
@@ -340,6 +356,14 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
     if (addition.tokens.empty()) return true;
     if (!addition.has_begun) {
       addition.is_prompt = session->is_in_prompt;
+      // Drafts are made from rows, which are taken after learning.
+      if (step.learns_later && !addition.is_prompt && addition.tokens.size() <= kMostLater &&
+          request.feedback_row_counts[index] == 0) {
+        part.accepted.assign(addition.tokens.begin(), addition.tokens.end());
+        part.next_position = known + part.accepted.size();
+        addition.tokens = {};
+        return true;
+      }
       if (position == known) add_rows(step, index, *session);
     }
     drafter.accept_part(sequence, addition);
@@ -405,7 +429,7 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
                               std::size_t& max_entries) {
   const wire::DraftRequest& request = step.request;
   Drafter& drafter = *graph.drafter;
-  const auto settings = drafter.settings_of(request.options.bytes);
+  const auto settings = step.settings ? step.settings : drafter.settings_of(request.options.bytes);
   std::vector<std::shared_ptr<Sequence>> sequences;
   std::vector<DraftRequest> wanted;
   for (std::size_t index : indices) {
@@ -415,6 +439,10 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
                                 : drafter.begin_after(tokens_of(tokens, drafter.vocabulary_size), *settings));
     const int budget = static_cast<int>(std::min<std::uint32_t>(request.node_budgets[index], kMaxNodes));
     wanted.push_back({sequences.back().get(), budget, request.seeds[index]});
+    wanted.back().least_probability = request.least_path_probabilities[index];
+    const auto& accepted = step.parts[index].accepted;
+    wanted.back().accepted = accepted;
+    wanted.back().accepted_at = step.parts[index].next_position - accepted.size();
     if (!session) wanted.back().position = request.positions[index] + tokens.size();
   }
   step.batches.push_back(std::make_unique<DraftBatch>(drafter.draft(wanted, *settings, max_entries)));

@@ -73,8 +73,7 @@ class SessionTable {
   /// Open a session for a new sequence; its number must not be in use. Throws LimitError if there is no capacity
   /// and no session is idle.
   std::shared_ptr<Session> open(std::uint64_t id, ServedDrafter graph, std::string tenant,
-                                std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs,
-                                std::int64_t now_ns);
+                                std::shared_ptr<LearnedMemory> memory, bool learns, std::int64_t now_ns);
   /// An open session, which is not used by being looked at; null if there is none.
   std::shared_ptr<Session> look_at(std::uint64_t id) const;
   /// Note that a session is used; false if it was idle for too long and has ended.
@@ -137,34 +136,65 @@ struct StepCounts {
   std::int64_t elapsed_ns = 0;
 };
 
+/// A step, and what becomes of it.
+struct Step {
+  struct Part {  // of one sequence
+    std::size_t first_token = 0, first_row = 0;
+    SequenceStatus status = SequenceStatus::kOk;
+    std::uint64_t next_position = 0, generation = 0;
+    std::shared_ptr<Session> session = {};  // null if it is lost, or stateless
+    std::vector<Token> accepted = {};       // to be taken when its draft is made
+    Draft draft = {};
+    bool ended_early = false;
+    const Distributions* distributions = nullptr;  // that its proposals are of
+    std::vector<Distributions::Span> proposals = {};
+  };
+  wire::DraftRequest request;
+  std::uint64_t draft_id;
+  std::int64_t now_ns;
+  std::shared_ptr<const DraftSettings> settings = {};  // instead of the request's options
+  bool learns_later = false;                           // from what it brings, when its drafts are on their way
+  std::vector<Part> parts = {};
+  std::vector<std::unique_ptr<DraftBatch>> batches = {};  // one per graph
+  std::size_t num_empty = 0;
+
+  std::size_t size() const { return request.context_lengths.size(); }
+  std::span<const std::uint32_t> context(std::size_t index) const {
+    return std::span(request.context_tokens).subspan(parts[index].first_token, request.context_lengths[index]);
+  }
+};
+
 /// Answers steps from sessions and graphs. Safe to use from several threads.
 class StepAnswerer {
  public:
   StepAnswerer(StepLimits limits, std::shared_ptr<SessionTable> sessions)
       : limits_(limits), sessions_(std::move(sessions)) {}
 
-  /// The answer to a DraftRequest, or to a StreamDraftRequest. Throws if the step is refused: tokens of sequences
+  /// Take what is new of all sequences, and draft for them. Throws if the step is refused: tokens of sequences
   /// before the one that is to blame were taken, which does no harm, as they are recognised when they come again.
   ///
-  /// `most_ns`: none where it may take longer than this, by the tokens that it brings and the nodes that it asks for;
+  /// `most_ns`: false where it may take longer than this, by the tokens that it brings and the nodes that it asks for;
   /// then nothing was done.
+  bool run(Step& step, const Tenants& tenants, StepHost& host, std::int64_t most_ns);
+  /// The answer to a DraftRequest, or to a StreamDraftRequest, of `run`.
   std::optional<wire::Written> answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
                                       std::uint64_t draft_id, std::int64_t now_ns, StepHost& host, StepCounts& counts,
                                       std::int64_t most_ns);
 
  private:
-  struct Step;
   void check(Step& step, StepHost& host);
   void take(Step& step, std::size_t index, const Tenants& tenants);
   void add_rows(const Step& step, std::size_t index, Session& session);
+  void learn_soon(const Step& step);
   void draft_all(Step& step, StepHost& host);
   void draft_from(Step& step, const std::vector<std::size_t>& indices, const ServedDrafter& graph,
                   std::size_t& max_entries);
 
   const StepLimits limits_;
   const std::shared_ptr<SessionTable> sessions_;
-  std::mutex mutex_;                               // for what follows; held for a few instructions
-  std::unordered_set<std::string> known_options_;  // that were checked
+  std::mutex mutex_;                                // for what follows; held for a few instructions
+  std::unordered_set<std::string> known_options_;   // that were checked
+  std::vector<std::shared_ptr<Drafter>> learning_;  // that may not have learned from the latest steps yet
 };
 
 }  // namespace speculant

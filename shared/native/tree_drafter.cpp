@@ -11,15 +11,6 @@ constexpr std::int32_t kNodesBetweenPauses = 64;
 // a millisecond of it. Trees of 64 nodes from graphs of two million tokens read 70,000 at most.
 constexpr std::int64_t kMostRead = 1 << 19;
 
-/// Whether any longer draft could be worth more than the best so far, were all nodes as good as the next.
-bool may_pay(std::span<const double> costs, int budget, int size, double expected, double next, double best) {
-  for (int more = size + 1; more <= budget; ++more) {
-    expected += next;
-    if ((1.0 + expected) / costs[static_cast<std::size_t>(more) + 1] > best) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 void Draft::cut(std::size_t size) {
@@ -57,7 +48,7 @@ void TreeDrafter::rank(int most, double parent, double least) {
 /// Add the most probable successors of a node to what may be drafted, of which no more than are left of the budget can
 /// ever be.
 void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
-                         std::size_t budget_left) {
+                         std::size_t budget_left, double least_probability) {
   const Node& node = nodes_[static_cast<std::size_t>(index)];
   auto slot = static_cast<std::size_t>(kMaxMatch + node.depth);
   const Token* end = window_.data() + slot;
@@ -69,7 +60,9 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   const auto is_full = [&] { return children_.size() == budget_left; };
   rank(max_branches, node.probability, is_full() ? children_.front().probability : -1.0);
   for (const Candidate* candidate : best_) {
-    const Child child{.probability = node.probability * std::min(candidate->probability, 1.0),
+    const double probability = node.probability * std::min(candidate->probability, 1.0);
+    if (probability < least_probability) break;
+    const Child child{.probability = probability,
                       .index = num_found_++,
                       .parent = index,
                       .token = candidate->token,
@@ -85,26 +78,21 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
 }
 
 void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
-                        std::span<const double> costs, double reliability, const std::function<void()>& pause,
-                        Draft& draft) {
+                        double least_probability, const std::function<void()>& pause, Draft& draft) {
   sources.session.fill(window_);
   collector_.successors.allow(kMostRead);
   children_.clear();
   nodes_.assign(1, {0, 0, 0, 1.0, context});
   num_found_ = 0;
   draft.clear();
-  std::size_t paying = 0;
-  double best = 1.0, expected = 0.0;
   for (std::int32_t current = 0; current < shape.budget; ++current) {
     if (current % kNodesBetweenPauses == kNodesBetweenPauses - 1) pause();
     if (nodes_.back().depth < shape.max_depth) {
       const auto budget_left = static_cast<std::size_t>(shape.budget - current);
-      expand(sources, calibration, current, shape.max_branches, budget_left);
+      expand(sources, calibration, current, shape.max_branches, budget_left, least_probability);
     }
     if (children_.empty()) break;
     const Child child = children_.back();
-    const double expected_of_child = reliability * child.probability;
-    if (!costs.empty() && !may_pay(costs, shape.budget, current, expected, expected_of_child, best)) break;
     children_.pop_back();
     const Node& parent = nodes_[static_cast<std::size_t>(child.parent)];
     Context next;
@@ -117,17 +105,13 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
     draft.tokens.push_back(child.token);
     draft.parents.push_back(child.parent);
     draft.probabilities.push_back(child.probability);
-    expected += expected_of_child;
-    if (!costs.empty() && (1.0 + expected) / costs[draft.size() + 1] > best) {
-      best = (1.0 + expected) / costs[draft.size() + 1];
-      paying = draft.size();
-    }
   }
-  if (!costs.empty()) draft.cut(paying);
 }
 
-void TreeDrafter::accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
+void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHistory& session, Context& context,
                          std::span<const Token> tokens, bool learns, bool is_inside) {
+  // The context is kept up to date also while the corpus is not drafted from, as it may be later.
+  const bool is_long = !learns && std::ssize(tokens) > sources.trie.max_order();
   session.reserve(std::ssize(tokens));
   session.fill(window_);
   collector_.successors.allow(kMostRead);
@@ -138,8 +122,23 @@ void TreeDrafter::accept(const Sources& sources, Calibration& calibration, Sessi
       calibration.learn(sources.trie, found, mixture_, token);
     }
     session.push(token, window_);
-    context = sources.trie.extend(context, token);  // also while the corpus is not drafted from, as it may be later
+    ++sources.session_size;
+    if (!is_long) context = sources.trie.extend(context, token);
     is_inside = true;
+  }
+  if (is_long) context = sources.trie.match(tokens);
+}
+
+void TreeDrafter::learn(Sources sources, Calibration& calibration, Context context, std::span<const Token> tokens) {
+  collector_.successors.allow(kMostRead);
+  bool is_inside = false;
+  for (Token token : tokens) {
+    sources.session.fill(window_, sources.session_size);
+    const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, context);
+    calibration.interpolate(found, is_inside, mixture_);
+    calibration.learn(sources.trie, found, mixture_, token);
+    context = sources.trie.extend(context, token);
+    ++sources.session_size, is_inside = true;
   }
 }
 

@@ -1,8 +1,8 @@
-// Drafts by calibrated probability of acceptance: best first, and no longer than they pay.
+// Drafts by calibrated probability of acceptance: best first.
 //
 // A node of a draft is worth the probability that the target writes the whole path to it. The tree grows by its most
-// probable node until the budget is spent, so its nodes are the most probable paths of all; with one child a node it is
-// a chain. Where verifying has a price, the draft is cut where (1 + expected accepted tokens) / price is largest.
+// probable node until the budget is spent, or no node is left that is probable enough, so its nodes are the most
+// probable paths of all; with one child a node it is a chain.
 #pragma once
 
 #include <cstdint>
@@ -43,16 +43,19 @@ struct TreeShape {
 /// overlap.
 class TreeDrafter {
  public:
-  /// Draft the most probable paths after a sequence that ends in `context`. `costs[n]` is the cost of verifying n
-  /// tokens relative to one, up to budget + 1; empty if it is free. `reliability` is a factor of expected acceptance in
-  /// the price, at most 1. `pause` is called after every few nodes: what is drafted from may change meanwhile.
+  /// Draft the most probable paths after a sequence that ends in `context`, none less probable than
+  /// `least_probability`. `pause` is called after every few nodes: what is drafted from may change meanwhile.
   void draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
-             std::span<const double> costs, double reliability, const std::function<void()>& pause, Draft& draft);
+             double least_probability, const std::function<void()>& pause, Draft& draft);
 
   /// Add tokens to `session`, which is that of `sources`, and move `context` to the new end; learn from each one first,
   /// if asked to. `is_inside`: the token before the first one came with it.
-  void accept(const Sources& sources, Calibration& calibration, SessionHistory& session, Context& context,
+  void accept(Sources sources, Calibration& calibration, SessionHistory& session, Context& context,
               std::span<const Token> tokens, bool learns, bool is_inside);
+
+  /// Learn from the tokens that followed the sequence of `sources`, which ended in `context` then. The session holds
+  /// them already. In a full history the oldest positions, which they have overwritten, are not found any more.
+  void learn(Sources sources, Calibration& calibration, Context context, std::span<const Token> tokens);
 
   /// Records of graphs that were read for the most frequent ones.
   std::int64_t num_read() const { return collector_.successors.num_read(); }
@@ -77,7 +80,7 @@ class TreeDrafter {
     }
   };
   void expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
-              std::size_t budget_left);
+              std::size_t budget_left, double least_probability);
   void rank(int most, double parent, double least);
 
   ContextCollector collector_;

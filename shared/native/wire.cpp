@@ -58,7 +58,8 @@ constexpr auto kFields<DraftRequest> = std::tuple{&DraftRequest::graph,
                                                   &DraftRequest::feedback_row_counts,
                                                   &DraftRequest::feedback_nodes,
                                                   &DraftRequest::feedback_width,
-                                                  &DraftRequest::feedback_tokens};
+                                                  &DraftRequest::feedback_tokens,
+                                                  &DraftRequest::least_path_probabilities};
 template <>
 constexpr auto kFields<DraftResponse> = std::tuple{&DraftResponse::graph_generation,
                                                    &DraftResponse::draft_id,

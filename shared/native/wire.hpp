@@ -53,6 +53,7 @@ struct DraftRequest {
   std::vector<std::uint32_t> feedback_row_counts, feedback_nodes;
   std::uint32_t feedback_width = 0;
   std::vector<std::uint32_t> feedback_tokens;
+  std::vector<float> least_path_probabilities;
 };
 
 struct DraftResponse {

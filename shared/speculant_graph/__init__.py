@@ -13,6 +13,7 @@ from speculant_graph.extras import missing_extra
 from speculant_graph.log import silence
 
 if TYPE_CHECKING:
+    from speculant_graph.budget import CostCurve
     from speculant_graph.client import AsyncDrafterClient, DrafterClient, LocalDrafter, NullDrafter
     from speculant_graph.config import (
         AccessConfig,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         ServiceConfig,
         VerifierConfig,
     )
-    from speculant_graph.draft.cost import CostCurve
     from speculant_graph.draft.generator import DraftGenerator
     from speculant_graph.draft.learning.store import LearnedStore
     from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
@@ -56,7 +56,7 @@ _MODULES = {
         "AccessConfig", "ClientConfig", "DraftConfig", "DraftModelConfig", "GenerationConfig", "GraphConfig",
         "RecordConfig", "ServerConfig", "ServiceConfig", "VerifierConfig",
     ),
-    "speculant_graph.draft.cost": ("CostCurve",),
+    "speculant_graph.budget": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
     "speculant_graph.draft.learning.store": ("LearnedStore",),
     "speculant_graph.draft.session_drafter": ("DraftRequest", "SessionDrafter"),

@@ -4,7 +4,7 @@ the errors of ``speculant_graph.errors``: a caller's mistake is a DraftRequestEr
 """
 
 from collections.abc import Sequence as _Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy
 import numpy.typing
@@ -122,7 +122,7 @@ class Sequence:
 class DraftSettings:
     """How to draft: strategy and siblings by their numbers on the wire."""
 
-    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool, ignores_cost: bool) -> None:
+    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
         """``sources``: session, corpus, skip-gram, learned, target rows."""
 
 class Drafter:
@@ -136,10 +136,9 @@ class Drafter:
         ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.
         """
 
-    def open(self, memory: LearnedMemory, learns: bool, costs: _Sequence[float]) -> Sequence:
+    def open(self, memory: LearnedMemory, learns: bool) -> Sequence:
         """
-        Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n
-        tokens relative to one, none if it is free.
+        Begin a sequence without tokens. ``learns``: later sequences may learn from it.
         """
 
     @property
@@ -161,7 +160,7 @@ class Drafter:
         Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.
         """
 
-    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
+    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], least_probabilities: _Sequence[float], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
         Draft for a batch. Drafts end where another q may not fit into ``max_entries``. ``positions`` are those of the
         first tokens drafted; none: where the sequences end.
@@ -290,7 +289,7 @@ class SessionTable:
     def num_bytes(self) -> int:
         """Memory of all sessions."""
 
-    def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, costs: _Sequence[float], now_ns: int) -> None:
+    def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, now_ns: int) -> None:
         """
         Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no
         capacity, and no session is idle.
@@ -338,6 +337,128 @@ class StepAnswerer:
         sequences without a session, ``default_generation()`` names the generation where no graph answers.
 
         With ``most_ns``, a step that may take longer is not answered: None, and nothing was done.
+        """
+
+class Batch:
+    """
+    The rows of a batch as sequences, which have numbers. Holds on to their texts.
+    """
+
+    @property
+    def session_ids(self) -> list[int]:
+        """Per row, its sequence."""
+
+    @property
+    def texts(self) -> list[Any]:
+        """As they were given."""
+
+    @property
+    def begun(self) -> list[int]:
+        """Rows that begin a sequence."""
+
+    @property
+    def ended(self) -> list[int]:
+        """Sequences that no row continues."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a sequence has begun or ended."""
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that are new to the sequences that go on."""
+
+class RowTracker:
+    """Finds the sequences of an engine's rows, from batch to batch."""
+
+    def __init__(self, most_new: int) -> None:
+        """``most_new``: most tokens that a step adds to a row."""
+
+    def match(self, texts: list[Any], names: _Sequence[str] | None) -> Batch:
+        """
+        Return the sequences of all rows.
+
+        ``texts``: prompts included. ``names``: of their requests, if the engine names them.
+        """
+
+def best_size(gains: _Sequence[float], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rate: float) -> int:
+    """
+    Return how many units to add to a pass, the best first, so that gains - rate * seconds is largest.
+
+    ``gains``: tokens that each unit is expected to bring, descending. ``seconds``: of the pass with 0, 1, ... units.
+    ``rate``: tokens a second that it must earn.
+    """
+
+class RowDrafts:
+    """Drafts of the rows of an engine's batch, one after another."""
+
+    def __init__(self, lengths: _Sequence[int], token_ids: _Sequence[int], parents: _Sequence[int], path_probabilities: _Sequence[float], num_drafted: int | None = None) -> None:
+        """
+        Take nodes of every row, and of all nodes what :class:`~speculant_graph.types.Draft` holds.
+        """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all rows."""
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes that were drafted, those that were not kept included."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Nodes of every row."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of all nodes."""
+
+    @property
+    def parents(self) -> list[int]:
+        """Of all nodes; within a row 0 is its end, j + 1 its node j."""
+
+    @property
+    def path_probabilities(self) -> list[float]:
+        """Of all nodes; empty if the strategy has none."""
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token id; -1 without nodes."""
+
+    def lists(self) -> list[list[int]]:
+        """Return the tokens of every row."""
+
+class LocalSteps:
+    """The sessions of one drafter in this process, and their steps."""
+
+    def __init__(self, drafter: Drafter) -> None: ...
+
+    def open(self, session_id: int, tenant: str, memory: LearnedMemory, learns: bool) -> None:
+        """Open a session; its number must not be in use."""
+
+    def end(self, session_id: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
+        """End a session, if it is open; return what its memory has learned."""
+
+    def changed(self, session_ids: _Sequence[int], texts: list[Any]) -> list[int]:
+        """
+        Return the sessions whose texts do not continue what was taken of them: open those again.
+        """
+
+    def draft(self, session_ids: _Sequence[int], texts: list[Any], budgets: _Sequence[int], seeds: _Sequence[int], least_probabilities: _Sequence[float], feedback: list[Any], settings: DraftSettings, draft_id: int) -> list[speculant_graph.types.Draft]:
+        """
+        Draft for a batch whose texts continue what was taken of them.
+
+        ``feedback``: per sequence None, or the draft that was verified, nodes, and the target's top tokens after each.
+        """
+
+    def draft_rows(self, batch: Batch, budgets: _Sequence[int], settings: DraftSettings, least_probability: float, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, rate: float) -> RowDrafts:
+        """
+        Draft for the rows of an engine's batch, and keep what pays: nodes that bring more tokens than the seconds that
+        they add to the pass would at ``rate``.
+
+        ``seconds``: of passes over 0, 1, ... tokens; None keeps whole drafts.
         """
 
 def write_request(graph: bytes, options: bytes, sequences: _Sequence[tuple[object, ...]], step_id: int | None) -> bytes:

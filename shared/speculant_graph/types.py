@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from speculant_graph._core import Batch, RowDrafts
+    from speculant_graph.budget import StepPrices
+
 TokenId = int
 """Index into a tokenizer's vocabulary."""
 
@@ -127,7 +130,7 @@ class Draft:
     strategy: StrategyName = "greedy"
     """What made it."""
     terminated_early: bool = False
-    """True if it holds fewer nodes than asked for: no known context was left, or no further node was worth its cost."""
+    """True if it holds fewer nodes than asked for: no known context was left, or no node was probable enough."""
     draft_id: int = 0
     """Names the draft in later feedback; 0 if it is not on record."""
     sources: tuple[DraftSourceName, ...] = ()
@@ -221,8 +224,6 @@ class DraftOptions:
     """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
-    ignore_cost: bool = False
-    """Draft as many nodes as the budget allows, whatever verifying costs."""
 
 
 DEFAULT_OPTIONS = DraftOptions()
@@ -266,8 +267,10 @@ class SequenceStep:
     """What ``sampling`` draws with."""
     nasd: NasdOptions | None = None
     """What ``nasd`` drafts with."""
+    least_probability: float = 0.0
+    """Nodes whose paths are less probable are not drafted, from 0 to 1: the verifier knows that they can't pay."""
     is_priced: bool = True
-    """Whether nodes that do not pay may be left out; False where a request wants its whole budget drafted."""
+    """Whether the verifier keeps only nodes that pay, so that a draft model need not fill the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,37 @@ class SessionOptions:
     """Name of the graph to draft from."""
     learn: bool | None = None
     """Whether the tenant's later sequences profit from what it accepts."""
+
+
+class RowDrafter(Protocol):
+    """A drafter for the rows of an engine's batch: columns in, columns out. May raise anything."""
+
+    @property
+    def state(self) -> DrafterState:
+        """Whether the last step was answered."""
+
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
+        """Begin a session for a sequence; see :class:`Drafter`."""
+
+    def draft_rows(
+        self,
+        batch: Batch,
+        budgets: list[int],
+        prices: StepPrices | None = None,
+    ) -> RowDrafts:
+        """Draft for a batch, and keep what pays.
+
+        Args:
+            batch: the rows, whose sessions are open.
+            budgets: of every row, most nodes.
+            prices: what a node must bring; None keeps whole drafts.
+        """
+
+    def finish(self, session_id: int) -> None:
+        """End a session and free what it held. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """Free sockets and threads. The drafter can't be used afterwards."""
 
 
 class Drafter(Protocol):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.types import Draft, StrategyName
@@ -39,11 +38,6 @@ SHARING_A_SLOT = (
     5, next(token for token in range(6, VOCABULARY_SIZE) if slot_of_rows([token]) == slot_of_rows([5])),
 )  # fmt: skip
 
-curves = st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=4).map(
-    lambda steps: CostCurve(
-        tuple(np.cumsum([1, *(gap for gap, _ in steps)]).tolist()), (1.0, *(cost for _, cost in steps))
-    )
-)
 configs = st.builds(
     DraftConfig,
     strategy=st.sampled_from(["tree", "adaptive", "greedy"]),
@@ -109,9 +103,9 @@ class Pair:
     """What the open sequences will have been told in the end."""
     places: dict[int, int] = field(default_factory=dict)
 
-    def open(self, number: int, text: list[int], prompt: int, tenant: str, learn: bool, cost: CostCurve | None) -> None:
+    def open(self, number: int, text: list[int], prompt: int, tenant: str, learn: bool) -> None:
         for drafter in (self.fast, self.slow):
-            drafter.open(number, tenant=tenant, learn=learn, cost=cost)
+            drafter.open(number, tenant=tenant, learn=learn)
         self.texts[number], self.places[number] = text, 0
         if prompt:
             self.accept(number, prompt)
@@ -123,9 +117,10 @@ class Pair:
             drafter.accept(number, token_ids)
         assert_same_tables(self.fast.calibration, self.slow.tables)
 
-    def draft(self, number: int, strategy: StrategyName, budget: int) -> Draft:
-        (draft,) = self.fast.draft([DraftRequest(number, budget, options=DraftOptions(strategy))])
-        expected = self.slow.draft(number, strategy, budget)
+    def draft(self, number: int, strategy: StrategyName, budget: int, least: float = 0.0) -> Draft:
+        order = DraftRequest(number, budget, options=DraftOptions(strategy), least_probability=least)
+        (draft,) = self.fast.draft([order])
+        expected = self.slow.draft(number, strategy, budget, least)
         assert list(draft.token_ids) == [node.path[-1] for node in expected]
         assert list(draft.parents) == [node.parent for node in expected]
         assert list(draft.path_probabilities) == pytest.approx([node.probability for node in expected], abs=1e-9)
@@ -199,7 +194,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     max_order=st.integers(0, 7),
     boundaries=st.booleans(),
     budgets=st.lists(st.integers(0, 40), min_size=1, max_size=5),
-    costs=st.lists(st.one_of(st.none(), curves), min_size=1, max_size=3),
+    least=st.lists(st.floats(0.0, 1.0, width=32), min_size=1, max_size=3),
 )
 def test_every_step_is_that_of_the_reference(
     config: DraftConfig,
@@ -208,7 +203,7 @@ def test_every_step_is_that_of_the_reference(
     max_order: int,
     boundaries: bool,
     budgets: list[int],
-    costs: list[CostCurve | None],
+    least: list[float],
 ) -> None:
     assume(config.strategy == "greedy" or (config.sources if max_order else config.sources - {"corpus"}))
     assume(config.strategy != "greedy" or max_order)
@@ -229,12 +224,14 @@ def test_every_step_is_that_of_the_reference(
             text = texts[opened]
             prompt = chance.choice([0, 1, 5, len(text) // 2, len(text) - 10])
             tenant, learn = chance.choice("aab"), chance.random() < 0.8
-            pair.open(opened, text, max(0, prompt), tenant, learn, chance.choice(costs))
+            pair.open(opened, text, max(0, prompt), tenant, learn)
             opened += 1
         if not pair.texts:
             break
         number = chance.choice(list(pair.texts))
-        draft = pair.draft(number, chance.choice(["tree", "tree", "adaptive"]), chance.choice(budgets))
+        draft = pair.draft(
+            number, chance.choice(["tree", "tree", "adaptive"]), chance.choice(budgets), chance.choice([0.0, *least])
+        )
         if chance.random() < 0.5:
             nodes = chance.sample(range(len(draft) + 1), chance.randint(0, min(4, len(draft) + 1)))
             widths = [chance.choice([0, 1, 3, 8, 10]) for _ in nodes]
@@ -267,7 +264,7 @@ def test_more_than_is_looked_at(seed: int, max_session_tokens: int) -> None:
     texts = [text_of(chance, alphabet, length, [[*range(200, 280)]]) for length in (330, 620, 400)]
     for number, text in enumerate(texts):
         assume(not is_crowded(text, SESSION_CHAINS) and not is_crowded(joined(texts[:number]), LEARNED_CHAINS))
-        pair.open(number, text, 200, "", True, None)
+        pair.open(number, text, 200, "", True)
         while pair.places[number] < len(text):
             pair.draft(number, "tree", chance.choice([1, 5, 12]))
             pair.accept(number, chance.choice([2, 40, 60]))
@@ -283,10 +280,10 @@ def test_more_candidates_than_are_kept() -> None:
     session = [token for number in range(80) for token in (1, 2, tokens[number], 1, 3, tokens[number + 100])]
     assert not is_crowded(learned, LEARNED_CHAINS)
     assert not is_crowded(session, SESSION_CHAINS)
-    pair.open(0, [1, *learned], 1, "", True, None)
+    pair.open(0, [1, *learned], 1, "", True)
     pair.accept(0, len(learned))
     pair.close(0)
-    pair.open(1, [*session, 1, 2, 7], len(session), "", False, None)
+    pair.open(1, [*session, 1, 2, 7], len(session), "", False)
     pair.accept(1, 1)
     pair.recycle(1, [0], [[*range(40, 50)]])
     pair.accept(1, 1)
@@ -322,19 +319,8 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
     assert chain.is_chain
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))
-    drafter.open(2, cost=COST_CURVES["moe"])
-    drafter.accept(2, text[:60])
-    drafter.accept(2, text[60:])
-    ways = [
-        DraftOptions("specexec"),
-        DraftOptions("tree", ignore_cost=True),
-        DraftOptions("adaptive", ignore_cost=True),
-    ]
-    unpriced = drafter.draft([DraftRequest(2, budget, options=options) for options in ways])
-    again = drafter.draft(
-        [DraftRequest(1, budget, options=DraftOptions(name)) for name in ("tree", "tree", "adaptive")]
-    )
-    assert list(map(facts, unpriced)) == list(map(facts, again))
+    (whatever,) = drafter.draft([DraftRequest(1, budget, options=DraftOptions("specexec"), least_probability=1.0)])
+    assert facts(whatever) == facts(tree), "it uses its whole budget"
 
 
 def facts(draft: Draft) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:

@@ -81,7 +81,7 @@ EXPECTED: dict[str, list[str]] = {
         r"tokens a step",
         r"speculant_verifier_passes_total [1-9]",
     ],
-    "docs/engines.md": [r"lookup.bin: [1-9]\d* contexts", r"\(\d+, .*\)"],
+    "docs/engines.md": [r"lookup.bin: [1-9]\d* contexts", r"\[\[.*\]"],
     "docs/offloading.md": [r"read in a pass over many tokens: [\d.]+ GB", r"M parameters"],
     "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
     "docs/python.md": [r"drafted tokens accepted", r"DrafterStatistics\("],

@@ -18,6 +18,7 @@ import json, random
 import numpy as np
 from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from speculant_graph.engines.rows import as_rows
 from speculant_graph.engines.sglang import lay_out, register
 from speculant_graph.types import Draft
 
@@ -43,7 +44,7 @@ for width in (2, 6, 12):
             parents = [max(np.flatnonzero(ancestors[node, :node]).tolist()) for node in range(1, size)]
             drafts.append(Draft(tuple(ids[1:size].tolist()), tuple(parents)))
             sizes += size - 1
-        ours = lay_out([query[-1] for query in queries], drafts, width)
+        ours = lay_out([query[-1] for query in queries], as_rows(drafts), width)
         same += all(
             (a.dtype, a.tobytes()) == (b.dtype, b.tobytes()) for a, b in zip(ours, (tokens, mask))
         )

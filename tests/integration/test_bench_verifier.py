@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from speculant_graph.budget import CostCurve
 from speculant_graph.cli.main import main
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_verifier.demo.run import MODEL_FOLDER
 
@@ -70,7 +70,7 @@ def test_costs_as_figures_and_curve(bench: Bench, tmp_path: Path) -> None:
     assert (figures["device"], figures["model"], figures["context"]) == ("cpu", "random:1M", 20)
     read = CostCurve.from_file(curve)
     assert read.tokens == (1, 2, 4)
-    assert read.at(4) == pytest.approx(points[2, 4]["relative"], abs=1e-3), "that of the batch named first"
+    assert read.relative(4) == pytest.approx(points[2, 4]["relative"], abs=1e-3), "that of the batch named first"
 
 
 def test_ways_of_decoding_prompts(bench: Bench, prompts: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import REQUEST_OPTIONS, STRATEGIES
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
@@ -20,7 +19,6 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, SequenceStep
 from support.server import LiveServer, serving
 
 VOCABULARY_SIZE = 50
-CURVE = CostCurve((1, 4, 16), (1.0, 1.25, 6.0))  # exact in the single precision of the wire
 SIDECAR: dict[str, Any] = {
     "strategy": "specexec", "max_candidates": 2, "temperature": 3.0,
     "sources": ["session"], "max_depth": 2, "max_branches": 2,
@@ -50,7 +48,7 @@ def server(graph_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
 
 def client_of(server: LiveServer, config: DraftConfig) -> DrafterClient:
     settings = ClientConfig(address=server.address, deadline_ms=5_000)
-    return DrafterClient(settings, tokenizer=None, draft=config, strict=True, cost=CURVE)
+    return DrafterClient(settings, tokenizer=None, draft=config, strict=True)
 
 
 def drafted(drafter: DrafterClient | LocalDrafter, **requested: Any) -> list[list[Draft]]:
@@ -95,7 +93,7 @@ def values_of(told: list[list[Draft]]) -> list[object]:
 
 
 def in_process(graph: NgramGraph, config: DraftConfig, **requested: Any) -> list[object]:
-    return values_of(drafted(LocalDrafter(graph, config, cost=CURVE), **requested))
+    return values_of(drafted(LocalDrafter(graph, config), **requested))
 
 
 def over_the_wire(server: LiveServer, config: DraftConfig, **requested: Any) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model import ModelDrafter
@@ -36,5 +37,5 @@ def adapted_decoder(folder: Path, folders: dict[str, Path]) -> SpeculativeDecode
         draft_model=DraftModelConfig(name=str(folder / "tiny"), adapters=folders),
     )
     assert isinstance(decoder.drafter, ModelDrafter)
-    decoder.drafter._price = FixedPrice(flat(1e6, 1.0), flat(1e-9, 1e-9))
+    decoder.drafter._price = FixedPrice(StepBudget(flat(1e6, 1.0)), flat(1e-9, 1e-9))
     return decoder

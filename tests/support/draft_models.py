@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import torch
 
+from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig
 from speculant_graph.types import Drafter
 from speculant_verifier.draft_model import ModelDrafter
@@ -25,18 +26,23 @@ def noisy(target: TargetModel, noise: float, seed: int = 0) -> TargetModel:
     return TargetModel(model, target._tokenizer, "noisy")
 
 
-def flat(seconds: float, slope: float):
-    """Passes that take so long, and a little more for every token."""
-    return lambda num_rows, width: seconds + slope * np.arange(width + 1.0)
+class flat:
+    """Passes that take so long, and a little more for every token of a row."""
+
+    def __init__(self, seconds: float, slope: float) -> None:
+        self._seconds, self._slope = seconds, slope
+
+    def seconds(self, num_rows: int, most_tokens: int) -> np.ndarray:
+        return self._seconds + self._slope * np.maximum(np.arange(most_tokens + 1), num_rows) / num_rows
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Do nothing."""
 
 
 class FixedPrice(DraftPrice):
-    """What no clock changes, and no allowance ends."""
+    """What no allowance ends."""
 
-    def note(self, expected_s: float, measured_s: float) -> None:
-        pass
-
-    def note_target(self, num_rows: int, width: int, seconds: float) -> None:
+    def note_target(self, seconds: float) -> None:
         pass
 
 
@@ -51,6 +57,6 @@ def model_drafter(
 ) -> ModelDrafter:
     """A drafter whose model costs next to nothing, so that it is always asked, unless said otherwise."""
     passes = DraftPasses(model, rows)
-    price = FixedPrice(flat(1e6, 1.0), flat(draft_s, draft_s))
+    price = FixedPrice(StepBudget(flat(1e6, 1.0)), flat(draft_s, draft_s))
     config = DraftConfig(k=budget, strategy="model" if ngrams is None else "tree", **options)
     return ModelDrafter(passes, price, config, ngrams)

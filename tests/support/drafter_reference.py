@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.types import StrategyName, TokenId
@@ -61,7 +60,6 @@ class SlowSequence:
 
     memory: Memory
     learns: bool
-    cost: CostCurve | None
     text: Text = field(default_factory=list)
     num_prompt_tokens: int = 0
     draft: list[Node] | None = None
@@ -69,9 +67,6 @@ class SlowSequence:
     own_rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
     """By slot, over those of the memory: what others must not see of a sequence that nobody learns from."""
     is_calibrated: bool = False
-    expected: float = 0.0
-    found: float = 0.0
-    trust: float = 1.0
 
 
 class SlowDrafter:
@@ -91,11 +86,11 @@ class SlowDrafter:
         self._config, self._vocabulary_size, self._window = config, vocabulary_size, max_session_tokens
         self._memories: dict[str, Memory] = {}
 
-    def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
+    def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
         """Begin a sequence."""
         memory = self._memories.setdefault(tenant, Memory())
         learns = learn and self._config.max_learned_tokens > 0
-        self.sequences[session_id] = SlowSequence(memory, learns, cost)
+        self.sequences[session_id] = SlowSequence(memory, learns)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Take the target's top tokens after nodes of the latest draft."""
@@ -113,8 +108,6 @@ class SlowDrafter:
         is_prompt = not sequence.text
         if is_prompt:
             sequence.num_prompt_tokens = len(token_ids)
-        if sequence.cost is not None and sequence.draft is not None:
-            judge(sequence, token_ids)
         for place, token_id in enumerate(token_ids):
             valid = token_id if 0 <= token_id < self._vocabulary_size else None
             if not is_prompt and (self._config.strategy in CALIBRATED or sequence.is_calibrated):
@@ -137,20 +130,13 @@ class SlowDrafter:
             learnable = sequence.text[max(0, sequence.num_prompt_tokens - WINDOW) :]
             sequence.memory.text += [None, *learnable[-self._window :]]
 
-    def draft(self, session_id: int, strategy: StrategyName, budget: int) -> list[Node]:
-        """Draft the most probable paths, and as many of them as pay."""
+    def draft(self, session_id: int, strategy: StrategyName, budget: int, least: float = 0.0) -> list[Node]:
+        """Draft the most probable paths that are probable enough."""
         sequence = self.sequences[session_id]
         nodes = self._grown(sequence, budget, 1 if strategy == "adaptive" else self._config.max_branches)
-        if sequence.cost is not None:
-            costs = sequence.cost.table(budget + 1)
-            worth, expected = [1.0], 0.0
-            for size, node in enumerate(nodes, start=1):
-                expected += sequence.trust * node.probability
-                worth.append((1.0 + expected) / costs[1 + size])
-            nodes = nodes[: worth.index(max(worth))]
-        sequence.draft = nodes
+        sequence.draft = [node for node in nodes if node.probability >= least]
         sequence.is_calibrated = True
-        return nodes
+        return sequence.draft
 
     def _grown(self, sequence: SlowSequence, budget: int, branches: int) -> list[Node]:
         nodes: list[Node] = []
@@ -206,12 +192,3 @@ class SlowDrafter:
                 kept += together
                 left *= math.prod(map(self.tables.escape, together))
         return kept
-
-
-def judge(sequence: SlowSequence, token_ids: Sequence[TokenId]) -> None:
-    """Trust a sequence's drafts less if they promised more than was accepted."""
-    paths = [node.path for node in sequence.draft or []]
-    found = max(length for length in range(len(token_ids) + 1) if not length or list(token_ids[:length]) in paths)
-    sequence.expected = sequence.expected * 0.95 + sum(node.probability for node in sequence.draft or [])
-    sequence.found = sequence.found * 0.95 + found
-    sequence.trust = min(1.0, (sequence.found + 10.0) / (sequence.expected + 10.0))

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from speculant_graph.draft.cost import CostCurve
-from speculant_graph.engines.price import LearnedCost
-from speculant_graph.engines.sessions import EngineRow, EngineSessions
+from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.types import Draft, Drafter, DrafterState, DrafterStatistics, SequenceStep, SessionOptions
 
 
@@ -104,7 +102,7 @@ class EngineRunner:
         while self.waiting or self.rows:
             self.step()
         self.drafter.rows = None
-        self.sessions.draft([])
+        self.sessions.draft([], [])
 
     def step(self) -> None:
         """Admit and put off, make a pass, ask for drafts."""
@@ -128,31 +126,22 @@ class EngineRunner:
             row.text += row.rest[: accepted + 1]
             row.rest = row.rest[accepted + 1 :]
             decoding.append(row)
-        engine_rows = []
+        texts = []
         self.tokens[:] = self.random.randrange(3)  # whatever lies there is not theirs
         for index, row in enumerate(self.rows):
             text = self.tokens[index, : len(row.text)]
             text[:] = row.text
             if row in decoding:
-                engine_rows.append(EngineRow(text, len(row.rest), str(row.number) if self.tells_ids else None))
+                texts.append(text)
         self.drafter.rows = [row.text for row in decoding]
-        drafts = self.sessions.draft(engine_rows, read_prompts=len(decoding) < len(self.rows))
+        drafts = self.sessions.draft(
+            texts,
+            [len(row.rest) for row in decoding],
+            request_ids=[str(row.number) for row in decoding] if self.tells_ids else None,
+            read_prompts=len(decoding) < len(self.rows),
+        ).lists()
         self.tokens[:] = 0
         for row, draft in zip(decoding, drafts, strict=True):
-            row.draft = draft.token_ids
+            row.draft = tuple(draft)
         self.done += [row for row in self.rows if not row.rest]
         self.rows = [row for row in self.rows if row.rest]
-
-
-class KnownCost(LearnedCost):
-    """Passes that cost what a curve says, and teach nothing."""
-
-    def __init__(self, curve: CostCurve) -> None:
-        super().__init__()
-        self._curve = curve
-
-    def of(self, num_rows: int, most_drafted: int) -> list[float]:
-        return self._curve.table(num_rows + most_drafted)[num_rows:].tolist()
-
-    def observe(self, num_rows: int, num_drafted: int, seconds: float) -> None:
-        """Do nothing."""

@@ -45,6 +45,10 @@ class Mutants:
             request.feedback_nodes.extend(self.numbers(sum(rows)))
             request.feedback_width = width
             request.feedback_tokens.extend(self.numbers(sum(rows) * width))
+        if self._random.random() < 0.3:
+            request.least_path_probabilities.extend(
+                choose([0.0, 0.5, 1.0, -1.0, 2.0, float("nan"), float("inf")]) for _ in request.context_lengths
+            )
         if self._random.random() < 0.7:
             options = request.options
             options.strategy = self._random.choice([*range(8)] * 2 + [8])
@@ -54,7 +58,6 @@ class Mutants:
             options.coupling = choose([0, 0, 1, 2, 3])
             options.siblings = choose([0, 0, 1, 2, 3])
             options.omit_proposals = self._random.random() < 0.5
-            options.ignore_cost = self._random.random() < 0.5
         return self.bytes(request.SerializeToString())
 
     def opening(self) -> bytes:
@@ -67,11 +70,6 @@ class Mutants:
             learn=choose([True, False]),
             tenant=choose(["", "a", "ä\0/..", "x" * 3_000]),
         )
-        if self._random.random() < 0.4:
-            request.verify_cost.tokens.extend(choose([[1], [1, 2, 4], [0], [1, 1 << 31], [2, 1], list(range(1, 300))]))
-            request.verify_cost.relative_costs.extend(
-                choose([[1.0], [1.0, 1.1, 9.0], [float("inf")], [1e-40], [1e38, 1e38, 1e38], [float("nan")]])
-            )
         return self.bytes(request.SerializeToString())
 
     def named(self, message_class: Any) -> bytes:

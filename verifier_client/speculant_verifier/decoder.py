@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from speculant_graph.argument_types import PATH, require_methods, require_types
+from speculant_graph.budget import StepBudget
 from speculant_graph.client import LocalDrafter, NullDrafter, client_of
 from speculant_graph.config import (
     ClientConfig,
@@ -132,7 +133,7 @@ class SpeculativeDecoder:
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
         self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)
-        cost = ObservedCosts(self.costs) if self.costs is not None else None
+        budget = StepBudget(ObservedCosts(self.costs)) if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
         """What records hold that does not come from the engine."""
         self.adapters: Adapters | None = None
@@ -140,7 +141,7 @@ class SpeculativeDecoder:
         if wanted is not None and base is not None:
             ngrams = None if strategy == "model" else self.drafter
             self.drafter = open_model_drafter(
-                base, self.target, self.verifier_config, self.draft_config, ngrams, self.costs
+                base, self.target, self.verifier_config, self.draft_config, ngrams, budget
             )
             self.adapters = Adapters(self.drafter, base, wanted, self.record_identity)
         self.engine = Engine(
@@ -148,7 +149,7 @@ class SpeculativeDecoder:
             self.drafter,
             self.verifier_config,
             self.draft_config,
-            cost=cost,
+            budget=budget,
             must_fit=must_fit,
             record=record,
             identity=self.record_identity,
@@ -169,21 +170,19 @@ class SpeculativeDecoder:
 
     def _opened_drafter(self, graph: NgramGraph | None, sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
         """Return what drafts by n-grams, as configured."""
-        curve = self.costs.curve(1) if self.costs is not None else None
         if graph is not None:
-            return LocalDrafter(graph, self.draft_config, cost=curve)
+            return LocalDrafter(graph, self.draft_config)
         if sidecar is not None:
             return client_of(
                 sidecar,
                 tokenizer=self.target.fingerprint,
                 draft=self.draft_config,
                 wants_proposals=self.draft_config.strategy == "sampling",
-                cost=curve,
             )
         if self.draft_config.strategy == "nasd":
             return NasdDrafter(self.draft_config, self.target.vocabulary_size)
         if drafts and self.draft_config.strategy != "model":
-            return LocalDrafter(None, self.draft_config, cost=curve, vocabulary_size=self.target.vocabulary_size)
+            return LocalDrafter(None, self.draft_config, vocabulary_size=self.target.vocabulary_size)
         return NullDrafter()  # the other strategies draft from a graph alone
 
     @overload

@@ -65,6 +65,7 @@ void bind_drafter(nb::module_& module);
 void bind_build(nb::module_& module);
 void bind_verify(nb::module_& module);
 void bind_steps(nb::module_& module);
+void bind_local_steps(nb::module_& module);
 void bind_messages(nb::module_& module);
 
 }  // namespace speculant

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "drafter.hpp"
 
 namespace speculant {
 
@@ -61,5 +62,30 @@ class DraftMaker {
   nb::object draft_, proposals_, make_, sources_, none_;
   std::vector<nb::object> names_;
 };
+
+/// A draft as Python sees it. `distributions`: that its proposals are of; null if it has none.
+inline nb::object as_draft(const Draft& draft, const std::vector<Distributions::Span>& proposals,
+                           const Distributions* distributions, Strategy strategy, bool ended_early,
+                           std::uint64_t draft_id) {
+  const DraftMaker& maker = DraftMaker::instance();
+  const nb::object name = nb::steal(PyUnicode_InternFromString(kStrategies[static_cast<std::size_t>(strategy)].name));
+  nb::object made = nb::make_tuple();
+  if (!proposals.empty()) {
+    std::vector<std::uint64_t> bounds{0};
+    std::vector<std::uint32_t> ids;
+    std::vector<float> probabilities;
+    for (const auto& [first, last] : proposals) {
+      const auto from = static_cast<std::ptrdiff_t>(first), to = static_cast<std::ptrdiff_t>(last);
+      ids.insert(ids.end(), distributions->tokens.begin() + from, distributions->tokens.begin() + to);
+      probabilities.insert(probabilities.end(), distributions->probabilities.begin() + from,
+                           distributions->probabilities.begin() + to);
+      bounds.push_back(ids.size());
+    }
+    made = maker.make_proposals(as_numbers(bounds), nb::cast(as_array(std::move(ids))),
+                                nb::cast(as_array(std::move(probabilities))));
+  }
+  return maker.make({as_numbers(draft.tokens), as_numbers(draft.parents), as_numbers(draft.probabilities), made, name,
+                     nb::bool_(ended_early), nb::cast(draft_id)});
+}
 
 }  // namespace speculant

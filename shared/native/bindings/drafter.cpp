@@ -16,29 +16,10 @@ namespace {
 using namespace nb::literals;
 
 nb::list as_drafts(const DraftBatch& batch, Strategy strategy) {
-  const DraftMaker& maker = DraftMaker::instance();
-  const nb::object name = nb::steal(PyUnicode_InternFromString(kStrategies[static_cast<std::size_t>(strategy)].name));
-  const nb::object nothing = nb::make_tuple(), no_id = nb::cast(0);
   nb::list drafts;
   for (std::size_t index = 0; index < batch.drafts.size(); ++index) {
-    const Draft& draft = batch.drafts[index];
-    nb::object proposals = nothing;
-    if (!batch.proposals[index].empty()) {
-      const Distributions& all = batch.distributions;
-      std::vector<std::uint64_t> bounds{0};
-      std::vector<std::uint32_t> ids;
-      std::vector<float> probabilities;
-      for (const auto& [first, last] : batch.proposals[index]) {
-        const auto from = static_cast<std::ptrdiff_t>(first), to = static_cast<std::ptrdiff_t>(last);
-        ids.insert(ids.end(), all.tokens.begin() + from, all.tokens.begin() + to);
-        probabilities.insert(probabilities.end(), all.probabilities.begin() + from, all.probabilities.begin() + to);
-        bounds.push_back(ids.size());
-      }
-      proposals = maker.make_proposals(as_numbers(bounds), nb::cast(as_array(std::move(ids))),
-                                       nb::cast(as_array(std::move(probabilities))));
-    }
-    drafts.append(maker.make({as_numbers(draft.tokens), as_numbers(draft.parents), as_numbers(draft.probabilities),
-                              proposals, name, nb::bool_(batch.ended_early[index] != 0), no_id}));
+    drafts.append(as_draft(batch.drafts[index], batch.proposals[index], &batch.distributions, strategy,
+                           batch.ended_early[index] != 0, 0));
   }
   return drafts;
 }
@@ -190,7 +171,7 @@ void bind_settings(nb::module_& module) {
           "__init__",
           [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, int max_depth,
              int max_branches, std::int64_t max_candidates, double temperature, bool is_coupled, int siblings,
-             bool omits_proposals, bool ignores_cost) {
+             bool omits_proposals) {
             const auto number = static_cast<std::size_t>(strategy);  // of a negative one, something large
             if (number >= std::size(kStrategies) || !kStrategies[number].name || siblings < 0 || siblings > 2) {
               throw RequestError("no such strategy, or no such siblings");
@@ -202,11 +183,10 @@ void bind_settings(nb::module_& module) {
                                      {max_candidates, temperature},
                                      is_coupled,
                                      static_cast<Siblings>(siblings),
-                                     omits_proposals,
-                                     ignores_cost};
+                                     omits_proposals};
           },
           nb::kw_only(), "strategy"_a, "sources"_a, "max_depth"_a, "max_branches"_a, "max_candidates"_a,
-          "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a, "ignores_cost"_a,
+          "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
           "``sources``: session, corpus, skip-gram, learned, target rows.");
 }
 
@@ -233,12 +213,10 @@ void bind_drafter(nb::module_& module) {
           "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.")
       .def(
           "open",
-          [](Drafter& self, std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs) {
-            return without_gil([&] { return self.open(std::move(memory), learns, std::move(costs)); });
+          [](Drafter& self, std::shared_ptr<LearnedMemory> memory, bool learns) {
+            return without_gil([&] { return self.open(std::move(memory), learns); });
           },
-          "memory"_a, "learns"_a, "costs"_a,
-          "Begin a sequence without tokens. ``learns``: later sequences may learn from it; ``costs``: of verifying n\n"
-          "tokens relative to one, none if it is free.")
+          "memory"_a, "learns"_a, "Begin a sequence without tokens. ``learns``: later sequences may learn from it.")
       .def_prop_ro(
           "num_read", [](Drafter& self) { return without_gil([&] { return self.num_read(); }); },
           "Records of the graph that calls which have ended read for the most frequent successors of contexts.")
@@ -271,26 +249,31 @@ void bind_drafter(nb::module_& module) {
           "draft",
           [](Drafter& self, const std::vector<Sequence*>& sequences, const std::vector<int>& budgets,
              const std::vector<std::uint64_t>& seeds, const std::vector<std::uint64_t>& positions,
-             const DraftSettings& settings, std::size_t max_entries) {
+             const std::vector<double>& least, const DraftSettings& settings, std::size_t max_entries) {
             const std::size_t count = sequences.size();
-            if (budgets.size() != count || seeds.size() != count || (!positions.empty() && positions.size() != count)) {
-              throw RequestError("give a budget and a seed for each sequence, and a position for each or for none");
+            if (budgets.size() != count || seeds.size() != count || least.size() != count ||
+                (!positions.empty() && positions.size() != count)) {
+              throw RequestError(
+                  "give a budget, a seed and a least probability for each sequence, and a position for each or for "
+                  "none");
             }
             const DraftBatch batch = without_gil([&] {
               std::vector<DraftRequest> requests;
               for (std::size_t index = 0; index < count; ++index) {
                 if (sequences[index] == nullptr) throw RequestError("None is no sequence");
                 requests.push_back({sequences[index], budgets[index], seeds[index]});
+                requests.back().least_probability = least[index];
                 if (!positions.empty()) requests.back().position = positions[index];
               }
               return self.draft(requests, settings, max_entries);
             });
             return as_drafts(batch, settings.strategy);
           },
-          "sequences"_a, "budgets"_a, "seeds"_a, "positions"_a, "settings"_a, "max_entries"_a,
+          "sequences"_a, "budgets"_a, "seeds"_a, "positions"_a, "least_probabilities"_a, "settings"_a, "max_entries"_a,
           nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], "
                   "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
-                  "positions: collections.abc.Sequence[int], settings: DraftSettings, max_entries: int) "
+                  "positions: collections.abc.Sequence[int], least_probabilities: collections.abc.Sequence[float], "
+                  "settings: DraftSettings, max_entries: int) "
                   "-> list[speculant_graph.types.Draft]"),
           "Draft for a batch. Drafts end where another q may not fit into ``max_entries``. ``positions`` are those of "
           "the\n"

@@ -115,7 +115,8 @@ wire::DraftRequest request_of(const nb::bytes& graph, const nb::bytes& options, 
   FeedbackWriter feedback(request);
   const std::size_t count = for_each(sequences.ptr(), [&](PyObject* sequence) {
     const auto field = [&](int index) { return PyTuple_GetItem(sequence, index); };
-    if (!PyTuple_Check(sequence) || PyTuple_Size(sequence) != 6) throw RequestError("give sequences as tuples of six");
+    if (!PyTuple_Check(sequence) || PyTuple_Size(sequence) != 7)
+      throw RequestError("give sequences as tuples of seven");
     const std::size_t size = request.context_tokens.size();
     for_each(field(0), [&](PyObject* id) { request.context_tokens.push_back(number_of<std::uint32_t>(id)); });
     request.context_lengths.push_back(static_cast<std::uint32_t>(request.context_tokens.size() - size));
@@ -124,6 +125,9 @@ wire::DraftRequest request_of(const nb::bytes& graph, const nb::bytes& options, 
     if (field(3) != Py_None) request.node_budgets.push_back(number_of<std::uint32_t>(field(3)));
     request.seeds.push_back(number_of<std::uint64_t>(field(4)));
     feedback.add(field(5));
+    const double least = PyFloat_AsDouble(field(6));
+    if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+    request.least_path_probabilities.push_back(static_cast<float>(least));
   });
   if (!request.node_budgets.empty() && request.node_budgets.size() < count) {
     throw RequestError("node budgets are mixed; give one to every sequence of a step or to none");
@@ -132,6 +136,7 @@ wire::DraftRequest request_of(const nb::bytes& graph, const nb::bytes& options, 
   drop_zeros(request.session_ids);
   drop_zeros(request.positions);
   drop_zeros(request.seeds);
+  drop_zeros(request.least_path_probabilities);
   return request;
 }
 

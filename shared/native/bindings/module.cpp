@@ -59,6 +59,7 @@ NB_MODULE(_core, module) {
   bind_build(module);
   bind_verify(module);
   bind_steps(module);
+  bind_local_steps(module);
   bind_messages(module);
   bind_locks(module);
 }

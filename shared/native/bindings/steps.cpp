@@ -50,14 +50,12 @@ void bind_table(nb::module_& module) {
       .def(
           "open",
           [](SessionTable& self, std::uint64_t id, std::shared_ptr<Drafter> drafter, std::uint64_t generation,
-             std::string tenant, std::shared_ptr<LearnedMemory> memory, bool learns, std::vector<double> costs,
-             std::int64_t now_ns) {
+             std::string tenant, std::shared_ptr<LearnedMemory> memory, bool learns, std::int64_t now_ns) {
             without_gil([&] {
-              self.open(id, {std::move(drafter), generation}, std::move(tenant), std::move(memory), learns,
-                        std::move(costs), now_ns);
+              self.open(id, {std::move(drafter), generation}, std::move(tenant), std::move(memory), learns, now_ns);
             });
           },
-          "session_id"_a, "drafter"_a, "generation"_a, "tenant"_a, "memory"_a, "learns"_a, "costs"_a, "now_ns"_a,
+          "session_id"_a, "drafter"_a, "generation"_a, "tenant"_a, "memory"_a, "learns"_a, "now_ns"_a,
           "Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no\n"
           "capacity, and no session is idle.")
       .def(

@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.pass_curves import PassCurve, pass_curve
 from speculant_graph.bench.report import COMMAS, Tell, begin, print_report, show_build
 from speculant_graph.bench.texts import Trace, Workload, read_workloads
+from speculant_graph.budget import CostCurve, curve_of
 from speculant_graph.config import ClientConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.opening import load_engine_settings, open_sessions
-from speculant_graph.engines.sessions import EngineRow, EngineSessions, Tokens
+from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
@@ -53,8 +54,8 @@ class BenchEngineLoopSettings(ReportingSettings):
     graph_path: Path | None = None
     """Draft from this graph file instead of counting a corpus."""
     curve: str = "gptoss-h100"
-    """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such as
-    {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}."""
+    """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms a
+    token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
     """Sequences decoded together, separated by commas. The default leaves out numbers above a file's traces."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
@@ -74,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     # By itself --graph is the section with the tokenizer.
     typed = [re.sub(r"^--graph(?==|$)", "--graph-path", argument) for argument in arguments]
     settings = load_settings(BenchEngineLoopSettings, "bench engine-loop", typed)
-    curve = pass_curve(settings.curve)
+    curve = curve_of(settings.curve, "--curve")
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
     sources = {"--corpus": settings.corpus, "--graph": settings.graph_path, "--client.address": settings.client.address}
@@ -147,7 +148,7 @@ def _require_enough(workload: Workload, rows: Sequence[int]) -> None:
 class _Row:
     """One sequence that the engine decodes."""
 
-    text: Tokens
+    text: NDArray[np.int32]
     """Prompt and output, of which ``length`` tokens are written."""
     length: int
 
@@ -178,9 +179,9 @@ class LoopTimes:
     num_tokens: int = 0
     """Tokens that all passes brought."""
 
-    def figures(self, num_rows: int, curve: PassCurve) -> dict[str, Any]:
+    def figures(self, num_rows: int, curve: CostCurve) -> dict[str, Any]:
         """Return the figures, ready for JSON."""
-        plain_s = curve.milliseconds(num_rows) / 1e3
+        plain_s = float(curve.seconds(num_rows, num_rows)[num_rows])
         plain_rate = num_rows / plain_s
         free_s, draft_s = sum(self.pass_s), sum(self.draft_s)
         return {
@@ -199,7 +200,7 @@ def run_loop(
     traces: Sequence[Trace],
     num_rows: int,
     k: int,
-    curve: PassCurve,
+    curve: CostCurve,
     most_s: float,
     tell: Tell = lambda done, total: None,
 ) -> LoopTimes:
@@ -215,18 +216,20 @@ def run_loop(
         tell: told how many traces have begun.
     """
     times, waiting = LoopTimes(), iter(traces)
+    seconds = curve.seconds(num_rows, num_rows * (1 + k)).tolist()
     rows = [_Row.begin(next(waiting)) for _ in range(num_rows)]
     num_begun, end_s = num_rows, time.perf_counter() + most_s
     while len(rows) == num_rows and (time.perf_counter() < end_s or not times.pass_s):
-        batch = [EngineRow(row.text[: row.length], min(k, row.text.size - row.length)) for row in rows]
+        texts = [row.text[: row.length] for row in rows]
+        capacities = [min(k, row.text.size - row.length) for row in rows]
         started_s = time.perf_counter()
-        drafts = sessions.draft(batch)
+        drafts = sessions.draft(texts, capacities).lists()
         drafted_s = time.perf_counter()
-        pass_s = curve.milliseconds(num_rows + sum(map(len, drafts))) / 1e3
+        pass_s = seconds[num_rows + sum(map(len, drafts))]
         time.sleep(max(0.0, drafted_s + pass_s - time.perf_counter()))
         times.draft_s.append(drafted_s - started_s)
         times.pass_s.append(pass_s)
-        times.num_tokens += sum(row.accept(draft.token_ids) for row, draft in zip(rows, drafts, strict=True))
+        times.num_tokens += sum(row.accept(draft) for row, draft in zip(rows, drafts, strict=True))
         running = [row for row in rows if row.length < row.text.size]
         begun = [_Row.begin(trace) for trace in islice(waiting, num_rows - len(running))]
         rows = running + begun

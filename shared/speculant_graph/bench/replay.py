@@ -19,9 +19,9 @@ from pydantic_settings import CliVariadicArg
 
 from speculant_graph.bench.report import COMMAS, begin, print_report, show_build
 from speculant_graph.bench.texts import Trace, Workload, read_workloads
+from speculant_graph.budget import CostCurve, StepBudget, chosen_nodes, curve_of
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.draft.options import NEED_GRAPH
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError
@@ -68,9 +68,9 @@ class BenchReplaySettings(ReportingSettings):
     budget: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS] = [8, 16, 32]  # noqa: RUF012
     """Most nodes (drafted tokens) of a step, separated by commas."""
     cost: str | None = None
-    """What it costs to verify n tokens: 'flat', 'dense', 'cpu-moe', 'moe', or a file such as
-    {"tokens": [1, 2, 4], "relative": [1.0, 1.2, 1.5]}, which begins at 1 token; costs may be in any unit, for all are
-    divided by the first. Drafts are then as long as they pay, up to the budget."""
+    """What passes cost: 'flat', 'dense', 'cpu-moe', 'moe', 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file
+    such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. Of drafts
+    as many nodes are then kept as pay, up to the budget."""
     online: bool = False
     """Learn: what earlier outputs accepted helps later ones, and the model's own tokens are fed back."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -119,14 +119,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
             raise ConfigError(
                 f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
             )
-    if settings.cost is None or settings.cost in COST_CURVES:
-        return COST_CURVES.get(settings.cost or "")
-    if not Path(settings.cost).is_file():
-        raise ConfigError(
-            f"--cost: there is no curve and no file '{settings.cost}'; choose from {', '.join(COST_CURVES)}, "
-            "or name a file"
-        )
-    return CostCurve.from_file(Path(settings.cost))
+    return None if settings.cost is None else curve_of(settings.cost, "--cost")
 
 
 def _read(settings: BenchReplaySettings) -> tuple[NgramGraph | None, list[Workload]]:
@@ -211,7 +204,7 @@ class PromptLookupDrafter:
     bring, without a graph; it has one sequence at a time, learns nothing across sequences and knows no cost.
     """
 
-    def open(self, session_id: int, *, learn: bool = False, cost: CostCurve | None = None) -> None:
+    def open(self, session_id: int, *, learn: bool = False) -> None:
         """Begin a sequence."""
         self._tokens: list[TokenId] = []
         self._ends: dict[tuple[TokenId, ...], int] = {}  # where an n-gram first ended
@@ -258,19 +251,24 @@ def replay(
         traces: what was recorded.
         node_budget: most nodes of a draft.
         learn: let later traces gain by what earlier ones accepted, and feed the target's own tokens back.
-        cost: what the drafter knows of the cost of verifying.
+        cost: what passes cost; of every draft the nodes are kept that pay. None: all.
         tell: called with the number of traces that are through, and that of all.
     """
     replayed = []
+    budget = None if cost is None else StepBudget(cost)
     for session_id, trace in enumerate(traces, start=1):
-        drafter.open(session_id, learn=learn, cost=cost)
+        drafter.open(session_id, learn=learn)
         drafter.accept(session_id, trace.prompt)
         steps: list[ReplayStep] = []
         position = 0
         while position < len(trace.output):
             start_ns = time.perf_counter_ns()
-            (draft,) = drafter.draft([DraftRequest(session_id, node_budget)])
+            prices = None if budget is None else budget.prices(1, node_budget)
+            least = 0.0 if prices is None else prices.least_probability
+            (draft,) = drafter.draft([DraftRequest(session_id, node_budget, least_probability=least)])
             draft_ns = time.perf_counter_ns() - start_ns
+            if prices is not None:
+                draft = draft.part(chosen_nodes([draft], prices.seconds, prices.rate)[0])
             assert len(draft) <= node_budget, "a draft over its budget would be compared unfairly"
             path = agreeing_path(draft, trace.output[position : position + node_budget])
             accepted = trace.output[position : position + len(path) + 1]
@@ -281,6 +279,8 @@ def replay(
             drafter.accept(session_id, accepted)
             expected = sum(draft.path_probabilities) if draft.path_probabilities else None
             steps.append(ReplayStep(len(draft), len(path), len(accepted), expected, draft_ns))
+            if budget is not None:
+                budget.observe(1, 1 + len(draft), len(accepted), 1.0, 0.0, len(draft))
             position += len(accepted)
         replayed.append(steps)
         drafter.close(session_id)
@@ -339,7 +339,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
     if cost is not None:
 
         def spent(some: Sequence[ReplayStep]) -> float:
-            return sum(cost.at(1 + step.num_drafted) for step in some)
+            return sum(cost.relative(1 + step.num_drafted) for step in some)
 
         figures["relative_speed"] = round(num_tokens / spent(steps), 4)
         figures["relative_speed_interval"] = _interval(replayed, spent)

@@ -24,7 +24,6 @@ from speculant_graph.bench.report import COMMAS, alternate, begin, print_report
 from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
 from speculant_graph.client import DrafterClient
 from speculant_graph.config import ClientConfig, DraftConfig, NgramDraftConfig
-from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.draft.options import require_source
 from speculant_graph.errors import SpeculantError
 from speculant_graph.graph.build.builder import build_from_token_ids
@@ -37,7 +36,7 @@ from speculant_graph.types import DraftOptions, SequenceStep
 
 _TOKENS_PER_STEP = 4
 _PROMPT_TOKENS = 200
-_COST = COST_CURVES["dense"]
+_LEAST_PROBABILITY = 0.05
 _WARM_UP = 50
 _SAMPLES = 40
 _SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
@@ -67,8 +66,8 @@ class BenchRpcSettings(ReportingSettings):
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
     """Steps that are timed, of each kind; at least 100."""
     draft: NgramDraftConfig = NgramDraftConfig(k=10, strategy="sampling", max_candidates=8)
-    """What is asked for; by default ten tokens with distributions of up to eight. What passes cost is sent with every
-    session, as the verifier does, so that trees are as long as pays."""
+    """What is asked for; by default ten tokens with distributions of up to eight. As of a verifier, nodes that can't
+    pay are left out of trees: those less probable than 0.05."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -224,7 +223,7 @@ class _Steps:
         """Yield what makes one step through our client, which is given whole sequences."""
         session_ids, ends = self._new_ids(), itertools.count(_PROMPT_TOKENS + _TOKENS_PER_STEP, _TOKENS_PER_STEP)
         grown = [text[:_PROMPT_TOKENS] for text in self.texts]
-        with DrafterClient(self._config, tokenizer=None, draft=self._draft, strict=True, cost=_COST) as client:
+        with DrafterClient(self._config, tokenizer=None, draft=self._draft, strict=True) as client:
             for session_id in session_ids:
                 client.open(session_id)
 
@@ -233,7 +232,7 @@ class _Steps:
                 for tokens, text in zip(grown, self.texts, strict=True):
                     tokens.extend(text[end - _TOKENS_PER_STEP : end])
                 steps = [
-                    SequenceStep(session_id, tokens, self._draft.k, session_id)
+                    SequenceStep(session_id, tokens, self._draft.k, session_id, least_probability=_LEAST_PROBABILITY)
                     for session_id, tokens in zip(session_ids, grown, strict=True)
                 ]
                 started_ns = time.perf_counter_ns()
@@ -255,7 +254,7 @@ class _Steps:
         with connect_channel(self._config.address, self._config) as channel:
             open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)
             for session_id in session_ids:
-                open_session(convert.encode_open_request(OpenRequest(session_id, cost=_COST)).SerializeToString())
+                open_session(convert.encode_open_request(OpenRequest(session_id)).SerializeToString())
         with _stream(self._config.address, _SERVICE + "StreamDraft", self._config) as exchange:
             yield self._requests(session_ids), exchange
 
@@ -264,7 +263,14 @@ class _Steps:
         start, options = 0, DraftOptions(self._draft.strategy, self._draft.max_candidates)
         for end in itertools.count(_PROMPT_TOKENS, _TOKENS_PER_STEP):
             sequences = tuple(
-                SequenceRequest(tuple(text[start:end]), session_id, start, self._draft.k, session_id)
+                SequenceRequest(
+                    tuple(text[start:end]),
+                    session_id,
+                    start,
+                    self._draft.k,
+                    session_id,
+                    least_probability=_LEAST_PROBABILITY,
+                )
                 for session_id, text in zip(session_ids, self.texts, strict=True)
             )
             yield StepRequest(sequences, options)

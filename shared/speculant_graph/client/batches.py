@@ -98,24 +98,22 @@ class SentMessage:
     """Most nodes per sequence."""
 
 
-RequestedOptions = tuple[SiblingsName, CouplingName | None, int | None, float | None, bool]
-"""What steps want beside the client's settings: siblings, coupling, depth, temperature, and whether to ignore what
-verifying costs. One message, one of them."""
-_NONE_REQUESTED: RequestedOptions = ("none", None, None, None, False)
+RequestedOptions = tuple[SiblingsName, CouplingName | None, int | None, float | None]
+"""What steps want beside the client's settings: siblings, coupling, depth and temperature. One message, one of them."""
+_NONE_REQUESTED: RequestedOptions = ("none", None, None, None)
 
 
 def with_requested(options: DraftOptions, requested: RequestedOptions) -> DraftOptions:
     """Return how steps are drafted for."""
     if requested == _NONE_REQUESTED:
         return options
-    siblings, coupling, max_depth, temperature, ignore_cost = requested
+    siblings, coupling, max_depth, temperature = requested
     return replace(
         options,
         siblings=siblings,
         coupling=coupling,
         max_depth=max_depth or options.max_depth,
         temperature=temperature or options.temperature,
-        ignore_cost=ignore_cost,
     )
 
 
@@ -153,7 +151,15 @@ def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: DraftOptio
             message = Message()
             num_tokens, num_bytes = end - start, step.node_budget * node_bytes
         message.sequences.append(
-            SequenceRequest(step.token_ids[start:], session.wire_id, start, step.node_budget, step.seed, feedback)
+            SequenceRequest(
+                step.token_ids[start:],
+                session.wire_id,
+                start,
+                step.node_budget,
+                step.seed,
+                feedback,
+                step.least_probability,
+            )
         )
         message.entries.append(Entry(index, session, session.wire_id, start, end))
     if message.entries:

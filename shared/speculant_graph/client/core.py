@@ -317,7 +317,7 @@ class ClientCore:
                 batch.fail(index, _LOSES_SESSIONS)
             elif session.is_open:
                 siblings = step.siblings if self._draws else "none"
-                requested = siblings, step.coupling, step.max_depth, step.temperature, not step.is_priced
+                requested = siblings, step.coupling, step.max_depth, step.temperature
                 ready.setdefault(requested, []).append((index, step, session))
             else:
                 self._registry.begin_opening(session, now_s).waiting.append((batch, index))

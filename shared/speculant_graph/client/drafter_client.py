@@ -45,7 +45,6 @@ from speculant_graph.types import (
 
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
-    from speculant_graph.draft.cost import CostCurve
 
 _STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
 """Called without serializers: its bytes are made and read by our own codec."""
@@ -75,7 +74,6 @@ class DrafterClient:
         draft: DraftConfig,
         strict: bool = False,
         wants_proposals: bool = True,
-        cost: CostCurve | None = None,
     ) -> None:
         """Make a client; it connects when the first session is opened.
 
@@ -86,7 +84,6 @@ class DrafterClient:
             strict: raise if a session can't be opened, instead of going on without drafts.
             wants_proposals: have the distributions q of sampling strategies sent; a verifier whose rule needs none
                 saves the sidecar most of its work.
-            cost: what verifying costs, for drafts that end where more would not pay; None: nothing.
 
         Raises:
             ConfigError: the address is malformed, credentials can't be used, or a setting is the sidecar's own.
@@ -107,7 +104,6 @@ class DrafterClient:
             tenant=config.tenant,
             graph=config.graph,
             learn=config.learn,
-            cost=cost,
         )
         convert.encode_open_request(opening)  # mistakes show here rather than with the first session, or its steps
         convert.encode_step(None, StepRequest((), options))

@@ -27,7 +27,6 @@ from speculant_graph.types import (
 
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
-    from speculant_graph.draft.cost import CostCurve
 
 _T = TypeVar("_T")
 
@@ -39,7 +38,6 @@ class ClientOptions(TypedDict):
     draft: DraftConfig
     strict: NotRequired[bool]
     wants_proposals: NotRequired[bool]
-    cost: NotRequired[CostCurve | None]
 
 
 def client_of(config: ClientConfig, **options: Unpack[ClientOptions]) -> DrafterClient | SidecarFleet:

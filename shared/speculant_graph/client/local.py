@@ -5,41 +5,37 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from loguru import logger
 
-from speculant_graph.client.sessions import Counts, Session
+from speculant_graph._core import Batch, LocalSteps, RowDrafts
+from speculant_graph.budget import StepPrices
+from speculant_graph.client.sessions import Counts
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.cost import CostCurve
-from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.store import LearnedStore, Memory
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
-from speculant_graph.errors import DraftRequestError, GenerationRequestError
+from speculant_graph.draft.session_drafter import NUM_SEEDS, SessionDrafter
+from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import (
     EMPTY_DRAFT,
-    CouplingName,
     Draft,
     DrafterState,
     DrafterStatistics,
+    Feedback,
     SequenceStep,
     SessionOptions,
-    SiblingsName,
 )
 
 
-@lru_cache(256)
-def _options(
-    siblings: SiblingsName,
-    coupling: CouplingName | None,
-    max_depth: int | None,
-    temperature: float | None,
-    ignore_cost: bool,
-) -> DraftOptions:
-    return DraftOptions(
-        siblings=siblings, coupling=coupling, max_depth=max_depth, temperature=temperature, ignore_cost=ignore_cost
-    )
+@dataclass(frozen=True, slots=True)
+class _Session:
+    options: SessionOptions
+    memory: Memory
+    """Its tenant's, which is kept as long."""
 
 
 class LocalDrafter:
@@ -51,7 +47,6 @@ class LocalDrafter:
         config: DraftConfig,
         learned: LearnedStore | None = None,
         *,
-        cost: CostCurve | None = None,
         vocabulary_size: int | None = None,
     ) -> None:
         """Make a drafter.
@@ -61,15 +56,15 @@ class LocalDrafter:
             config: how to draft; the number of nodes comes with every step.
             learned: what sequences accept is kept here and helps later ones, and is closed with the drafter; None:
                 forgotten with it.
-            cost: what verifying costs; drafts end where a further node would not pay.
             vocabulary_size: without a graph, that of the model if it is known.
 
         Raises:
             ConfigError: the strategy needs a graph.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
-        self._cost = cost
-        self._sessions: dict[int, Session] = {}
+        self._steps = LocalSteps(self._drafter.core)
+        self._sessions: dict[int, _Session] = {}
+        self._settings = self._drafter.settings(DraftOptions())
         self._draft_ids = itertools.count(1)
         self._state: DrafterState = "ok"
         self._counts = Counts()
@@ -97,19 +92,16 @@ class LocalDrafter:
             raise GenerationRequestError(
                 f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar"
             )
-        learn = wanted.learn is not False
-        self._drafter.open(session_id, tenant=wanted.tenant or "", learn=learn, cost=self._cost)
-        self._sessions[session_id] = Session(session_id, options=wanted)
+        memory = self._drafter.learned.memory(wanted.tenant or "")
+        self._steps.open(session_id, memory.tenant, memory.core, self._drafter.learns(wanted.learn is not False))
+        self._sessions[session_id] = _Session(wanted, memory)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
         started_s = time.perf_counter()
         self._counts.steps += 1
         try:
-            drafts = [
-                draft.numbered(next(self._draft_ids))
-                for draft in self._drafter.draft([self._request(step) for step in steps])
-            ]
+            drafts = self._draft(steps)
         except Exception as error:
             # Decoding goes on whatever is wrong with the graph.
             if self._state == "ok":
@@ -117,42 +109,59 @@ class LocalDrafter:
             self._state, self._counts.last_failure = "unavailable", repr(error)
             self._counts.failed_steps += 1
             return [EMPTY_DRAFT] * len(steps)
-        for step, draft in zip(steps, drafts, strict=True):
-            self._sessions[step.session_id].draft_id = draft.draft_id
         self._state = "ok"
         self._counts.drafted_nodes += sum(map(len, drafts))
         self._counts.round_trip_s.append(time.perf_counter() - started_s)
         return drafts
 
-    def _request(self, step: SequenceStep) -> DraftRequest:
-        """Give the drafter what it has not seen of a sequence, and return what is wanted."""
-        session = self._sessions.get(step.session_id)
-        if session is None or session.holds_another_text(step):
-            self.finish(step.session_id)
-            self.open(step.session_id, None if session is None else session.options)
-            session = self._sessions[step.session_id]
-        self._recycle(step, session)
-        if session.num_sent < len(step.token_ids):
-            self._drafter.accept(step.session_id, step.token_ids[session.num_sent :])
-            session.note_sent(step)
-        options = _options(step.siblings, step.coupling, step.max_depth, step.temperature, not step.is_priced)
-        return DraftRequest(step.session_id, step.node_budget, step.seed, options)
+    def _draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        for step in steps:
+            self.open(step.session_id)
+        for session_id in self._steps.changed([step.session_id for step in steps], [step.token_ids for step in steps]):
+            session = self._sessions[session_id]
+            self.finish(session_id)
+            self.open(session_id, session.options)
+        by_options: dict[DraftOptions, list[int]] = {}
+        for index, step in enumerate(steps):
+            options = DraftOptions(
+                siblings=step.siblings, coupling=step.coupling, max_depth=step.max_depth, temperature=step.temperature
+            )
+            by_options.setdefault(options, []).append(index)
+        drafts = [EMPTY_DRAFT] * len(steps)
+        for options, indices in by_options.items():
+            some = [steps[index] for index in indices]
+            made = self._steps.draft(
+                [step.session_id for step in some],
+                [step.token_ids for step in some],
+                [step.node_budget for step in some],
+                [step.seed % NUM_SEEDS for step in some],
+                [step.least_probability for step in some],
+                [_columns(step.feedback) for step in some],
+                self._drafter.settings(options),
+                next(self._draft_ids),
+            )
+            for index, draft in zip(indices, made, strict=True):
+                drafts[index] = draft
+        return drafts
 
-    def _recycle(self, step: SequenceStep, session: Session) -> None:
-        """Pass on what the target made of the latest draft; of another draft it would teach nonsense."""
-        feedback = session.fitting_feedback(step.feedback)
-        if feedback is None:
-            return
-        session.draft_id = 0  # once
-        try:
-            self._drafter.recycle(step.session_id, feedback.nodes, feedback.rows)
-        except DraftRequestError as error:
-            self._counts.last_failure = str(error)
+    def draft_rows(
+        self,
+        batch: Batch,
+        budgets: list[int],
+        prices: StepPrices | None = None,
+    ) -> RowDrafts:
+        """Draft for the rows of an engine's batch, in one call of the core; see :class:`RowDrafter`."""
+        if prices is None:
+            return self._steps.draft_rows(batch, budgets, self._settings, 0.0, None, 0.0)
+        return self._steps.draft_rows(
+            batch, budgets, self._settings, prices.least_probability, prices.seconds, prices.rate
+        )
 
     def finish(self, session_id: int) -> None:
         """End a session; what it accepted helps later ones."""
-        self._drafter.close(session_id)
-        self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._drafter.learned.keep(session.memory, self._steps.end(session_id))
 
     def close(self) -> None:
         """End all sessions and bring what was learned to disk, if there is a store on disk."""
@@ -160,6 +169,13 @@ class LocalDrafter:
             self.finish(session_id)
         self._drafter.save()
         self._drafter.learned.close()
+
+
+def _columns(feedback: Feedback | None) -> Any:
+    """Return feedback as the core takes it; what has another form teaches nothing."""
+    if feedback is None or feedback.rows.ndim != 2 or len(feedback.rows) != len(feedback.nodes):
+        return None
+    return feedback.draft_id, list(feedback.nodes), np.ascontiguousarray(feedback.rows, np.int64)
 
 
 class NullDrafter:

@@ -124,7 +124,6 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
         temperature=config.temperature,
         is_coupled=options.coupling == "gumbel",
         omits_proposals=options.omit_proposals,
-        ignores_cost=options.ignore_cost,
     )
 
 

@@ -18,7 +18,6 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.learning.store import LearnedStore, Memory, load_calibration
 from speculant_graph.draft.options import CALIBRATED, DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
@@ -48,6 +47,8 @@ class DraftRequest:
     """Seed of ``sampling``: the same seed and position give the same draft."""
     options: DraftOptions | None = None
     """How to draft; None: as the rest of the batch."""
+    least_probability: float = 0.0
+    """Nodes whose paths are less probable are not drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class SessionDrafter:
         self.learned = learned or LearnedStore(self.config.max_learned_tokens)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graph)
         # Clients may request anything, so nothing is kept for ever.
-        self._settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, graph is not None))
+        self.settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, graph is not None))
+        """Settings of the core, by :class:`DraftOptions`."""
         # No function that the core gets refers to this drafter, which would never be freed.
         self.core = _core.Drafter(
             None if graph is None else graph.core,
@@ -124,20 +126,19 @@ class SessionDrafter:
         """Number of open sequences."""
         return len(self._sequences)
 
-    def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
+    def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
         """Begin a sequence.
 
         Args:
             session_id: its number, not in use.
             tenant: its tenant: it drafts from what this tenant's earlier sequences accepted.
             learn: whether later sequences of the tenant draft from what this one accepts and recycles.
-            cost: what verifying costs; None: nothing.
 
         Raises:
             DraftRequestError: the number is in use.
         """
         memory = self.learned.memory(tenant)  # may read from disk, which no draft should wait for
-        opened = _Open(self.core.open(memory.core, self.learns(learn), costs_of(cost)), memory)
+        opened = _Open(self.core.open(memory.core, self.learns(learn)), memory)
         if self._sequences.setdefault(session_id, opened) is not opened:
             raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
 
@@ -202,13 +203,14 @@ class SessionDrafter:
             by_options.setdefault(request.options or options, []).append(index)
         drafts: dict[int, Draft] = {}
         for each, indices in by_options.items():
-            settings = self._settings(each)
+            settings = self.settings(each)
             batch = [requests[index] for index in indices]
             made = self.core.draft(
                 [self._find(request.session_id) for request in batch],
                 [request.node_budget for request in batch],
                 [request.seed % NUM_SEEDS for request in batch],
                 [],
+                [request.least_probability for request in batch],
                 settings,
                 max_support,
             )
@@ -238,12 +240,13 @@ class SessionDrafter:
             DraftRequestError: an option is out of its bounds.
             ConfigError: the strategy needs a graph.
         """
-        settings = self._settings(options)
+        settings = self.settings(options)
         return self.core.draft(
             [self.core.begin_after(_as_array(context), settings) for context in contexts],
             list(budgets),
             [seed % NUM_SEEDS for seed in seeds],
             [position % NUM_SEEDS for position in positions],
+            [0.0] * len(budgets),
             settings,
             max_support,
         )
@@ -275,11 +278,6 @@ class SessionDrafter:
             return self._sequences[session_id].core
         except KeyError:
             raise DraftRequestError(f"session {session_id} is not open; open it first") from None
-
-
-def costs_of(curve: CostCurve | None) -> list[float]:
-    """Return the costs of verifying as the core takes them."""
-    return [] if curve is None else curve.table(MAX_NODES + 1).tolist()
 
 
 def _calibration_of(graph: NgramGraph | None) -> _core.Calibration:

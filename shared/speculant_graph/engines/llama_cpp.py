@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_from
 from speculant_graph.engines.opening import load_engine_settings, open_sessions
-from speculant_graph.engines.sessions import EngineRow
 from speculant_graph.errors import ConfigError
 from speculant_graph.extras import needed_for
 from speculant_graph.types import Fingerprint
@@ -75,12 +74,11 @@ class SpeculantDraft:
         Returns:
             Up to ``most_drafted`` tokens.
         """
-        [draft] = self.sessions.draft([EngineRow(input_ids, self._most)])
-        return np.array(draft.token_ids, np.intc)
+        return np.array(self.sessions.draft([input_ids], [self._most]).token_ids, np.intc)
 
     def finish(self) -> None:
         """End the text, so that later ones learn of it at once."""
-        self.sessions.draft([])
+        self.sessions.draft([], [])
 
     def close(self) -> None:
         """End the text and let the drafter go."""

@@ -8,13 +8,14 @@ from typing import Any
 
 from loguru import logger
 
+from speculant_graph.budget import LearnedCost
 from speculant_graph.config import ClientConfig, DraftConfig, NgramDraftConfig
 from speculant_graph.corpus.tokenize import require_same
-from speculant_graph.engines.price import LearnedCost
+from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
-from speculant_graph.types import Drafter, Fingerprint
+from speculant_graph.types import Drafter, Fingerprint, RowDrafter
 
 _PROBE = 0
 """Session that no sequence of an engine has."""
@@ -93,7 +94,11 @@ def open_sessions(
     if not makes_trees and config.strategy == "tree":  # the same as a chain
         config = config.model_copy(update={"strategy": "adaptive"})
     where = settings.client.address or settings.graph_path
-    drafter = (_sidecar if settings.client.address else _local)(settings, tokenizer, config)
+    drafter: RowDrafter
+    if settings.client.address:
+        drafter = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees)
+    else:
+        drafter = _local(settings, tokenizer, config)
     if where is None:
         logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
     else:
@@ -102,7 +107,6 @@ def open_sessions(
         drafter,
         most_drafted=most_drafted,
         vocabulary_size=vocabulary_size,
-        makes_trees=makes_trees,
         cost=None if has_fixed_width else LearnedCost(),
     )
 
@@ -121,7 +125,7 @@ def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConf
     return client
 
 
-def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> Drafter:
+def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> RowDrafter:
     from speculant_graph.client.local import LocalDrafter
     from speculant_graph.draft.learning.store import LearnedStore
     from speculant_graph.graph.ngrams import NgramGraph

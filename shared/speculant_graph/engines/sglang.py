@@ -11,12 +11,14 @@ SGLang verifies trees of one width for every request and step; what a draft leav
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speculant_graph.types import Draft, TokenId
+from speculant_graph._core import RowDrafts
+from speculant_graph.types import TokenId
 
 _NAME = "SPECULANT"
 
@@ -51,12 +53,12 @@ def register() -> None:
     SpeculativeAlgorithm.register(_NAME, supports_overlap=True, spec_class=Speculant)(worker_class)
 
 
-def lay_out(roots: Sequence[TokenId], drafts: Sequence[Draft], width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def lay_out(roots: Sequence[TokenId], drafts: RowDrafts, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return drafts as SGLang's NGRAM takes them.
 
     Args:
         roots: the last token of every request.
-        drafts: their drafts.
+        drafts: their drafts, narrower than ``width``.
         width: nodes of a tree, the root included. What a draft leaves free is token 0 below the root.
 
     Returns:
@@ -67,10 +69,10 @@ def lay_out(roots: Sequence[TokenId], drafts: Sequence[Draft], width: int) -> tu
     ancestors = np.zeros((len(roots), width, width), np.int64)
     ancestors[:, range(width), range(width)] = 1
     ancestors[:, :, 0] = 1
-    for row, (root, draft) in enumerate(zip(roots, drafts, strict=True)):
+    nodes = zip(drafts.token_ids, drafts.parents, strict=True)
+    for row, (root, length) in enumerate(zip(roots, drafts.lengths, strict=True)):
         tokens[row, 0] = root
-        nodes = zip(draft.token_ids[: width - 1], draft.parents, strict=False)
-        for node, (token, parent) in enumerate(nodes, start=1):
+        for node, (token, parent) in enumerate(islice(nodes, length), start=1):
             tokens[row, node] = token
             ancestors[row, node, :node] = ancestors[row, parent, :node]
     return tokens.reshape(-1), ancestors.reshape(-1)

@@ -10,7 +10,7 @@ from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.opening import load_engine_settings, open_sessions
-from speculant_graph.engines.sessions import EngineRow, EngineSessions
+from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.engines.sglang import lay_out
 
 _TENANT = "speculant_tenant"
@@ -47,17 +47,19 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
         """End all sequences."""
         super().clear_cache_pool()
         if self.sessions is not None:
-            self.sessions.draft([])
+            self.sessions.draft([], [])
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         laid_out = None
         if self.sessions is not None:
             texts = self._texts(batch)
-            rows = [
-                EngineRow(text, self.draft_token_num - 1, request.rid, _tenant_of(request))
-                for request, text in zip(batch.reqs, texts, strict=True)
-            ]
-            laid_out = lay_out([int(text[-1]) for text in texts], self.sessions.draft(rows), self.draft_token_num)
+            drafts = self.sessions.draft(
+                texts,
+                [self.draft_token_num - 1] * len(texts),
+                request_ids=[request.rid for request in batch.reqs],
+                tenants=[_tenant_of(request) for request in batch.reqs],
+            )
+            laid_out = lay_out([int(text[-1]) for text in texts], drafts, self.draft_token_num)
         if self._group.world_size > 1:  # drafts that come too late must come too late for all
             laid_out = self._group.broadcast_object(laid_out, src=0)
         assert laid_out is not None

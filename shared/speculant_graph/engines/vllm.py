@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.opening import load_engine_settings, open_sessions
-from speculant_graph.engines.sessions import EngineRow, EngineSessions
+from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.log import log_to_stderr
 from speculant_graph.types import TokenId
 
@@ -80,17 +80,20 @@ class SpeculantProposer:
         Returns:
             Per row up to ``num_speculative_tokens`` tokens.
         """
-        drafts: list[list[TokenId]] = [[] for _ in sampled_token_ids]
         if self.sessions is None:
-            return drafts
+            return [[] for _ in sampled_token_ids]
         decoding = [index for index, sampled in enumerate(sampled_token_ids) if sampled]
-        rows = [
-            EngineRow(token_ids_cpu[index, :length], min(self._most, self._max_length - length - 1))
-            for index, length in zip(decoding, num_tokens_no_spec[decoding].tolist(), strict=True)
-        ]
-        made = self.sessions.draft(rows, read_prompts=len(decoding) < len(drafts))
+        lengths = num_tokens_no_spec[decoding].tolist()
+        made = self.sessions.draft(
+            [token_ids_cpu[index, :length] for index, length in zip(decoding, lengths, strict=True)],
+            [self._max_length - length - 1 for length in lengths],
+            read_prompts=len(decoding) < len(sampled_token_ids),
+        ).lists()
+        if len(decoding) == len(sampled_token_ids):
+            return made
+        drafts: list[list[TokenId]] = [[] for _ in sampled_token_ids]
         for index, draft in zip(decoding, made, strict=True):
-            drafts[index] = list(draft.token_ids)
+            drafts[index] = draft
         return drafts
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
@@ -18,7 +18,6 @@ from grpc import StatusCode
 
 from speculant_graph._core import read_answer, read_answer_step_id, read_step_id, write_request
 from speculant_graph.errors import (
-    ConfigError,
     DrafterUnavailableError,
     DraftLimitError,
     DraftRequestError,
@@ -37,13 +36,8 @@ from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status, to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName, StrategyName
 
-if TYPE_CHECKING:
-    from speculant_graph.draft.cost import CostCurve
-
 __all__ = ["read_answer_step_id", "read_step_id"]
 
-MAX_COST_POINTS = 256
-"""Most points of a cost curve."""
 MAX_TENANT_CHARACTERS = 256
 """Longest name of a tenant."""
 _SHA256_BYTES = 32
@@ -106,17 +100,13 @@ def decode_options(payload: bytes) -> DraftOptions:
 
 def encode_open_request(request: OpenRequest) -> pb.OpenSessionRequest:
     """Return the message for ``request``."""
-    message = pb.OpenSessionRequest(
+    return pb.OpenSessionRequest(
         session_id=request.session_id,
         graph=request.graph,
         tokenizer_sha256=_digest_bytes(request.tokenizer_sha256),
         tenant=request.tenant,
         learn=request.learn,
     )
-    if request.cost is not None:
-        message.verify_cost.tokens.extend(request.cost.tokens)
-        message.verify_cost.relative_costs.extend(request.cost.relative)
-    return message
 
 
 def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
@@ -140,7 +130,6 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
         tenant=message.tenant,
         graph=message.graph,
         learn=message.learn,
-        cost=_cost(message.verify_cost) if message.HasField("verify_cost") else None,
     )
 
 
@@ -160,17 +149,6 @@ def decode_open_answer(message: pb.OpenSessionResponse) -> OpenAnswer:
     """Return the answer to the opening of a session."""
     tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
     return OpenAnswer(message.graph_generation, tokenizer, message.max_order, message.next_position)
-
-
-def _cost(message: pb.VerifyCost) -> CostCurve:
-    from speculant_graph.draft.cost import CostCurve  # loads pydantic, which clients do without
-
-    if len(message.tokens) > MAX_COST_POINTS:
-        raise DraftLimitError(f"verify_cost has {len(message.tokens)} points; send at most {MAX_COST_POINTS}")
-    try:
-        return CostCurve(tuple(message.tokens), tuple(message.relative_costs))
-    except ConfigError as error:
-        raise DraftRequestError(f"verify_cost: {error}") from None
 
 
 def _digest_bytes(sha256: str) -> bytes:

@@ -9,13 +9,10 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from speculant_graph.file_names import displayed
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, Fingerprint, TokenId
-
-if TYPE_CHECKING:
-    from speculant_graph.draft.cost import CostCurve
 
 VERSION_KEY = "x-speculant-version"
 """Trailing metadata in which a server names its version."""
@@ -49,6 +46,8 @@ class SequenceRequest(NamedTuple):
     """Seed of sampling strategies."""
     feedback: Feedback | None = None
     """What the target made of the draft that it names; its rows hold no negative ids."""
+    least_probability: float = 0.0
+    """Nodes whose paths are less probable are not drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,6 @@ class OpenRequest:
     """Graph name; empty for the default graph."""
     learn: bool = False
     """Let later sessions of the tenant profit from what this one accepts."""
-    cost: CostCurve | None = None
-    """What verifying costs the client; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def sessions_of(size: int) -> SessionTable:
     memory = LearnedStore(0).memory("")
     table = SessionTable(max_sessions=size, max_bytes=1 << 40, idle_timeout_ns=size, busy_ns=0)
     for number in range(1, size + 1):
-        table.open(number, drafter.core, 1, "", memory.core, False, [], number)
+        table.open(number, drafter.core, 1, "", memory.core, False, number)
     return table
 
 

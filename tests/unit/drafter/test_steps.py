@@ -148,7 +148,6 @@ OPTIONS = st.builds(
     temperature=st.sampled_from([None, 0.5]),
     coupling=st.sampled_from([None, "none", "gumbel"]),
     siblings=st.sampled_from(["none", "without-replacement", "independent"]),
-    ignore_cost=st.booleans(),
     sources=st.sampled_from([None, frozenset(["session"]), frozenset(["corpus", "recycled"])]),
 )
 SEQUENCES = st.lists(

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from speculant_graph.bench.engine_loop import run_loop
-from speculant_graph.bench.pass_curves import CURVES, PassCurve, pass_curve
 from speculant_graph.bench.texts import Trace
+from speculant_graph.budget import CostCurve, PassCost
 from speculant_graph.cli.bench import run
-from speculant_graph.engines.price import LearnedCost
+from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Draft, SequenceStep
 from support.drafters import chain
 
-FLAT = PassCurve("flat", lambda num_tokens: 0.05)
-STEEP = PassCurve("steep", lambda num_tokens: 0.05 * num_tokens)
+FLAT = CostCurve((1,), (0.05,))
+STEEP = CostCurve((1, 2), (0.05, 0.1))
 KEYS = {
     "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
     "speedup_paid",
@@ -60,8 +60,9 @@ def made_traces(*lengths: int) -> list[Trace]:
     ]
 
 
-def sessions_of(drafter: Reader, cost: LearnedCost | None = None) -> EngineSessions:
-    return EngineSessions(drafter, most_drafted=8, vocabulary_size=1_000, cost=cost)  # type: ignore[arg-type]
+def sessions_of(drafter: Reader, cost: PassCost | None = None) -> EngineSessions:
+    rows = DrafterRows(drafter)  # type: ignore[arg-type]
+    return EngineSessions(rows, most_drafted=8, vocabulary_size=1_000, cost=cost)
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 3])
@@ -128,21 +129,3 @@ def test_what_can_not_run_is_refused(files: list[str], arguments: list[str], tok
     with pytest.raises(ConfigError) as raised:
         run(["engine-loop", *files, "--tokenizer", str(tokenizer_folder), *arguments])
     assert "\n" not in str(raised.value)
-
-
-def test_curves_of_files(tmp_path: Path):
-    path = tmp_path / "curve.json"
-    path.write_text('{"tokens": [1, 3, 5], "ms": [3.0, 5.0, 6.0]}', encoding="utf-8")
-    curve = pass_curve(str(path))
-    assert [curve.milliseconds(count) for count in (1, 2, 3, 4, 5, 9)] == [3.0, 4.0, 5.0, 5.5, 6.0, 8.0]
-    for content in ("[]", "{", '{"tokens": [2, 1], "ms": [1, 2]}', '{"tokens": [1], "ms": [0]}', '{"tokens": [1]}'):
-        path.write_text(content, encoding="utf-8")
-        with pytest.raises(ConfigError):
-            pass_curve(str(path))
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_curves_never_fall(name: str):
-    milliseconds = [pass_curve(name).milliseconds(count) for count in range(1, 600)]
-    assert milliseconds == sorted(milliseconds)
-    assert milliseconds[0] > 1.0

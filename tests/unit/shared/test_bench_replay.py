@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from speculant_graph.bench.replay import PromptLookupDrafter, ReplayStep, replay, replay_figures
 from speculant_graph.bench.texts import Trace
-from speculant_graph.draft.cost import CostCurve
+from speculant_graph.budget import CostCurve
 from speculant_graph.types import Draft
 
 
@@ -23,13 +23,13 @@ class ScriptedDrafter:
     drafts: Sequence[Draft]
     accepted: dict[int, list[int]] = field(default_factory=dict)
     recycled: list[tuple[int, int]] = field(default_factory=list)
-    opened: list[tuple[bool, object]] = field(default_factory=list)
+    opened: list[bool] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     num_drafts: int = 0
 
-    def open(self, session_id: int, *, tenant: str = "", learn: bool = False, cost: CostCurve | None = None) -> None:
+    def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
         self.accepted[session_id] = []
-        self.opened.append((learn, cost))
+        self.opened.append(learn)
 
     def accept(self, session_id: int, token_ids: Sequence[int]) -> None:
         self.accepted[session_id].extend(token_ids)
@@ -77,7 +77,7 @@ def test_every_token_is_accounted_for(scripted: list[Draft], texts: list[list[in
     assert told == [(number, len(texts)) for number in range(1, len(texts) + 1)]
     assert drafter.accepted == {number: [2, 0, *text] for number, text in enumerate(texts, start=1)}
     assert drafter.closed == list(drafter.accepted)
-    assert drafter.opened == [(True, None)] * len(texts)
+    assert drafter.opened == [True] * len(texts)
     assert drafter.num_drafts == sum(map(len, replayed))
     pairs = [pair for text in texts for pair in zip([0, *text], text, strict=False)]
     assert drafter.recycled == pairs, "the true next token after every token"
@@ -107,14 +107,14 @@ def test_figures_against_slow_loops(scripted: list[Draft], texts: list[list[int]
             accepted += len(best)
             empty += not draft.token_ids
             expected += sum(draft.path_probabilities)
-            spent += curve.at(1 + len(draft))
+            spent += curve.relative(1 + len(draft))
             position += min(len(best) + 1, len(rest))
     tokens = sum(map(len, texts))
     assert figures["steps"] == num_steps
     assert figures["mean_accepted_tokens"] == pytest.approx(tokens / num_steps, abs=1e-4)
     assert figures["drafted_per_step"] == pytest.approx(drafted / num_steps, abs=1e-4)
     assert figures["empty_rate"] == pytest.approx(empty / num_steps, abs=1e-4)
-    assert figures["relative_speed"] == pytest.approx(tokens * curve.at(1) / spent, abs=1e-4)
+    assert figures["relative_speed"] == pytest.approx(tokens / spent, abs=1e-4)
     assert figures["acceptance_rate"] == (pytest.approx(accepted / drafted, abs=1e-4) if drafted else None)
     has_ratio = drafted and accepted
     assert figures["expected_over_actual"] == (pytest.approx(expected / accepted, abs=1e-4) if has_ratio else None)

@@ -7,7 +7,6 @@ import pytest
 
 from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Feedback, SequenceStep, SessionOptions
 
@@ -19,27 +18,26 @@ def drafter() -> LocalDrafter:
     return LocalDrafter(None, DraftConfig(strategy="tree"))
 
 
-def test_feedback_teaches_only_about_the_latest_draft(drafter: LocalDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    taught: list[list[int]] = []
-    recycle = SessionDrafter.recycle
-
-    def listen(self: SessionDrafter, session_id: int, nodes: list[int], rows: np.ndarray) -> None:
-        taught.append(list(nodes))
-        recycle(self, session_id, nodes, rows)
-
-    monkeypatch.setattr(SessionDrafter, "recycle", listen)
+def test_feedback_teaches_only_about_the_latest_draft() -> None:
     rows = np.array([[9, 8], [7, 6]])
-    [first] = drafter.draft([SequenceStep(1, TEXT, 4)])
-    [second] = drafter.draft([SequenceStep(1, TEXT, 4, feedback=Feedback(first.draft_id, [0, 1], rows))])
-    assert taught == [[0, 1]]
-    drafter.draft([SequenceStep(1, TEXT, 4, feedback=Feedback(first.draft_id, [0, 1], rows))])
-    assert taught == [[0, 1]]
-    # What does not fit its draft costs the lesson, not the draft.
-    [third] = drafter.draft([SequenceStep(1, TEXT, 4)])
-    [fourth] = drafter.draft([SequenceStep(1, TEXT, 4, feedback=Feedback(third.draft_id, [99], rows[:1]))])
-    assert fourth.token_ids == third.token_ids
-    assert drafter.state == "ok"
-    assert second.draft_id < third.draft_id
+
+    def last(*feedbacks: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Draft again and again; return what comes in the end."""
+        drafter = LocalDrafter(None, DraftConfig(strategy="tree", sources=frozenset({"recycled"})))
+        drafts = drafter.draft([SequenceStep(1, TEXT, 4)])
+        for number, kind in enumerate(feedbacks, start=1):
+            told = Feedback(drafts[-1 if kind == "latest" else 0].draft_id, [0], rows[:1]) if kind else None
+            if kind == "damaged":
+                told = Feedback(drafts[-1].draft_id, [99], rows[:1])
+            text = [*TEXT, *[TEXT[-1]] * number]
+            drafts += drafter.draft([SequenceStep(1, text, 4, feedback=told)])
+            assert drafter.state == "ok", "what does not fit its draft costs the lesson, not the draft"
+        return drafts[-1].token_ids, drafts[-1].path_probabilities
+
+    assert last("latest")[0][:2] == (9, 8)
+    assert last("")[0] == ()
+    assert last("", "first") == last("", "") != last("", "latest")
+    assert last("damaged") == last("")
 
 
 @pytest.mark.parametrize("other", [TEXT[:-1], [*TEXT[:-1], 6], [*TEXT[:-1], 6, 7]])

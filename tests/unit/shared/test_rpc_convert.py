@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_graph.draft.cost import COST_CURVES, CostCurve
 from speculant_graph.errors import (
     DraftRequestError,
     SpeculantError,
@@ -59,6 +58,7 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         node_budget=U32 if has_budgets else st.none(),
         seed=U64,
         feedback=st.none() | feedbacks(),
+        least_probability=st.sampled_from([0.0, 0.25, 1.0]),
     )
     options = st.builds(
         DraftOptions,
@@ -71,7 +71,6 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         sources=st.none() | st.frozensets(st.sampled_from(["corpus", "session", "learned", "recycled"]), min_size=1),
         coupling=st.sampled_from([None, "none", "gumbel"]),
         siblings=st.sampled_from(["none", "without-replacement", "independent"]),
-        ignore_cost=st.booleans(),
     )
     return StepRequest(tuple(draw(st.lists(sequence, max_size=5))), draw(options), draw(st.text(max_size=5)))
 
@@ -256,7 +255,6 @@ def test_the_later_outcome_counts(runs: list[tuple[bool, bytes]], step_id: int) 
         tenant=st.text(max_size=5),
         graph=st.text(max_size=5),
         learn=st.booleans(),
-        cost=st.sampled_from([None, COST_CURVES["flat"], CostCurve((1, 2), (1.0, 1.5))]),
     ),
     st.builds(OpenAnswer, U64, st.builds(Fingerprint, st.text(max_size=5), DIGESTS, U32), U32, U64),
 )
@@ -333,8 +331,6 @@ def test_drafts_beyond_the_budget_are_refused() -> None:
         ({"session_id": 0}, "session id 0"),
         ({"session_id": 1, "tokenizer_sha256": b"short"}, "5 bytes"),
         ({"session_id": 1, "tenant": "a" * 257}, "at most 256"),
-        ({"session_id": 1, "verify_cost": {"tokens": [1]}}, "verify_cost"),
-        ({"session_id": 1, "verify_cost": {"tokens": [1] * 257, "relative_costs": [1.0] * 257}}, "at most 256"),
     ],
 )
 def test_bad_openings_are_refused(fields: dict[str, Any], reason: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import CALIBRATED, STRATEGIES
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
@@ -167,6 +166,3 @@ def test_budgets_beyond_the_largest() -> None:
     drafter.open(1)
     drafter.accept(1, text)
     assert len(draft_of(drafter, 1, 10**9)) == 2_048
-    drafter.open(2, cost=CostCurve((1,), (1.0,)))
-    drafter.accept(2, text)
-    assert len(draft_of(drafter, 2, 10**9)) == 2_048

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from speculant_graph.draft.cost import COST_CURVES
+from speculant_graph.budget import CURVES
 from speculant_verifier.speculation import (
     CostPoint,
     CostTable,
@@ -43,17 +43,21 @@ def slow_ms(table, batch, tokens):
         for length in sorted(times):
             highest = max(highest, times[length])
             rising.append((length, highest))
-        shape, last = COST_CURVES[table.typical], rising[-1]
+        shape, last = CURVES[table.typical], rising[-1]
 
         def at(length):
-            return shape.at(length) + 1e-9 * length
+            return shape.relative(length) + 1e-9 * length
 
         missing = [length for length in (1, 2, 4, 8, 16, 32, 64) if length not in times]
         for (left, low), (right, high) in itertools.pairwise(rising.copy()):
             for length in missing:
                 if left < length < right:
                     rising.append((length, low + (high - low) * (at(length) - at(left)) / (at(right) - at(left))))
-        rising += [(length, last[1] * shape.at(length) / shape.at(last[0])) for length in missing if length > last[0]]
+        rising += [
+            (length, last[1] * shape.relative(length) / shape.relative(last[0]))
+            for length in missing
+            if length > last[0]
+        ]
         rising.sort()
         if wanted <= rising[0][0]:
             return rising[0][1]
@@ -82,7 +86,7 @@ def slow_ms(table, batch, tokens):
 
 @given(tables(), st.integers(1, 130), st.integers(1, 260))
 def test_estimates_are_those_of_the_definition(table, batch, tokens):
-    assert table.ms(batch, tokens) == pytest.approx(slow_ms(table, batch, tokens), rel=1e-9)
+    assert table.ms(batch, np.array([tokens]))[0] == pytest.approx(slow_ms(table, batch, tokens), rel=1e-9)
 
 
 @st.composite
@@ -95,44 +99,40 @@ def rising(draw, most=64):
 
 @given(rising())
 def test_estimates_rise_and_meet_what_was_measured(table):
-    seconds = table.seconds_of_widths(1, 200)
+    seconds = table.seconds(1, 200)
     assert (np.diff(seconds) >= -1e-12 * seconds[1:]).all()
     assert [seconds[each.tokens] for each in table.points] == pytest.approx([each.ms / 1e3 for each in table.points])
-    curve = table.curve(1)
-    for tokens, relative in zip(curve.tokens, curve.relative, strict=True):
-        assert relative == pytest.approx(table.relative(1, tokens))
 
 
 @given(rising(most=32))
 def test_many_tokens_are_never_free_unless_they_were_measured(table):
     assert table.relative(1, 64) > 1.4 * table.relative(1, table.points[-1].tokens)
-    assert table.relative(1, 64) == pytest.approx(table.curve(1).at(64))
     assert table.relative(4, 64) > 1.0, "of a batch that was not measured, either"
 
 
 def test_one_width_alone_is_scaled_too():
-    assert CostTable((CostPoint(1, 1, 107.0),), 0).relative(1, 64) == COST_CURVES["dense"].at(64)
+    assert CostTable((CostPoint(1, 1, 107.0),), 0).relative(1, 64) == pytest.approx(CURVES["dense"].relative(64))
 
 
 @given(rising(), st.floats(0.2, 5.0), st.lists(st.tuples(st.integers(1, 40), st.floats(0.5, 3.0)), max_size=30))
 def test_passes_that_happen_correct_what_is_believed(table, slowness, passes):
-    """A slow machine changes nothing; a width that takes longer than the others does, and costs never fall."""
-    believed, costs = table.relative_of_widths(1, 100), ObservedCosts(table)
-    assert costs(1, 100) == pytest.approx(believed)
+    """A slow machine makes all slower; a width that takes longer than the others does, and costs never fall."""
+    believed, costs = table.seconds(1, 100), ObservedCosts(table)
+    assert costs.seconds(1, 100) == pytest.approx(believed)
     for width in (1, 9, 33) * 30:
-        costs.note(1, width, slowness * table.ms(1, width) / 1e3)
-    assert costs(1, 100) == pytest.approx(believed)
+        costs.observe(1, width, slowness * believed[width])
+    expected = min(4.0, max(0.25, slowness)) * believed
+    assert costs.seconds(1, 100) == pytest.approx(expected)
     for _ in range(80):
-        costs.note(1, 1, table.ms(1, 1) / 1e3)
-        costs.note(1, 33, 2.0 * table.ms(1, 33) / 1e3)
-    assert costs(1, 33)[33] > 1.3 * believed[33]
-    assert costs(2, 33) == pytest.approx(table.relative_of_widths(2, 33)), "of other batches nothing was seen"
+        costs.observe(1, 1, believed[1])
+        costs.observe(1, 33, 2.0 * believed[33])
+    corrected = costs.seconds(1, 33)
+    assert corrected[33] / corrected[1] > 1.3 * believed[33] / believed[1]
+    assert costs.seconds(2, 66) == pytest.approx(table.seconds(2, 66)), "of other batches nothing was seen"
     for width, factor in passes:
-        costs.note(1, width, factor * table.ms(1, width) / 1e3)
-        costs.note(1, width, 0.0)
-        corrected = costs(1, 100)
-        assert corrected[1] == 1.0
-        assert (np.diff(corrected) >= 0.0).all()
+        costs.observe(1, width, factor * believed[width])
+        costs.observe(1, width, 0.0)
+        assert (np.diff(costs.seconds(1, 100)) >= 0.0).all()
 
 
 class Slow:

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftModelConfig, VerifierConfig
 from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import Draft
 from speculant_verifier.draft_model.opening import load_draft_model
 from speculant_verifier.draft_model.price import LEAST_GAIN, DraftPrice
 from speculant_verifier.draft_model.tree import DraftTree, Reliability, Situation
+from speculant_verifier.speculation import CostPoint, CostTable, ObservedCosts
 from support.draft_models import flat
 from support.tiny_models import tiny_gpt_oss
 
@@ -80,20 +82,27 @@ def test_the_best_nodes_are_the_most_probable_paths(draft, budget, generator):
         assert len(list(siblings[1])) == 1, "no token twice below a node"
 
 
-def obvious_choice(target, draft, gains, wanted, pending, spent):
-    """The best rate of tokens: all widths and numbers of rows tried one by one. Returns it for each."""
-    values = []
-    for width in range(max(map(len, gains)) + 1):
-        tokens = len(gains) + sum(sum(row[:width]) for row in gains)
-        values.append((tokens, *(target(len(gains), nodes)[nodes] + spent for nodes in (width + 1, width + 2))))
-    tokens, seconds, one_more = max(values, key=lambda value: value[0] / value[1])
-    rates = {(0, 0): tokens / seconds}
+def obvious_choice(target, draft, gains, wanted, pending, rate):
+    """What every choice is worth beyond its time: all widths and numbers of rows tried one by one."""
+    rows = len(gains)
+
+    def seconds(width):
+        return float(target.seconds(rows, rows * (width + 1))[rows * (width + 1)])
+
+    def worth(width):
+        return sum(sum(row[:width]) for row in gains) - rate * seconds(width)
+
+    now = max(range(max(map(len, gains)) + 1), key=worth)
+    values = {(0, 0): 0.0}
     ranked = sorted((row for row in wanted.values() if row), key=lambda row: -row[0])
     for count in {min(2**power, len(ranked)) for power in range(3)} - {0}:
         for nodes in range(1, min(16, max(map(len, ranked[:count]))) + 1):
             extra = sum(sum(row[:nodes]) for row in ranked[:count])
-            rates[nodes, count] = (tokens + extra) / (one_more + draft(count, 99)[max(1, min(pending, 8)) + nodes - 1])
-    return rates
+            tokens = count * (max(1, min(pending, 8)) + nodes - 1)
+            passes = float(draft.seconds(count, tokens)[tokens])
+            taken = passes + seconds(now + 1) - seconds(now)
+            values[nodes, count] = extra - rate * (taken + LEAST_GAIN * (seconds(now + 1) + passes))
+    return values
 
 
 probabilities = st.lists(st.floats(0.01, 1.0), max_size=6)
@@ -101,33 +110,27 @@ probabilities = st.lists(st.floats(0.01, 1.0), max_size=6)
 
 @given(
     st.lists(st.tuples(probabilities, probabilities), min_size=1, max_size=4),
-    st.integers(0, 20), st.floats(0.0, 1.0), st.floats(0.01, 2.0), st.floats(0.0, 0.3),
+    st.integers(0, 20), st.floats(0.01, 2.0), st.floats(0.0, 0.3),
 )  # fmt: skip
-def test_the_price_is_that_of_everything_tried(rows, pending, spent, draft_s, slope):
+def test_the_price_is_that_of_everything_tried(rows, pending, draft_s, slope):
     gains = [sorted(row, reverse=True) for row, _ in rows]
     wanted = {index: row for index, (_, row) in enumerate(rows)}
-    target = flat(1.0, slope)
-
-    def draft(num_rows, width):
-        return flat(draft_s * (1 + num_rows / 4), slope / 4)(num_rows, width)
-
-    _, width, chosen = DraftPrice(target, draft).choose(gains, wanted, pending, spent)
-    rates = obvious_choice(target, draft, gains, wanted, pending, spent)
-    rates[0, 0] *= LEAST_GAIN
-    assert rates[width, len(chosen)] == pytest.approx(max(rates.values()), rel=1e-9)
+    target, draft = flat(1.0, slope), flat(draft_s, slope / 4)
+    budget = StepBudget(target)
+    _, width, chosen = DraftPrice(budget, draft).choose(gains, wanted, pending)
+    values = obvious_choice(target, draft, gains, wanted, pending, budget.prices(len(rows), 0).rate)
+    assert values[width, len(chosen)] == pytest.approx(max(values.values()), abs=1e-9)
     assert all(wanted[row] for row in chosen)
 
 
-def test_a_machine_that_has_become_slower_changes_both_prices():
-    price = DraftPrice(flat(1.0, 0.0), flat(0.6, 0.0))
-    assert price.choose([[]], {0: [0.5]}, 1, 0.0)[1:] == (0, [])
-    for _ in range(60):
-        price.note_target(1, 1, 2.0)
-    assert price.choose([[]], {0: [0.5]}, 1, 0.0)[1:] == (1, [0])
+def test_a_machine_that_has_become_slower_changes_the_price():
+    table = CostTable((CostPoint(1, 1, 600.0), CostPoint(1, 2, 600.0)), 0)
+    price = DraftPrice(StepBudget(flat(1.0, 0.0)), ObservedCosts(table))
+    assert price.choose([[]], {0: [0.7]}, 1)[1:] == (1, [0])
     for _ in range(200):
-        price.note(float(price.pass_s(1, 1, 1)[-1]), 1.6)
-    assert float(price.pass_s(1, 1, 1)[-1]) == pytest.approx(1.6, abs=0.05)
-    assert price.choose([[]], {0: [0.5]}, 1, 0.0)[1:] == (0, [])
+        price.observe(1, 1, 1.6)
+    assert float(price.pass_s(1, 1, 1)[-1]) == pytest.approx(1.6, abs=0.1)
+    assert price.choose([[]], {0: [0.7]}, 1)[1:] == (0, [])
 
 
 def test_a_model_with_another_tokenizer_is_refused(tmp_path):

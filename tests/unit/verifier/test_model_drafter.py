@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from speculant_graph.budget import StepBudget
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import SessionOptions
 from speculant_verifier.draft_model import ModelDrafter
@@ -75,7 +76,7 @@ def test_what_brings_nothing_gets_a_small_share_of_the_time(knows, is_priced):
     clock = itertools.count()
     drafter = model_drafter(model)
     drafter._clock = lambda: next(clock) * 0.005
-    drafter._price = DraftPrice(flat(1.0, 0.01), flat(0.3, 0.0))
+    drafter._price = DraftPrice(StepBudget(flat(1.0, 0.01)), flat(0.3, 0.0))
     run, note_pass, num_steps = drafter._passes.run, drafter.note_pass, 0
 
     def slow_run(*arguments):
@@ -83,10 +84,10 @@ def test_what_brings_nothing_gets_a_small_share_of_the_time(knows, is_priced):
             next(clock)
         return run(*arguments)
 
-    def second(num_rows, width, seconds):
+    def second(_):
         nonlocal num_steps
         num_steps += 1
-        note_pass(num_rows, width, 1.0 + 0.01 * width)
+        note_pass(1.0)
 
     drafter._passes.run, drafter.note_pass, draft = slow_run, second, drafter.draft
     drafter.draft = lambda steps: draft([replace(step, is_priced=is_priced) for step in steps])

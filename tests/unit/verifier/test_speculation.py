@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.cost import COST_CURVES
+from speculant_graph.budget import CURVES, RowCurve, StepBudget
 from speculant_graph.types import Draft
-from speculant_verifier.speculation.controller import AcceptanceHistory, DraftLengthController, SpeculationBackoff
+from speculant_verifier.speculation.controller import AcceptanceHistory, DraftLengthController
 
 
-def curve(name):
-    return lambda num_rows, width: COST_CURVES[name].table(width)
+def by_width(name):
+    return RowCurve(CURVES[name])
 
 
 def play(name, accuracy, steps, *, has_predictions, claimed=0.99, rows=1, most=8, seed=0):
     """Decode with chains whose nodes are right with some probability; return tokens, and cost in plain passes."""
     generator = random.Random(seed)
-    speculation = DraftLengthController(curve(name), has_predictions=has_predictions)
+    budget = StepBudget(by_width(name))
+    speculation = DraftLengthController(budget, has_predictions=has_predictions)
     histories = [speculation.new_history() for _ in range(rows)]
     tokens = cost = 0.0
     for step in range(steps):
@@ -36,8 +37,8 @@ def play(name, accuracy, steps, *, has_predictions, claimed=0.99, rows=1, most=8
         ]
         kept = speculation.keep(histories, drafts, [True] * rows)
         drafts = [draft.part(nodes) for draft, nodes in zip(drafts, kept, strict=True)]
-        cost += COST_CURVES[name].at(1 + max(map(len, drafts)))
-        right = accuracy(step) if callable(accuracy) else accuracy
+        cost += CURVES[name].relative(1 + max(map(len, drafts)))
+        right, before = accuracy(step) if callable(accuracy) else accuracy, tokens
         for history, draft in zip(histories, drafts, strict=True):
             accepted = 0
             while accepted < len(draft) and generator.random() < right:
@@ -46,6 +47,9 @@ def play(name, accuracy, steps, *, has_predictions, claimed=0.99, rows=1, most=8
             if len(draft):
                 depths = range(1, len(draft) + 1)
                 speculation.observe(history, depths, accepted, sum(draft.path_probabilities))
+        width = 1 + max(map(len, drafts))
+        if width > 1:
+            budget.observe(rows, rows * width, int(tokens - before), 1.0, 0.0, sum(map(len, drafts)))
     return tokens / rows, cost
 
 
@@ -62,7 +66,7 @@ def test_drafts_that_are_never_right_cost_next_to_nothing(name, has_predictions)
 def test_drafts_that_are_always_right_are_used_in_full(has_predictions, rows):
     tokens, cost = play("cpu-moe", 1.0, 60, has_predictions=has_predictions, rows=rows)
     assert tokens >= 60 * 8
-    assert tokens / cost > 0.93 * 9 / COST_CURVES["cpu-moe"].at(9)
+    assert tokens / cost > 0.93 * 9 / CURVES["cpu-moe"].relative(9)
 
 
 @pytest.mark.parametrize("accuracy", [0.3, 0.5, 0.7, 0.9])
@@ -70,7 +74,7 @@ def test_drafts_that_are_always_right_are_used_in_full(has_predictions, rows):
 def test_the_width_is_nearly_as_good_as_the_best_fixed_one(name, accuracy):
     tokens, cost = play(name, accuracy, 2_000, has_predictions=False)
     best = max(
-        (1 + sum(accuracy**depth for depth in range(1, nodes + 1))) / COST_CURVES[name].at(nodes + 1)
+        (1 + sum(accuracy**depth for depth in range(1, nodes + 1))) / CURVES[name].relative(nodes + 1)
         for nodes in range(9)
     )
     assert tokens / cost >= 0.92 * best
@@ -80,7 +84,7 @@ def test_text_that_becomes_predictable_is_noticed():
     """After 300 tokens without any hope, 300 steps of certainty."""
     tokens, cost = play("cpu-moe", lambda step: float(step >= 300), 600, has_predictions=False)
     assert tokens > 300 + 0.5 * 300 * 9
-    assert cost < 300 * 1.05 + 300 * COST_CURVES["cpu-moe"].at(9)
+    assert cost < 300 * 1.05 + 300 * CURVES["cpu-moe"].relative(9)
 
 
 @given(st.lists(st.tuples(st.integers(1, 10), st.integers(0, 10), st.floats(0, 10)), max_size=60))
@@ -97,39 +101,26 @@ def test_expectations_are_probabilities_and_never_rise_with_depth(drafts):
 @pytest.mark.parametrize("has_predictions", [False, True])
 def test_slow_drafts_are_asked_for_rarely_if_times_are_known(has_predictions):
     def asked(draft_s, *, is_measured):
-        speculation = DraftLengthController(curve("dense"), has_predictions=has_predictions, is_measured=is_measured)
+        budget = StepBudget(by_width("dense"))
+        speculation = DraftLengthController(budget, has_predictions=has_predictions, is_measured=is_measured)
         histories = [speculation.new_history() for _ in range(4)]
         count = 0
         for _ in range(300):
             budgets = speculation.budgets(histories, [4] * 4)
             if not any(budgets):
+                budget.observe_plain(4, 0.010)
                 continue
             count += 1
             for history in histories:
                 speculation.observe(history, range(1, 5), 2, 2.0)
-            speculation.note_time(4, 5, 12, draft_s, 0.010)
+            budget.observe(4, 20, 12 if draft_s < 0.01 else 4, 0.010, draft_s, 16)
         return count
 
     assert asked(0.0005, is_measured=True) == asked(0.1, is_measured=False) == 300
     assert asked(0.1, is_measured=True) < 80
     # A row that wants drafts whatever they cost gets them.
-    speculation = DraftLengthController(curve("dense"), has_predictions=has_predictions, is_measured=True)
+    budget = StepBudget(by_width("dense"))
+    speculation = DraftLengthController(budget, has_predictions=has_predictions, is_measured=True)
     for _ in range(40):
         assert speculation.budgets([None, speculation.new_history()], [3, 3])[0] == 3
-        speculation.note_time(2, 4, 2, 1.0, 0.010)
-
-
-@pytest.mark.parametrize("bad", [50, 3_000])
-def test_drafts_that_do_not_pay_are_tried_ever_more_rarely_and_taken_up_when_they_do(bad):
-    def drafted(gain, first, steps):
-        found = []
-        for step in range(first, first + steps):
-            if backoff.allows(step):
-                found.append(step)
-                backoff.observe(step, gain * 1.5, 1.2, 0.3)
-        return found
-
-    backoff = SpeculationBackoff()
-    assert len(drafted(0.5, 0, bad)) < 20 + bad // 12
-    assert drafted(1.3, bad, 3_000)[-1_500:] == list(range(bad + 1_500, bad + 3_000))
-    assert 12 <= len(drafted(0.2, bad + 3_000, 200)) < 60, "the first pause is a short one again"
+        budget.observe(2, 8, 2, 0.010, 1.0, 6)

@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
+from speculant_graph.budget import CostCurve, StepBudget
 from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.draft.cost import CostCurve
 from speculant_graph.draft.options import STRATEGIES
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
@@ -59,7 +59,7 @@ def drafted(drafter, strategy, configs):
     """Decode every prompt by one of the settings; return per drafted step what was asked for, and what came."""
     watched = Watched(drafter)
     draft = DraftConfig(k=K, strategy=strategy, max_depth=K)
-    engine = Engine(target(), watched, VerifierConfig(), draft, cost=lambda _, width: STEEP.table(width))
+    engine = Engine(target(), watched, VerifierConfig(), draft, budget=StepBudget(STEEP))
     jobs = [Job(prompt, config) for prompt, config in zip(PROMPTS, configs, strict=True)]
     outcome = decode(target(), jobs, watched, engine=engine)
     assert outcome.outputs == [remembered(target(), job) for job in jobs]
@@ -81,7 +81,7 @@ def assert_all_is_drafted(drafter, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_in_this_process(strategy):
     config = DraftConfig(k=K, strategy=strategy, max_depth=K)
-    with closing(LocalDrafter(graph(), config, cost=STEEP)) as drafter:
+    with closing(LocalDrafter(graph(), config)) as drafter:
         assert_all_is_drafted(drafter, strategy)
 
 
@@ -91,7 +91,7 @@ def test_at_a_sidecar(strategy, tmp_path):
     config = DraftConfig(k=K, strategy=strategy, max_depth=K)
     with serving(tmp_path / "graph.pkl", tmp_path) as server:
         settings = ClientConfig(address=server.address, deadline_ms=60_000)
-        with DrafterClient(settings, tokenizer=None, draft=config, strict=True, cost=STEEP) as client:
+        with DrafterClient(settings, tokenizer=None, draft=config, strict=True) as client:
             assert_all_is_drafted(client, strategy)
             # One of each in a batch: what one wants is not done to the other.
             answers, _ = drafted(client, strategy, [ON, ON.model_copy(update={"speculation": "auto"})])
@@ -103,8 +103,8 @@ def test_by_a_draft_model(beside):
     """Also where no pass of it ever pays."""
     strategy = "tree" if beside else "model"
     config = DraftConfig(k=K, strategy=strategy, max_depth=K)
-    ngrams = LocalDrafter(graph(), config, cost=STEEP) if beside else None
-    price = DraftPrice(lambda _, width: STEEP.table(width), flat(1e3, 1e3))
+    ngrams = LocalDrafter(graph(), config) if beside else None
+    price = DraftPrice(StepBudget(STEEP), flat(1e3, 1e3))
     with closing(ModelDrafter(DraftPasses(noisy(target(), 0.1), 2), price, config, ngrams)) as drafter:
         assert_all_is_drafted(drafter, strategy)
 
@@ -113,6 +113,6 @@ def test_by_a_draft_model(beside):
 def test_what_does_not_pay_is_left_out_otherwise(strategy):
     """The control."""
     auto = ON.model_copy(update={"speculation": "auto"})
-    with closing(LocalDrafter(graph(), DraftConfig(k=K, strategy=strategy, max_depth=K), cost=STEEP)) as drafter:
-        answers, _ = drafted(drafter, strategy, [auto, auto])
-    assert sum(came for _, came in answers) < K
+    with closing(LocalDrafter(graph(), DraftConfig(k=K, strategy=strategy, max_depth=K))) as drafter:
+        _, outcome = drafted(drafter, strategy, [auto, auto])
+    assert sum(sum(each.drafted_by_depth) for each in outcome.sequences) < K

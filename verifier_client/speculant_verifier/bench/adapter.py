@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from speculant_graph.bench.report import begin, print_report, show_build
+from speculant_graph.budget import StepBudget
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.graph.build.builder import GraphBuilder
@@ -73,7 +74,7 @@ def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
     ways = {
         way: EngineDecoding(
             target, decoder.drafter, decoder.draft_config, 1,
-            cost=ObservedCosts(decoder.costs) if decoder.costs is not None else None,
+            budget=StepBudget(ObservedCosts(decoder.costs)) if decoder.costs is not None else None,
         ).decode
         for way, decoder in decoders.items()
     }  # fmt: skip

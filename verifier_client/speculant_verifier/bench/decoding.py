@@ -16,9 +16,9 @@ from speculant_graph.types import Drafter, TokenId
 from speculant_verifier.bench.workload import BenchRequest
 
 if TYPE_CHECKING:
+    from speculant_graph.budget import StepBudget
     from speculant_verifier.engine import Request
     from speculant_verifier.model import TargetModel
-    from speculant_verifier.speculation.controller import Cost
 
 PHASES = ("draft", "forward", "verify", "commit", "other")
 """Of a step. ``verify``: from logits to accepted tokens, stop checks included."""
@@ -66,7 +66,7 @@ class EngineDecoding:
         num_rows: int,
         generation: GenerationConfig | None = None,
         *,
-        cost: Cost | None = None,
+        budget: StepBudget | None = None,
         prefix_cache: int = 0,
     ) -> None:
         """Make the engine.
@@ -77,13 +77,13 @@ class EngineDecoding:
             draft: how they are made; ``k`` of 0 decodes plainly.
             num_rows: sequences decoded together.
             generation: how tokens are chosen; the lengths are those of the requests.
-            cost: what passes cost, for speculation 'auto'.
+            budget: what drafts may cost, for speculation 'auto'.
             prefix_cache: bytes for finished prompts; by default every way reads its prompts itself.
         """
         from speculant_verifier.engine import Engine
 
         config = VerifierConfig(max_batch_size=num_rows, prefix_cache=prefix_cache)
-        self._engine = Engine(target, drafter, config, draft, cost=cost)
+        self._engine = Engine(target, drafter, config, draft, budget=budget)
         self._generation = generation or GenerationConfig()
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:

@@ -13,6 +13,7 @@ from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from speculant_graph.bench.report import begin, print_report
+from speculant_graph.budget import StepBudget
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
@@ -102,10 +103,10 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         settings.graph_path, settings.verifier, draft, client_config=settings.client,
         draft_model=settings.draft_model, target=target,
     ) as decoder:  # fmt: skip
-        cost = ObservedCosts(decoder.costs) if decoder.costs is not None else None
+        budget = StepBudget(ObservedCosts(decoder.costs)) if decoder.costs is not None else None
         ways: dict[str, Decode] = {
-            "plain": EngineDecoding(target, NullDrafter(), DraftConfig(k=0), batch, generation, cost=cost).decode,
-            "speculative": EngineDecoding(target, decoder.drafter, draft, batch, generation, cost=cost).decode,
+            "plain": EngineDecoding(target, NullDrafter(), DraftConfig(k=0), batch, generation, budget=budget).decode,
+            "speculative": EngineDecoding(target, decoder.drafter, draft, batch, generation, budget=budget).decode,
         }
         if batch == 1:
             ways["transformers"] = by_transformers = partial(decode_transformers, target, config=generation)

@@ -17,6 +17,7 @@ from accelerate import infer_auto_device_map, init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaConfig
 
 from speculant_graph.bench.texts import read_workloads
+from speculant_graph.budget import StepBudget
 from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
@@ -210,8 +211,8 @@ def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchReque
             for request, forced in zip(requests, beginnings, strict=True)
         ]
     draft = DraftConfig(k=nodes, max_depth=min(255, max(24, nodes)))
-    drafter = LocalDrafter(None, draft, cost=costs.curve(1), vocabulary_size=_VOCABULARY) if nodes else NullDrafter()
-    decoding = EngineDecoding(target, drafter, draft, 1, cost=ObservedCosts(costs))
+    drafter = LocalDrafter(None, draft, vocabulary_size=_VOCABULARY) if nodes else NullDrafter()
+    decoding = EngineDecoding(target, drafter, draft, 1, budget=StepBudget(ObservedCosts(costs)))
     runs = [decoding.decode([request]) for request in requests]
     drafter.close()
     del decoding

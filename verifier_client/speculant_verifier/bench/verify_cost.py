@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from speculant_graph.bench.report import COMMAS, begin, print_report
+from speculant_graph.budget.pass_cost import MAX_POINT
 from speculant_graph.config import VerifierConfig
-from speculant_graph.draft.cost import MAX_POINT
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import json_text
 from speculant_graph.graph.workspace import replace_bytes
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     if settings.output is not None:
         batch = settings.batch[0]
         tokens = [point.tokens for point in costs.points if point.batch == batch]
-        relative = [costs.relative(batch, width) for width in tokens]
-        content = {"tokens": tokens, "relative": relative, "batch": batch, **describe(target)}
+        times = [point.ms for point in costs.points if point.batch == batch]
+        content = {"tokens": tokens, "ms": times, "batch": batch, **describe(target)}
         replace_bytes(settings.output, json_text(content).encode() + b"\n")
     return 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from loguru import logger
 
+from speculant_graph.budget.allowance import Allowance
 from speculant_graph.config import DraftConfig
 from speculant_graph.types import (
     EMPTY_DRAFT,
@@ -29,7 +30,7 @@ from speculant_graph.types import (
     SessionOptions,
 )
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
-from speculant_verifier.draft_model.price import MOST_NODES, Allowance, DraftPrice
+from speculant_verifier.draft_model.price import MOST_NODES, DraftPrice
 from speculant_verifier.draft_model.tree import Candidate, DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 
@@ -144,9 +145,9 @@ class ModelDrafter:
         """That of the n-grams' drafter."""
         return "ok" if self._ngrams is None else self._ngrams.state
 
-    def note_pass(self, num_rows: int, width: int, seconds: float) -> None:
-        """Take how long a pass of the target took, over so many tokens of each row."""
-        self._price.note_target(num_rows, width, seconds)
+    def note_pass(self, seconds: float) -> None:
+        """Take how long a pass of the target took."""
+        self._price.note_target(seconds)
 
     @property
     def statistics(self) -> DrafterStatistics:
@@ -282,7 +283,7 @@ class ModelDrafter:
         Trees of sequences whose drafts are not priced grow until they are as large as was asked for.
         """
         members = self._members(batch)
-        spent_s, num_passes, plain_s = 0.0, 0, 0.0
+        num_passes, plain_s = 0, 0.0
         while members:
             best = [each.tree.best(each.step.node_budget) for each in batch]
             gains = [[each.tree.nodes[node].path for node in nodes] for each, nodes in zip(batch, best, strict=True)]
@@ -292,7 +293,7 @@ class ModelDrafter:
             }
             pending = 0 if num_passes else max(len(cached.pending) for cached in members.values())
             wanted = {index: [gain for _, gain in nodes] for index, nodes in opened.items()}
-            num_drafted, width, rows = self._price.choose(gains, wanted, pending, spent_s)
+            num_drafted, width, rows = self._price.choose(gains, wanted, pending)
             target_s = self._price.target_s(len(batch), num_drafted)
             growing = {
                 index
@@ -317,13 +318,11 @@ class ModelDrafter:
                 index: [node for node, _ in opened[index][: MOST_NODES if index in growing else width]]
                 for index in members
             }
-            expected_s = float(self._price.pass_s(len(members), pending, max(map(len, asked.values())))[-1])
             self._expand(batch, members, asked)
             elapsed_s = self._clock() - started_s
-            self._price.note(expected_s, elapsed_s)
+            self._price.observe(len(members), max(1, pending) + max(map(len, asked.values())) - 1, elapsed_s)
             self.passes_s += elapsed_s
             self.num_passes += 1
-            spent_s += elapsed_s
             num_passes += 1
         return num_passes > 0
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from speculant_graph.budget import RowCurve, StepBudget
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Drafter, Fingerprint
 from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
-from speculant_verifier.draft_model.price import WIDEST, DraftPrice, PassTimes
+from speculant_verifier.draft_model.price import WIDEST, DraftPrice
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import load_model, load_tokenizer
-from speculant_verifier.speculation import CostTable, batches_up_to, load_or_measure
+from speculant_verifier.speculation import ObservedCosts, batches_up_to, load_or_measure
 
 
 def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) -> tuple[PreTrainedModel, Fingerprint]:
@@ -65,7 +64,7 @@ def open_model_drafter(
     verifier: VerifierConfig,
     draft: DraftConfig,
     ngrams: Drafter | None,
-    costs: CostTable | None,
+    budget: StepBudget | None,
 ) -> ModelDrafter:
     """Put a drafter together.
 
@@ -75,22 +74,16 @@ def open_model_drafter(
         verifier: rows.
         draft: how to draft.
         ngrams: drafts beside it; None: the model drafts alone.
-        costs: measured passes of the target; None: typical costs are assumed for both.
+        budget: what drafts for the target may cost; None: typical costs are assumed for both models.
     """
     passes = DraftPasses(model, verifier.max_batch_size)
-    if costs is None:
-        price = DraftPrice(_typical(target, 1.0), _typical(model, _size(model) / _size(target)))
+    if budget is None:
+        own = RowCurve(model.typical_cost.curve, _size(model) / _size(target))
+        price = DraftPrice(StepBudget(target.typical_cost), own)
     else:
-        own = load_or_measure(model, batches_up_to(verifier.max_batch_size), most_nodes=WIDEST - 1)
-        price = DraftPrice(costs.seconds_of_widths, own.seconds_of_widths)
+        table = load_or_measure(model, batches_up_to(verifier.max_batch_size), most_nodes=WIDEST - 1)
+        price = DraftPrice(budget, ObservedCosts(table))
     return ModelDrafter(passes, price, draft, ngrams)
-
-
-def _typical(model: TargetModel, plain_s: float) -> PassTimes:
-    def seconds(num_rows: int, width: int) -> NDArray[np.float64]:
-        return model.typical_cost(num_rows, width) * plain_s
-
-    return seconds
 
 
 def _size(model: TargetModel) -> int:

@@ -80,6 +80,7 @@ class Drafting:
         budgets = self._controller.budgets(histories, limits) if any(limits) else limits
         if not any(budgets) and not any(map(_is_formed, sequences)):
             return [EMPTY_DRAFT] * len(sequences)
+        least = self._controller.least_probability(limits)
         asked = [index for index, sequence in enumerate(sequences) if sequence.has_session and budgets[index]]
         steps = [
             SequenceStep(
@@ -93,6 +94,7 @@ class Drafting:
                 max_depth=each.config.max_depth,
                 temperature=each.config.draft_temperature,
                 nasd=_nasd_options(each.config),
+                least_probability=least if each.config.speculation == "auto" else 0.0,
                 is_priced=each.config.speculation == "auto",
             )
             for index, each in ((index, sequences[index]) for index in asked)

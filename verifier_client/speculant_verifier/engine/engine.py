@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from loguru import logger
 
+from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
@@ -38,8 +39,7 @@ from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
-from speculant_verifier.speculation import ObservedCosts
-from speculant_verifier.speculation.controller import Cost, DraftLengthController
+from speculant_verifier.speculation.controller import DraftLengthController
 from speculant_verifier.suitability import require_request
 
 
@@ -50,8 +50,8 @@ class WeighingDrafter(Protocol):
     passes_s: float
     """Seconds spent so far that it weighed against what they bring."""
 
-    def note_pass(self, num_rows: int, width: int, seconds: float) -> None:
-        """Take how long a pass of the target took, over so many tokens of each row."""
+    def note_pass(self, seconds: float) -> None:
+        """Take how long a pass of the target took."""
 
 
 class Engine:
@@ -64,7 +64,7 @@ class Engine:
         config: VerifierConfig,
         draft: DraftConfig,
         *,
-        cost: Cost | None = None,
+        budget: StepBudget | None = None,
         must_fit: bool = True,
         record: RecordConfig | None = None,
         identity: RecordIdentity | None = None,
@@ -77,8 +77,7 @@ class Engine:
             drafter: where drafts come from.
             config: batch, memory.
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
-            cost: what passes cost, corrected by those that happen if it is an
-                :class:`~speculant_verifier.speculation.ObservedCosts`; None: as on a typical machine.
+            budget: what drafts may cost; None: passes cost what they do on a typical machine.
             must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
             identity: what records hold that does not come from the engine; the caller may change it at any time.
@@ -89,7 +88,6 @@ class Engine:
         """
         self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
         self._target, self._drafter, self._config, self._draft = target, drafter, config, draft
-        self._observed = cost if isinstance(cost, ObservedCosts) else None
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
         self._failed: list[StepOutput] = []
@@ -104,8 +102,9 @@ class Engine:
         cache, self.prefixes = self.admission.cache, self.admission.prefixes
         self._prefill = Prefill(target, cache, self.prefixes, self.admission.prefill_chunk, self.totals)
         has_predictions = draft.strategy in CALIBRATED or draft.strategy == "model"
+        self._budget = budget or StepBudget(target.typical_cost)
         self._controller = DraftLengthController(
-            cost or target.typical_cost, has_predictions=has_predictions, is_measured=cost is not None
+            self._budget, has_predictions=has_predictions, is_measured=budget is not None
         )
         self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
@@ -323,16 +322,18 @@ class Engine:
         has_pending = any(each.num_pending > 1 for each in sequences)  # a wider pass than its drafts make it
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts, self._drafting)
-        width = 1 + max(map(len, drafts))
+        width, num_rows = 1 + max(map(len, drafts)), len(sequences)
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
-        if self._observed is not None and not has_pending:
-            self._observed.note(len(sequences), width, pass_s)
         if self._weighing is not None:
-            self._weighing.note_pass(len(sequences), width, pass_s)
+            self._weighing.note_pass(pass_s)
             draft_s -= self._weighing.passes_s - weighed_s
+        if has_pending or pass_s <= 0.0:
+            return outputs
         if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth
-            num_tokens = sum(len(output.token_ids) for output in outputs)
-            self._controller.note_time(len(sequences), width, num_tokens, draft_s, pass_s)
+            num_new = sum(len(output.token_ids) for output in outputs)
+            self._budget.observe(num_rows, num_rows * width, num_new, pass_s, draft_s, sum(map(len, drafts)))
+        elif width == 1:
+            self._budget.observe_plain(num_rows, pass_s)
         return outputs
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:

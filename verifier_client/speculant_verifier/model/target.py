@@ -9,15 +9,13 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from speculant_graph.budget import CURVES, RowCurve
 from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import encode_prompt, fingerprint_of
-from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 from speculant_graph.types import Draft, Fingerprint, TokenId
@@ -169,10 +167,10 @@ class TargetModel:
         """Seconds that passes have waited for weights; 0 where memory holds all."""
         return 0.0 if self.offload is None else self.offload.stall_s
 
-    def typical_cost(self, num_rows: int, width: int) -> NDArray[np.float64]:
-        """Return what passes cost where nothing was measured; see :data:`~.speculation.controller.Cost`."""
-        del num_rows
-        return COST_CURVES[self.typical_curve].table(width)
+    @property
+    def typical_cost(self) -> RowCurve:
+        """What passes cost where nothing was measured; the unit means nothing."""
+        return RowCurve(CURVES[self.typical_curve])
 
     @property
     def typical_curve(self) -> Literal["dense", "cpu-moe"]:

@@ -1,22 +1,21 @@
 """``auto`` speculation: as many drafted nodes as pay, for the whole batch, and none where none do.
 
-A pass over ``T`` nodes a row costs ``cost(batch, T)`` whatever the single rows need, as shorter ones are padded. So one
-width is chosen for all: the one with the most expected tokens per cost. What a node is worth is known from what became
-of earlier drafts: by its depth, or by the drafter's own probability and the share of such predictions that came true.
-Where nothing pays, drafts are tried again after a while, and each time without success later.
+Rows of a pass are filled up to one width, so one is chosen for all (:class:`~speculant_graph.budget.StepBudget`). What
+a node is worth is known from what became of earlier drafts: by its depth, or by the drafter's own probability and the
+share of such predictions that came true. Where nothing pays, drafts are tried again after a while, and each time
+without success later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from speculant_graph._core import best_size
+from speculant_graph.budget import StepBudget
 from speculant_graph.types import Draft
-
-Cost = Callable[[int, int], NDArray[np.float64]]
-"""Of a number of rows and a largest width: the cost of passes of width 0, 1, ..., relative to width 1, ascending."""
 
 MAX_DEPTH = 64
 """Deeper nodes count as nodes of this depth."""
@@ -32,9 +31,6 @@ _SHARED_WEIGHT = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128
 _PROBE_COST = 1.4
 _LARGEST_PROBE = 2
-_TRIAL = 12
-"""Steps before a judgement."""
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 32, 1024
 
 
 class AcceptanceHistory:
@@ -91,62 +87,19 @@ class AcceptanceHistory:
             self._predicted = self._predicted * _MEMORY + predicted
 
 
-class SpeculationBackoff:
-    """Whether drafts have paid lately, the time counted that it takes to draft; times are in plain passes.
-
-    What a node is worth and what a wider pass costs is estimated for every step; this is what came of it. In large
-    batches of small models the drafts themselves take a good part of a pass, and an estimate may be wrong. So where the
-    last steps with drafts brought fewer tokens a time than plain ones would have, nothing is drafted for a while, and
-    each time in a row for longer.
-    """
-
-    def __init__(self) -> None:
-        """Begin with a trial."""
-        self._tokens = self._time = 0.0
-        self._num_steps = 0
-        self._resume_at, self._pause = 0, _FIRST_BACKOFF
-
-    def allows(self, step: int) -> bool:
-        """Return whether to draft at a step."""
-        return step >= self._resume_at
-
-    def observe(self, step: int, tokens: float, width_cost: float, draft_share: float) -> None:
-        """Note a step that was drafted for.
-
-        Args:
-            step: its number.
-            tokens: emitted for each row.
-            width_cost: time of its pass, relative to a plain one of as many rows.
-            draft_share: time until its drafts were there, in the same unit.
-        """
-        self._tokens = self._tokens * _MEMORY + tokens
-        self._time = self._time * _MEMORY + width_cost + draft_share
-        self._num_steps += 1
-        if self._num_steps < _TRIAL:
-            return
-        if self._tokens < self._time:
-            self._resume_at = step + 1 + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_BACKOFF)
-            self._tokens = self._time = 0.0
-            self._num_steps = 0
-        else:
-            self._pause = _FIRST_BACKOFF
-
-
 class DraftLengthController:
     """Decides how much to draft at every step of one engine."""
 
-    def __init__(self, cost: Cost, *, has_predictions: bool, is_measured: bool = False) -> None:
+    def __init__(self, budget: StepBudget, *, has_predictions: bool, is_measured: bool = False) -> None:
         """Begin without experience.
 
         Args:
-            cost: what passes cost.
+            budget: what drafts may cost.
             has_predictions: whether the drafter gives drafts with path probabilities that are calibrated.
-            is_measured: whether that is what they cost here, so that it can be compared with the time of drafting.
+            is_measured: whether passes cost here what the budget believes, so that steps without drafts can follow from
+                it.
         """
-        self._cost = cost
-        self._has_predictions = has_predictions
-        self._backoff = SpeculationBackoff() if is_measured else None
+        self._budget, self._has_predictions, self._is_measured = budget, has_predictions, is_measured
         self._everyone = AcceptanceHistory()
         self._step = 0
         self._resume_at = 0
@@ -166,7 +119,7 @@ class DraftLengthController:
         self._step += 1
         fixed = [limit if history is None else 0 for history, limit in zip(histories, limits, strict=True)]
         free = [limit for history, limit in zip(histories, limits, strict=True) if history is not None]
-        if not any(free) or not (self._backoff is None or self._backoff.allows(self._step)):
+        if not any(free) or (self._is_measured and not self._budget.may_draft()):
             return fixed
         width = max(fixed) + 1
         if self._has_predictions:
@@ -177,7 +130,7 @@ class DraftLengthController:
             for row, (history, limit) in enumerate(zip(histories, limits, strict=True)):
                 if history is not None:
                     gains[row, : min(limit, MAX_DEPTH)] = history.by_depth()[: min(limit, gains.shape[1])]
-            width = max(width, self._best_width(gains, len(histories)))
+            width = max(width, self._best_width(gains))
             if width == 1 and self._step >= self._resume_at:
                 width = self._probe_width(len(histories), max(free))
         return [min(limit, width - 1) for limit in limits]
@@ -212,8 +165,8 @@ class DraftLengthController:
                 history.calibration if free[row] and history is not None else 1.0
             )
         fixed = max((len(draft) for draft, is_free in zip(drafts, free, strict=True) if not is_free), default=0) + 1
-        width = max(fixed, self._best_width(gains, len(drafts)))
-        if width == 1 and self._best_width(predicted, len(drafts)) > 1 and self._step >= self._resume_at:
+        width = max(fixed, self._best_width(gains))
+        if width == 1 and self._best_width(predicted) > 1 and self._step >= self._resume_at:
             width = self._probe_width(len(drafts), longest)
         return [
             sorted(order[: width - 1].tolist()) if is_free else range(len(draft))
@@ -227,28 +180,25 @@ class DraftLengthController:
         if num_accepted:  # drafts are worth a try again
             self._resume_at, self._pause = self._step, _FIRST_PAUSE
 
-    def note_time(self, num_rows: int, width: int, num_tokens: int, draft_s: float, pass_s: float) -> None:
-        """Note how long a step took that was drafted for.
+    def least_probability(self, limits: Sequence[int]) -> float:
+        """Return the path probability below which no node of this step can pay.
 
-        Args:
-            num_rows: rows of the batch.
-            width: of its pass.
-            num_tokens: emitted for all of them.
-            draft_s: time until the drafts were there.
-            pass_s: time of the pass.
+        Of several rows any node is of use that is no deeper in its row's order than those of another row.
         """
-        if self._backoff is not None and pass_s > 0.0:
-            cost = float(self._cost(num_rows, width)[width])
-            self._backoff.observe(self._step, num_tokens / num_rows, cost, draft_s / pass_s * cost)
+        return self._budget.prices(1, max(limits)).least_probability if len(limits) == 1 else 0.0
 
-    def _best_width(self, gains: NDArray[np.float64], num_rows: int) -> int:
-        """Return the width with the most expected tokens per cost, of nodes in the order of what they are worth."""
-        expected = num_rows + np.concatenate(([0.0], gains.sum(0).cumsum()))
-        return int(np.argmax(expected / self._cost(num_rows, len(expected))[1:])) + 1
+    def _best_width(self, gains: NDArray[np.float64]) -> int:
+        """Return the width that pays most, of nodes in the order of what they are worth, shape ``[rows, nodes]``."""
+        num_rows, most = gains.shape
+        prices = self._budget.prices(num_rows, num_rows * most)
+        seconds = np.ascontiguousarray(prices.seconds[num_rows::num_rows])
+        return 1 + best_size(gains.sum(0).tolist(), seconds, prices.rate)
 
     def _probe_width(self, num_rows: int, most_nodes: int) -> int:
         """Return the width of a try where nothing seems to pay, and put the next one off."""
-        costs = self._cost(num_rows, 1 + min(most_nodes, _LARGEST_PROBE))[1:]
+        most = min(most_nodes, _LARGEST_PROBE)
+        seconds = self._budget.cost.seconds(num_rows, num_rows * (1 + most))[num_rows::num_rows]
+        costs = seconds / seconds[0]
         self._resume_at = self._step + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return max(2, int(np.count_nonzero(costs <= _PROBE_COST)))

@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from speculant_graph.draft.cost import COST_CURVES, MAX_POINT, CostCurve
+from speculant_graph.budget import CURVES, CostCurve
+from speculant_graph.budget.pass_cost import MAX_POINT
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 """Tokens of a row that a table has a time for, measured or not."""
 
+_FEWEST_KNOWN = 64
+"""Tokens of a row that estimates are made for at once."""
 _Curve = tuple[int, NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -47,7 +50,7 @@ class CostTable:
     context: Annotated[int, Field(ge=0)]
     """Tokens that every row had in the cache."""
     typical: Literal["dense", "cpu-moe"] = "dense"
-    """Name of the typical curve, see :data:`~speculant_graph.draft.cost.COST_CURVES`."""
+    """Name of the typical curve, see :data:`~speculant_graph.budget.CURVES`."""
 
     def __post_init__(self) -> None:
         """Check that plain decoding is among the passes of every batch.
@@ -69,7 +72,7 @@ class CostTable:
             widths = np.array(sorted(times))
             # Noise may make a longer pass look cheaper than a shorter one.
             rising = np.maximum.accumulate([times[width] for width in widths.tolist()])
-            curves.append((batch, *_filled(widths, rising, COST_CURVES[self.typical])))
+            curves.append((batch, *_filled(widths, rising, CURVES[self.typical])))
         return curves
 
     @property
@@ -81,49 +84,45 @@ class CostTable:
     def _tables(self) -> dict[int, NDArray[np.float64]]:
         return {}
 
-    def ms(self, batch: int, tokens: float) -> float:
-        """Estimate the milliseconds of a pass.
+    def ms(self, batch: int, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Estimate the milliseconds of passes.
 
         Args:
             batch: rows, at least 1.
-            tokens: tokens of each row, at least 1; a mean over steps may lie between two whole numbers.
+            tokens: tokens of each row, per pass, at least 1; a mean over steps may lie between two whole numbers.
         """
         batches = [measured for measured, _, _ in self._curves]
         if not batches[0] <= batch <= batches[-1]:
             nearest = 0 if batch < batches[0] else -1
             return _on(self._curves[nearest], tokens * batch / batches[nearest])
         estimates = np.maximum.accumulate([_on(curve, tokens) for curve in self._curves])
-        return float(np.interp(batch, batches, estimates))
+        after = int(np.searchsorted(batches, batch))
+        if batches[after] == batch:
+            return np.asarray(estimates[after])
+        share = (batch - batches[after - 1]) / (batches[after] - batches[after - 1])
+        return np.asarray(estimates[after - 1] + share * (estimates[after] - estimates[after - 1]))
 
     def relative(self, batch: int, tokens: float) -> float:
         """Estimate a pass in passes of one token over the same batch."""
-        return self.ms(batch, tokens) / self.ms(batch, 1)
+        times = self.ms(batch, np.array([1.0, tokens]))
+        return float(times[1] / times[0])
 
-    def seconds_of_widths(self, batch: int, width: int) -> NDArray[np.float64]:
-        """Return the seconds of passes of 0 to ``width`` tokens, ``[width + 1]``; those of 0 are those of 1."""
-        known = self._tables.get(batch)
-        if known is None or len(known) <= width:
-            known = np.array([self.ms(batch, max(1, tokens)) / 1e3 for tokens in range(max(64, width) + 1)])
-            self._tables[batch] = known
-        return known[: width + 1]
-
-    def relative_of_widths(self, batch: int, width: int) -> NDArray[np.float64]:
-        """Return the same in passes of one token over the same batch."""
-        seconds = self.seconds_of_widths(batch, width)
-        return np.asarray(seconds / seconds[0])
-
-    def curve(self, batch: int) -> CostCurve:
-        """Return the costs of a batch by tokens of a row, as drafters take them."""
-        tokens = sorted({*TOKENS, *(point.tokens for point in self.points)})
-        return CostCurve(tuple(tokens), tuple(self.relative(batch, width) for width in tokens))
+    def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
+        """Return what passes cost; see :class:`~speculant_graph.budget.PassCost`. Rows are filled up to one width."""
+        known = self._tables.get(num_rows)
+        if known is None or len(known) <= most_tokens:
+            tokens = np.maximum(np.arange(max(_FEWEST_KNOWN * num_rows, most_tokens) + 1), num_rows)
+            known = self._tables[num_rows] = self.ms(num_rows, tokens / num_rows) / 1e3
+        return known[: most_tokens + 1]
 
 
-def _on(curve: _Curve, tokens: float) -> float:
+def _on(curve: _Curve, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
     _, widths, times = curve
-    if tokens > widths[-1] and len(widths) > 1:
+    found = np.interp(tokens, widths, times)
+    if len(widths) > 1:
         slope = (times[-1] - times[-2]) / (widths[-1] - widths[-2])
-        return float(times[-1] + slope * (tokens - widths[-1]))
-    return float(np.interp(tokens, widths, times))
+        found += slope * np.maximum(tokens - widths[-1], 0.0)
+    return np.asarray(found)
 
 
 def _filled(
@@ -139,10 +138,10 @@ def _filled(
     Returns:
         All numbers of tokens, and their times.
     """
-    shape, last = typical.table(max(TOKENS[-1], int(widths[-1]))), int(widths[-1])
+    shape, last = typical.seconds(1, max(TOKENS[-1], int(widths[-1]))), int(widths[-1])
     filled = np.union1d(widths, TOKENS)
     # Of equal costs of the typical curve, those of more tokens are told apart by their number.
-    measured_at, filled_at = (shape[each] + 1e-9 * each for each in (widths, filled))
+    measured_at, filled_at = (shape[each] + 1e-11 * each for each in (widths, filled))
     estimates = np.interp(filled_at, measured_at, times)
     beyond = filled > last
     estimates[beyond] = times[-1] * shape[filled[beyond]] / shape[last]

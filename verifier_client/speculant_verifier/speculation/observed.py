@@ -1,8 +1,7 @@
 """Costs of passes that are corrected by every pass that happens.
 
 A table is measured once, in a few seconds, and not at every width; texts grow, and machines have other work. So the
-time of every pass is compared with its estimate. An error that all passes have in common is of no interest, as only
-ratios decide. The rest of it corrects the estimates of such widths, and of those between.
+time of every pass is compared with its estimate, and corrects the estimates of such widths, and of those between.
 """
 
 from __future__ import annotations
@@ -32,34 +31,28 @@ class ObservedCosts:
         self._errors: dict[int, dict[int, tuple[float, float]]] = {}  # by rows and width: weight, and weighted error
         self._corrections: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 
-    def note(self, num_rows: int, width: int, seconds: float) -> None:
-        """Take how long a pass took.
-
-        Args:
-            num_rows: rows of the batch.
-            width: tokens of each row.
-            seconds: of the pass; 0 if there was none.
-        """
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Take how long a pass took; see :class:`~speculant_graph.budget.PassCost`."""
         if seconds <= 0.0:
             return
-        estimate = float(self._table.seconds_of_widths(num_rows, width)[width])
+        width = max(1, round(num_tokens / num_rows))
+        estimate = float(self._table.seconds(num_rows, num_rows * width)[-1])
         error = max(-_LARGEST_ERROR, min(_LARGEST_ERROR, math.log(seconds / estimate)))
         errors = self._errors.setdefault(num_rows, {})
         weight, total = errors.get(width, (0.0, 0.0))
         errors[width] = weight * _MEMORY + 1.0, total * _MEMORY + error
         self._corrections.pop(num_rows, None)
 
-    def __call__(self, num_rows: int, width: int) -> NDArray[np.float64]:
-        """Return the costs of passes of 0 to ``width`` tokens a row, relative to one token, ``[width + 1]``."""
-        estimates = self._table.seconds_of_widths(num_rows, width)
+    def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
+        """Return what passes cost; see :class:`~speculant_graph.budget.PassCost`. Rows are filled up to one width."""
+        estimates = self._table.seconds(num_rows, most_tokens)
         if num_rows not in self._errors:
-            return np.asarray(estimates / estimates[0])
+            return estimates
         if num_rows not in self._corrections:
             self._corrections[num_rows] = self._correction(num_rows)
         widths, corrections = self._corrections[num_rows]
-        wanted = np.log(np.maximum(1, np.arange(width + 1)))
-        corrected = np.maximum.accumulate(estimates * np.exp(np.interp(wanted, widths, corrections)))
-        return np.asarray(corrected / corrected[0])
+        wanted = np.log(np.maximum(1.0, np.arange(most_tokens + 1) / num_rows))
+        return np.asarray(np.maximum.accumulate(estimates * np.exp(np.interp(wanted, widths, corrections))))
 
     def _correction(self, num_rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the logarithms of the widths that were noted, ascending, and of the factors of their estimates."""

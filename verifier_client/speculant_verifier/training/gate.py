@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from speculant_graph.budget import CURVES, CostCurve, StepBudget
 from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig
-from speculant_graph.draft.cost import COST_CURVES
 from speculant_graph.types import TokenId
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.adapter_files import with_adapter
 from speculant_verifier.draft_model.opening import load_base
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
-from speculant_verifier.draft_model.price import DraftPrice, PassTimes
+from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.engine.drafting import Drafting, depths_of
 from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.engine.totals import EngineTotals
@@ -45,7 +45,7 @@ DRAFT_SHARE = 1 / 8
 """What a pass of the draft model is taken to cost, in passes of the target."""
 DRAFT = DraftConfig(strategy="model")
 """How a replay drafts: without n-grams, which would hide what the model learned."""
-_CURVE = COST_CURVES["dense"]
+_CURVE = CURVES["dense"]
 _RESAMPLES = 10_000
 
 
@@ -159,6 +159,11 @@ def objection(failures: Comparison, replay: Comparison | None) -> str:
     return ""
 
 
+def _curve(pass_s: float) -> CostCurve:
+    """Return what passes cost if one over a single token takes so many seconds."""
+    return CostCurve(_CURVE.tokens, tuple(1e3 * pass_s * each / _CURVE.ms[0] for each in _CURVE.ms))
+
+
 class Replay:
     """One draft model that learns online from request to request, as it does where it serves."""
 
@@ -173,11 +178,12 @@ class Replay:
             draft: how to draft.
             draft_share: what a pass of the draft model costs, in passes of the target.
         """
-        target_s: PassTimes = lambda _, width: pass_s * _CURVE.table(width)  # noqa: E731
-        draft_s: PassTimes = lambda rows, width: draft_share * target_s(rows, width)  # noqa: E731
+        budget = StepBudget(_curve(pass_s))
         passes = TimedPasses(model, draft_share * pass_s)
-        self._drafter = ModelDrafter(passes, DraftPrice(target_s, draft_s), draft, clock=passes.clock)
-        self._controller = DraftLengthController(lambda _, width: _CURVE.table(width), has_predictions=True)
+        self._drafter = ModelDrafter(
+            passes, DraftPrice(budget, _curve(draft_share * pass_s)), draft, clock=passes.clock
+        )
+        self._controller = DraftLengthController(budget, has_predictions=True)
         # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
         self._drafting = Drafting(model, self._drafter, self._controller, draft, EngineTotals())
 
@@ -195,8 +201,8 @@ class Replay:
             sequence.num_steps += 1
             sequence.token_ids += verdict.token_ids
             self._drafting.observe(sequence, draft, depths, len(verdict.path))
-            pass_s = record.pass_s * _CURVE.at(1 + len(draft))
-            self._drafter.note_pass(1, 1 + len(draft), pass_s)
+            pass_s = record.pass_s * _CURVE.relative(1 + len(draft))
+            self._drafter.note_pass(pass_s)
             seconds += pass_s
         self._drafter.finish(sequence.session_id)
         return sequence.num_steps, seconds + self._drafter.passes_s

@@ -70,7 +70,7 @@ SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
 SEQUENCE_STATUS_INVALID_TOKEN: SequenceStatus
 
 class StrategyOptions(_message.Message):
-    __slots__ = ("strategy", "max_depth", "max_branches", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature", "ignore_cost")
+    __slots__ = ("strategy", "max_depth", "max_branches", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -80,7 +80,6 @@ class StrategyOptions(_message.Message):
     COUPLING_FIELD_NUMBER: _ClassVar[int]
     SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_COST_FIELD_NUMBER: _ClassVar[int]
     strategy: Strategy
     max_depth: int
     max_branches: int
@@ -90,11 +89,10 @@ class StrategyOptions(_message.Message):
     coupling: Coupling
     siblings: Siblings
     temperature: float
-    ignore_cost: bool
-    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., max_candidates: _Optional[int] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ..., ignore_cost: bool = ...) -> None: ...
+    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., max_candidates: _Optional[int] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens")
+    __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens", "least_path_probabilities")
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +106,7 @@ class DraftRequest(_message.Message):
     FEEDBACK_NODES_FIELD_NUMBER: _ClassVar[int]
     FEEDBACK_WIDTH_FIELD_NUMBER: _ClassVar[int]
     FEEDBACK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_PATH_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     graph: str
     session_ids: _containers.RepeatedScalarFieldContainer[int]
     positions: _containers.RepeatedScalarFieldContainer[int]
@@ -121,7 +120,8 @@ class DraftRequest(_message.Message):
     feedback_nodes: _containers.RepeatedScalarFieldContainer[int]
     feedback_width: int
     feedback_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, graph: _Optional[str] = ..., session_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., context_lengths: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., node_budgets: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[StrategyOptions, _Mapping]] = ..., seeds: _Optional[_Iterable[int]] = ..., feedback_draft_ids: _Optional[_Iterable[int]] = ..., feedback_row_counts: _Optional[_Iterable[int]] = ..., feedback_nodes: _Optional[_Iterable[int]] = ..., feedback_width: _Optional[int] = ..., feedback_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    least_path_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, graph: _Optional[str] = ..., session_ids: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., context_lengths: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., node_budgets: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[StrategyOptions, _Mapping]] = ..., seeds: _Optional[_Iterable[int]] = ..., feedback_draft_ids: _Optional[_Iterable[int]] = ..., feedback_row_counts: _Optional[_Iterable[int]] = ..., feedback_nodes: _Optional[_Iterable[int]] = ..., feedback_width: _Optional[int] = ..., feedback_tokens: _Optional[_Iterable[int]] = ..., least_path_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
     __slots__ = ("graph_generation", "draft_id", "sequence_statuses", "next_positions", "draft_lengths", "draft_tokens", "draft_parents", "draft_path_probabilities", "candidate_counts", "candidate_tokens", "candidate_probabilities", "server_time", "ended_early", "sequence_generations")
@@ -183,29 +183,19 @@ class StepError(_message.Message):
     retry_delay: _duration_pb2.Duration
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
-class VerifyCost(_message.Message):
-    __slots__ = ("tokens", "relative_costs")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RELATIVE_COSTS_FIELD_NUMBER: _ClassVar[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    relative_costs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., relative_costs: _Optional[_Iterable[float]] = ...) -> None: ...
-
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("session_id", "graph", "tokenizer_sha256", "learn", "tenant", "verify_cost")
+    __slots__ = ("session_id", "graph", "tokenizer_sha256", "learn", "tenant")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_COST_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     graph: str
     tokenizer_sha256: bytes
     learn: bool
     tenant: str
-    verify_cost: VerifyCost
-    def __init__(self, session_id: _Optional[int] = ..., graph: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., learn: bool = ..., tenant: _Optional[str] = ..., verify_cost: _Optional[_Union[VerifyCost, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., graph: _Optional[str] = ..., tokenizer_sha256: _Optional[bytes] = ..., learn: bool = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("graph_generation", "vocabulary_size", "tokenizer_sha256", "tokenizer_name", "max_order", "next_position")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
-from speculant_graph.engines.price import LearnedCost
-from speculant_graph.engines.sessions import EngineRow, EngineSessions, SequenceTracker
-from support.engine_runner import EngineRunner, KnownCost, Request, WatchedDrafter
+from speculant_graph._core import RowTracker
+from speculant_graph.budget import LearnedCost
+from speculant_graph.engines.rows import DrafterRows
+from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.types import RowDrafter
+from support.engine_runner import EngineRunner, Request, WatchedDrafter
 from support.graphs import graph_of
 
 _VOCABULARY = 40
@@ -34,10 +39,13 @@ def _requests(number: int, seed: int) -> list[Request]:
     ]
 
 
-def _run(number: int, batch: int, seed: int, strategy: str = "adaptive", tells_ids: bool = False):
+def _run(
+    number: int, batch: int, seed: int, strategy: str = "adaptive", tells_ids: bool = False, *, is_priced: bool = False
+):
     graph = graph_of([_text(random.Random(seed + 1), 2_000)], 5, _VOCABULARY)
     drafter = WatchedDrafter(LocalDrafter(graph, DraftConfig(strategy=strategy)))
-    sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=_VOCABULARY, cost=LearnedCost())
+    cost = LearnedCost() if is_priced else None  # by which drafts lose here: no pass takes time
+    sessions = EngineSessions(DrafterRows(drafter), most_drafted=6, vocabulary_size=_VOCABULARY, cost=cost)
     requests = _requests(number, seed)
     wanted = {each.number: each.text + each.rest for each in requests}
     runner = EngineRunner(drafter, sessions, requests, batch=batch, seed=seed, tells_ids=tells_ids)
@@ -62,40 +70,105 @@ def test_five_hundred_requests_are_drafted_from_their_own_texts(seed, batch, tel
 @given(seed=st.integers(0, 1 << 30), strategy=st.sampled_from(["tree", "greedy", "sampling", "specexec"]))
 def test_every_strategy_gives_chains(seed, strategy):
     _run(20, 4, seed, strategy)
+    _run(20, 4, seed, strategy, is_priced=True)
 
 
-def _row(*token_ids: int, **more: str) -> EngineRow:
-    return EngineRow(np.array(token_ids, np.int32), 8, **more)
+@pytest.mark.parametrize("strategy", ["adaptive", "greedy", "sampling", "tree"])
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1 << 30), batch=st.sampled_from([1, 5]))
+def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strategy, seed, batch):
+    graph = graph_of([_text(random.Random(seed + 1), 2_000)], 5, _VOCABULARY)
+
+    def drafts_of(rows: RowDrafter) -> list[Any]:
+        sessions = EngineSessions(rows, most_drafted=6, vocabulary_size=_VOCABULARY)
+        seen: list[Any] = []
+        draft = sessions.draft
+
+        def watched(*arguments: Any, **more: Any) -> Any:
+            made = draft(*arguments, **more)
+            seen.append((made.lists(), made.parents, made.path_probabilities))
+            return made
+
+        sessions.draft = watched  # type: ignore[method-assign]
+        drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))  # nobody asks it
+        EngineRunner(drafter, sessions, _requests(15, seed), batch=batch, seed=seed).run()
+        sessions.close()
+        assert not sessions.counts.failed_steps
+        return seen
+
+    config = DraftConfig(strategy=strategy)
+    slow = drafts_of(DrafterRows(LocalDrafter(graph, config), makes_trees=True))
+    assert drafts_of(LocalDrafter(graph, config)) == slow
 
 
-def test_a_row_goes_on_with_a_text_that_it_begins_with_wherever_it_stands():
-    tracker = SequenceTracker(4)
-    first, _ = tracker.match([_row(1, 2, 3), _row(1, 2, 3), _row(7, 8)])
-    assert len({each.session_id for each in first}) == 3  # equal rows are two sequences
-    again, ended = tracker.match([_row(7, 8, 9), _row(1, 2, 3, 4), _row(1, 2, 3, 5)])
-    assert (again[0], {each.session_id for each in again[1:]}, ended) == (first[2], {1, 2}, [])
-    [longer], ended = tracker.match([_row(1, 2, 3, 4, 5, 6, 7, 8, 9)])  # more than a step can write
-    assert longer not in first
-    assert {each.session_id for each in ended} == {1, 2, 3}
-    assert longer.text.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+class _SlowTracker:
+    """The rule that the core goes by, with whole texts."""
+
+    def __init__(self, most_new: int) -> None:
+        self.most_new, self.last_id = most_new, 0
+        self.former: list[tuple[int, str, list[int]]] = []
+
+    def match(self, texts: list[list[int]], names: list[str] | None) -> tuple[list[int], list[int], set[int]]:
+        left: list[tuple[int, str, list[int]] | None] = [*self.former]
+        rows = list(zip(texts, names or [""] * len(texts), strict=True))
+
+        def continues(row: tuple[list[int], str], former: tuple[int, str, list[int]]) -> bool:
+            (text, name), (_, its_name, its_text) = row, former
+            if name != its_name or len(text) < len(its_text):
+                return False
+            return bool(name) or (len(text) <= len(its_text) + self.most_new and text[: len(its_text)] == its_text)
+
+        found: list[int] = [0] * len(rows)
+        for index, row in enumerate(rows[: len(left)]):
+            if (each := left[index]) is not None and continues(row, each):
+                found[index], left[index] = each[0], None
+        begun = []
+        for index, row in enumerate(rows):
+            if not found[index]:
+                fitting = [each for each in left if each is not None and continues(row, each)]
+                if fitting:
+                    longest = max(fitting, key=lambda each: len(each[2]))
+                    found[index] = longest[0]
+                    left[left.index(longest)] = None
+            if not found[index]:
+                self.last_id += 1
+                found[index] = self.last_id
+                begun.append(index)
+        self.former = [(number, name, text) for number, (text, name) in zip(found, rows, strict=True)]
+        return found, begun, {each[0] for each in left if each is not None}
 
 
-def test_a_request_is_told_by_its_id_and_its_text():
-    tracker = SequenceTracker(4)
-    [first], _ = tracker.match([_row(1, 2, request_id="a")])
-    [same, new], _ = tracker.match([_row(1, 2, 3, request_id="a"), _row(1, 2, 3, request_id="b")])
-    assert same is first
-    assert new is not first
-    [other], ended = tracker.match([_row(9, 9, 9, 9, 9, request_id="a")])
-    assert other is not first
-    assert ended == [first, new]
+@given(seed=st.integers(0, 1 << 30), has_names=st.booleans())
+def test_rows_are_matched_as_by_the_rule(seed, has_names):
+    chance = random.Random(seed)
+    fast, slow = RowTracker(4), _SlowTracker(4)
+    rows: list[tuple[list[int], str]] = []
+    for _ in range(12):
+        for text, _ in rows:
+            text += [chance.randrange(3) for _ in range(chance.choice([0, 1, 3, 4, 5]))]
+        if chance.random() < 0.5:
+            rows.insert(chance.randint(0, len(rows)), ([chance.randrange(2) for _ in range(chance.randint(0, 5))], ""))
+        if rows and chance.random() < 0.3:
+            rows.pop(chance.randrange(len(rows)))
+        if chance.random() < 0.3:
+            chance.shuffle(rows)
+        rows = [(text, (name or str(chance.random())) if has_names else "") for text, name in rows]
+        texts, names = [list(text) for text, _ in rows], [name for _, name in rows] if has_names else None
+        made = [np.array(text, np.int32) if chance.random() < 0.7 else text for text in texts]
+        batch, (ids, begun, ended) = fast.match(made, names), slow.match(texts, names)
+        assert (batch.session_ids, batch.begun, set(batch.ended)) == (ids, begun, ended)
+        assert batch.is_changed == bool(begun or ended)
+
+
+def _arrays(*texts: list[int]) -> list[Any]:
+    return [np.array(text, np.int32) for text in texts]
 
 
 def test_tenants_are_passed_on_when_a_sequence_begins():
     drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))
-    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
-    sessions.draft([_row(1, 2, tenant="red"), _row(3, 4)])
-    sessions.draft([_row(1, 2, 3, tenant="red"), _row(3, 4, 5)])
+    sessions = EngineSessions(DrafterRows(drafter), most_drafted=4, vocabulary_size=_VOCABULARY)
+    sessions.draft(_arrays([1, 2], [3, 4]), [8, 8], tenants=["red", None])
+    sessions.draft(_arrays([1, 2, 3], [3, 4, 5]), [8, 8], tenants=["red", None])
     assert list(drafter.tenants.values()) == ["red"]
 
 
@@ -105,40 +178,44 @@ class _Broken(WatchedDrafter):
 
 
 def test_a_drafter_that_fails_costs_nothing_but_its_drafts():
-    sessions = EngineSessions(
-        _Broken(LocalDrafter(None, DraftConfig(strategy="adaptive"))), most_drafted=4, vocabulary_size=_VOCABULARY
-    )
-    assert [len(draft) for draft in sessions.draft([_row(1, 2), _row(3, 4)])] == [0, 0]
+    broken = DrafterRows(_Broken(LocalDrafter(None, DraftConfig(strategy="adaptive"))))
+    sessions = EngineSessions(broken, most_drafted=4, vocabulary_size=_VOCABULARY)
+    assert sessions.draft(_arrays([1, 2], [3, 4]), [8, 8]).lists() == [[], []]
     assert sessions.counts.failed_steps == 1
     sessions.close()
-    assert [len(draft) for draft in sessions.draft([_row(1, 2)])] == [0]
+    assert sessions.draft(_arrays([1, 2]), [8]).lists() == [[]]
 
 
 def test_ids_that_the_model_does_not_have_are_not_drafted():
     drafter = LocalDrafter(graph_of([[1, 30, 1, 30, 1, 30, 1]], 3, _VOCABULARY), DraftConfig(strategy="greedy"))
-    assert len(EngineSessions(drafter, most_drafted=4, vocabulary_size=31).draft([_row(1, 30, 1)])[0]) == 4
-    assert len(EngineSessions(drafter, most_drafted=4, vocabulary_size=30).draft([_row(1, 30, 1)])[0]) == 0
+    for size, number in ((31, 4), (30, 0)):
+        sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=size)
+        assert sessions.draft([[1, 30, 1]], [8]).num_nodes == number
+        sessions.draft([], [])
 
 
-def test_where_nothing_pays_fewer_steps_are_drafted_for_until_something_does():
+@pytest.mark.parametrize("text", [["a"], [1.5], None, 7])
+def test_what_is_no_text_costs_nothing_but_drafts(text):
+    sessions = EngineSessions(
+        LocalDrafter(None, DraftConfig(strategy="adaptive")), most_drafted=4, vocabulary_size=_VOCABULARY
+    )
+    assert sessions.draft([text], [8]).lists() == [[]]
+    assert sessions.counts.failed_steps == 1
+    assert sessions.draft([[1, 2, 1, 2, 1]], [8]).num_nodes >= 0
+    assert sessions.counts.failed_steps == 1
+
+
+def test_where_drafts_only_lose_most_steps_go_without():
+    """Every draft is wrong, and a pass with drafts takes twice as long."""
     phrase = list(range(8))
     drafter = WatchedDrafter(LocalDrafter(graph_of([phrase * 50], 3, _VOCABULARY), DraftConfig(strategy="adaptive")))
-    flat = KnownCost(CostCurve((1,), (1.0,)))
-    steep = KnownCost(CostCurve((1, 2), (1.0, 50.0)))
-    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY, cost=steep)
-    text = phrase * 10
-
-    def asked(num_steps: int) -> int:
-        before = drafter.num_calls
-        for _ in range(num_steps):
-            text.append(phrase[len(text) % 8])
-            sessions.draft([EngineRow(text, 8)])
-        return drafter.num_calls - before
-
-    assert asked(32) == 32
-    assert asked(40) == 10
-    sessions._cost = flat
-    assert asked(4) == 1
-    assert asked(4) == 4
+    sessions = EngineSessions(
+        DrafterRows(drafter), most_drafted=4, vocabulary_size=_VOCABULARY, cost=CostCurve((1, 2), (1e-6, 1.5e-6))
+    )
+    chance, text = random.Random(3), phrase * 10
+    for _ in range(600):
+        text.append((text[-1] + 2 + chance.randrange(5)) % 8)
+        sessions.draft([text], [8])
+    assert drafter.num_calls < 120
     assert drafter.num_opened == 1
     assert not drafter.complaints

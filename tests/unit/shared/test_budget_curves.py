@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.cost import COST_CURVES, MAX_POINT, CostCurve
+from speculant_graph.budget import CURVES, CostCurve, curve_of
+from speculant_graph.budget.pass_cost import MAX_POINT
 from speculant_graph.errors import ConfigError
 
 
@@ -23,7 +24,7 @@ def curves(draw: st.DrawFn) -> CostCurve:
 
 def straight(curve: CostCurve, number: int) -> float:
     """Return the cost on the line through the two points around a number, or through the last two."""
-    points = list(zip(curve.tokens, curve.relative, strict=True))
+    points = list(zip(curve.tokens, curve.ms, strict=True))
     for (before, low), (after, high) in pairwise(points):
         if before <= number <= after:
             return low + (high - low) * (number - before) / (after - before)
@@ -33,23 +34,23 @@ def straight(curve: CostCurve, number: int) -> float:
     return high + max(0.0, (high - low) / (last - before)) * (number - last)
 
 
-@given(curve=curves(), num_tokens=st.integers(1, 150))
-def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int) -> None:
+@given(curve=curves(), num_tokens=st.integers(1, 150), num_rows=st.integers(1, 20))
+def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int, num_rows: int) -> None:
     expected, highest = [], 0.0
     for number in range(1, num_tokens + 1):
         highest = max(highest, straight(curve, number))
-        expected.append(highest / curve.relative[0])
-    table = curve.table(num_tokens)
-    assert table.shape == (num_tokens + 1,)
-    assert table[1:].tolist() == pytest.approx(expected, abs=1e-9)
-    assert table[0] == table[1] == 1.0
-    assert curve.at(num_tokens) == table[num_tokens]
+        expected.append(highest / 1e3)
+    seconds = curve.seconds(num_rows, num_tokens)
+    least = min(num_rows, num_tokens)
+    assert seconds[least:].tolist() == pytest.approx(expected[least - 1 :], abs=1e-12)
+    assert (seconds[:least] == seconds[least]).all()
+    assert curve.relative(num_tokens) == pytest.approx(expected[-1] / expected[0])
 
 
 @pytest.mark.parametrize(
-    ("tokens", "relative", "message"),
+    ("tokens", "ms", "message"),
     [
-        ((1, 2), (1.0,), "2 numbers of tokens and 1 costs"),
+        ((1, 2), (1.0,), "2 numbers of tokens and 1 times"),
         ((2, 3), (1.0, 2.0), "ascend from 1"),
         ((1, MAX_POINT + 1), (1.0, 2.0), "point 1: .* less than or equal to 4096"),
         ((True, 2), (1.0, 2.0), "point 0"),
@@ -57,24 +58,27 @@ def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int)
         ((1, 2), (float("nan"), 1.0), "point 0: .* finite"),
     ],
 )
-def test_points_that_make_no_curve(tokens: tuple[int, ...], relative: tuple[float, ...], message: str) -> None:
+def test_points_that_make_no_curve(tokens: tuple[int, ...], ms: tuple[float, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"{message}.*; make it look like") as raised:
-        CostCurve(tokens, relative)
+        CostCurve(tokens, ms)
     assert "\n" not in str(raised.value)
 
 
-def test_curves_that_come_with_the_project() -> None:
-    assert set(COST_CURVES) == {"flat", "dense", "cpu-moe", "moe"}
-    for name, curve in COST_CURVES.items():
-        table = curve.table(1_025)
-        assert (np.diff(table[1:]) >= 0).all()
-        assert table[1] == 1.0
-        assert (table[64] == 1.0) == (name == "flat")
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_that_come_with_the_project(name: str) -> None:
+    seconds = curve_of(name, "--cost").seconds(1, 1_025)
+    assert (np.diff(seconds) >= 0).all()
+    assert (seconds[64] == seconds[1]) == (name == "flat")
+
+
+def test_a_name_that_is_neither_a_curve_nor_a_file() -> None:
+    with pytest.raises(ConfigError, match="no curve and no file 'fast'"):
+        curve_of("fast", "--cost")
 
 
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
-    path.write_text('{"tokens": [1, 2, 4], "relative": [1, 1.25, 1.5], "note": "measured"}', encoding="utf-8")
+    path.write_text('{"tokens": [1, 2, 4], "ms": [1, 1.25, 1.5], "note": "measured"}', encoding="utf-8")
     assert CostCurve.from_file(path) == CostCurve.from_file(str(path)) == CostCurve((1, 2, 4), (1.0, 1.25, 1.5))
 
 
@@ -83,8 +87,9 @@ def test_a_file(tmp_path: Path) -> None:
     [
         (b"{", "holds no cost curve"),
         (b"\xff\xfe\x00", "holds no cost curve"),
-        (b'{"tokens": [1, 2], "relative": [1, Infinity]}', "finite"),
+        (b'{"tokens": [1, 2], "ms": [1, Infinity]}', "finite"),
         (b"[" * 100_000, "holds no cost curve"),
+        (b'{"tokens": [1, 2], "relative": [1, 2]}', "'ms'"),
     ],
 )
 def test_a_file_without_a_curve(tmp_path: Path, content: bytes, message: str) -> None:

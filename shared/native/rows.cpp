@@ -1,0 +1,57 @@
+#include "rows.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace speculant {
+namespace {
+
+constexpr std::size_t kTail = 256;
+
+}  // namespace
+
+bool RowTracker::continues(const Row& row, const Tracked& former) const {
+  if (former.id == 0 || row.name != former.name || row.text.size() < former.size) return false;
+  if (!row.name.empty()) return true;  // the engine knows
+  if (row.text.size() > former.size + most_new_) return false;
+  return std::equal(former.tail.begin(), former.tail.end(), row.text.data() + former.size - former.tail.size());
+}
+
+MatchedRows RowTracker::match(std::span<const Row> rows) {
+  MatchedRows matched;
+  std::vector<Tracked> now(rows.size());
+  const auto take = [](Tracked& former) { return std::exchange(former, {}); };
+  for (std::size_t index = 0; index < std::min(rows.size(), tracked_.size()); ++index) {
+    if (continues(rows[index], tracked_[index])) now[index] = take(tracked_[index]);
+  }
+  for (std::size_t index = 0; index < rows.size(); ++index) {
+    const Row& row = rows[index];
+    Tracked& tracked = now[index];
+    if (tracked.id == 0) {
+      Tracked* longest = nullptr;
+      for (Tracked& former : tracked_) {
+        if (former.id != 0 && (longest == nullptr || former.size > longest->size) && continues(row, former)) {
+          longest = &former;
+        }
+      }
+      if (longest != nullptr) tracked = take(*longest);
+    }
+    if (tracked.id == 0) {
+      tracked = {.id = ++last_id_, .name = std::string(row.name)};
+      matched.begun.push_back(static_cast<std::uint32_t>(index));
+    } else {
+      matched.num_new += row.text.size() - tracked.size;
+    }
+    tracked.size = row.text.size();
+    const auto tail = row.text.last(std::min(tracked.size, kTail));
+    tracked.tail.assign(tail.begin(), tail.end());
+    matched.ids.push_back(tracked.id);
+  }
+  for (const Tracked& former : tracked_) {
+    if (former.id != 0) matched.ended.push_back(former.id);
+  }
+  tracked_ = std::move(now);
+  return matched;
+}
+
+}  // namespace speculant

@@ -1,0 +1,21 @@
+"""Whether drafts pay, decided in one place: what passes cost, the rate they must earn, and which nodes are verified.
+
+Drafters return path probabilities and know nothing of price.
+"""
+
+from speculant_graph.budget.choice import chosen_nodes
+from speculant_graph.budget.learned import LearnedCost
+from speculant_graph.budget.pass_cost import CURVES, CostCurve, PassCost, RowCurve, curve_of
+from speculant_graph.budget.step_budget import StepBudget, StepPrices
+
+__all__ = [
+    "CURVES",
+    "CostCurve",
+    "LearnedCost",
+    "PassCost",
+    "RowCurve",
+    "StepBudget",
+    "StepPrices",
+    "chosen_nodes",
+    "curve_of",
+]

@@ -1,0 +1,115 @@
+"""What passes of an engine cost, learned from the passes that happen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph.budget.pass_cost import CURVES
+
+
+class LearnedCost:
+    """A curve that goes on learning; see :class:`~speculant_graph.budget.PassCost`.
+
+    Seconds = a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) + e [something is drafted], for a pass over T tokens, no
+    coefficient below 0: a dense model is a and b, a mixture of experts wakes fewer and fewer further experts (c and d;
+    of those with few experts, and with many), and engines have quicker ways for passes without drafts (e). Least
+    squares in which older passes count less and less, and a curve that is assumed counts a little: what has not been
+    seen for long is tried again.
+    """
+
+    def __init__(self) -> None:
+        """Begin with what is assumed."""
+        self._products = np.zeros((_NUM_FEATURES, _NUM_FEATURES))
+        self._sums = np.zeros(_NUM_FEATURES)
+        self._assumed_sum = self._seconds_sum = 0.0
+        self._coefficients = _ASSUMED_COEFFICIENTS
+        self._known: dict[int, NDArray[np.float64]] = {}
+        self._new: list[tuple[int, int, float]] = []
+        self._num_left_out = self._num_fits = 0
+
+    def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
+        """Return what passes cost; seconds once passes were seen, until then in an unknown unit."""
+        known = self._known.get(num_rows)
+        if known is None or len(known) <= most_tokens:
+            tokens = np.maximum(np.arange(max(most_tokens + 1, _FEWEST_KNOWN)), num_rows)
+            known = self._known[num_rows] = _features(tokens, tokens > num_rows) @ self._coefficients
+        return known[: most_tokens + 1]
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Take how long a pass took."""
+        if self._num_left_out < _WARM_UP:
+            self._num_left_out += 1
+            return
+        self._new.append((num_rows, num_tokens, seconds))
+        if len(self._new) >= min(_FIRST << self._num_fits, _MOST):
+            self._fit()
+
+    def _fit(self) -> None:
+        rows, tokens, seconds = np.array(self._new).T
+        features = _features(tokens, tokens > rows)
+        expected = features @ self._coefficients
+        if not self._num_fits:
+            expected *= np.median(seconds / expected)
+        seconds = np.minimum(seconds, _LONGEST * expected)
+        weights = _MEMORY ** np.arange(seconds.size)[::-1]
+        fading = _MEMORY**seconds.size
+        self._products = fading * self._products + (features.T * weights) @ features
+        self._sums = fading * self._sums + features.T @ (weights * seconds)
+        self._assumed_sum = fading * self._assumed_sum + float(weights @ features @ _ASSUMED_COEFFICIENTS)
+        self._seconds_sum = fading * self._seconds_sum + float(weights @ seconds)
+        assumed = self._seconds_sum / self._assumed_sum * _ASSUMED_COEFFICIENTS
+        self._coefficients = _non_negative_fit(
+            self._products + _ASSUMED_PRODUCTS, self._sums + _ASSUMED_PRODUCTS @ assumed
+        )
+        self._new.clear()
+        self._known.clear()
+        self._num_fits += 1
+
+
+_NUM_FEATURES = 5
+_FEW, _MANY = 8.0, 32.0
+"""Tokens by which most of few experts, and of many, are awake."""
+_FEWEST_KNOWN = 64
+_MEMORY = 0.99
+_LONGEST = 2.0
+"""Longer than so many times what was expected, something else took the time."""
+_WARM_UP = 8
+"""Passes in which an engine warms up, which are left out."""
+_FIRST, _MOST = 8, 64
+"""Passes between two fits, at first and at most: a fit takes a third of a millisecond, between two passes."""
+
+
+def _features(num_tokens: NDArray[Any], has_drafts: NDArray[np.bool_]) -> NDArray[np.float64]:
+    columns = (
+        np.ones(num_tokens.size), num_tokens / _MANY, 1.0 - np.exp(-num_tokens / _FEW),
+        1.0 - np.exp(-num_tokens / _MANY), has_drafts,
+    )  # fmt: skip
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def _non_negative_fit(products: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the coefficients >= 0 of least squares, leaving out the most negative one again and again."""
+    kept = list(range(sums.size))
+    while True:
+        found = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
+        if found.min() >= 0.0 or len(kept) == 1:
+            coefficients = np.zeros(sums.size)
+            coefficients[kept] = np.maximum(found, 0.0)
+            return coefficients
+        del kept[int(found.argmin())]
+
+
+def _assume() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # Of a GPU and a mixture of experts, which grows slowly: a low guess corrects itself, as what is tried is seen.
+    tokens = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256])
+    times = CURVES["gptoss-h100"].seconds(1, int(tokens[-1]))
+    features = _features(tokens, tokens > 1)
+    # That passes with drafts take longer by themselves is believed once both kinds were seen.
+    products = 0.1 * features.T @ features + np.diag([1e-6, 1e-6, 1e-6, 1e-6, 2.0])
+    return _non_negative_fit(products, 0.1 * features.T @ (times[tokens] / times[1])), products
+
+
+_ASSUMED_COEFFICIENTS, _ASSUMED_PRODUCTS = _assume()

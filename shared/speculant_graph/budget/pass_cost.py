@@ -1,0 +1,183 @@
+"""What a forward pass costs: its seconds, by the sequences and the tokens in it.
+
+On a dense model the curve is nearly flat at first; on a mixture of experts every token wakes further experts, and a
+draft must earn what it costs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
+
+from speculant_graph.errors import ConfigError
+
+MAX_POINT = 4_096
+"""Most tokens that a curve may cover."""
+
+_EXAMPLE = '{"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}'
+_TOKENS = TypeAdapter(tuple[Annotated[int, Field(strict=True, ge=1, le=MAX_POINT)], ...])
+_MILLISECONDS = TypeAdapter(tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...])
+
+
+class PassCost(Protocol):
+    """What passes of one engine cost: known, or learned from the passes that happen."""
+
+    def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
+        """Return the seconds of passes over ``num_rows`` sequences and 0 to ``most_tokens`` tokens altogether.
+
+        Shape ``[most_tokens + 1]``, positive, never falling; entries of fewer tokens than rows equal that of as many.
+        """
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Take how long a pass took.
+
+        Args:
+            num_rows: its sequences.
+            num_tokens: of all of them together; of passes as wide as the longest row, its width times the rows.
+            seconds: of the pass, positive.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """A curve that is known: points, straight lines between them, and beyond the last one its last piece continued."""
+
+    tokens: tuple[int, ...]
+    """Tokens of a pass, all sequences together, ascending from 1."""
+    ms: tuple[float, ...]
+    """Milliseconds of that pass. Where only ratios matter, any unit will do."""
+
+    def __post_init__(self) -> None:
+        """Check the points.
+
+        Raises:
+            ConfigError: they make no curve.
+        """
+        try:
+            tokens, times = _TOKENS.validate_python(self.tokens), _MILLISECONDS.validate_python(self.ms)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            raise _no_curve(f"point {problem['loc'][0] if problem['loc'] else 0}: {problem['msg']}") from None
+        if not tokens or tokens[0] != 1 or any(b <= a for a, b in pairwise(tokens)):
+            raise _no_curve("numbers of tokens ascend from 1")
+        if len(tokens) != len(times):
+            raise _no_curve(f"there are {len(tokens)} numbers of tokens and {len(times)} times")
+        object.__setattr__(self, "ms", times)
+
+    def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
+        """Return what passes cost; see :class:`PassCost`. Where the curve falls, the higher cost stands."""
+        tokens = np.arange(most_tokens + 1)
+        times = np.interp(tokens, self.tokens, self.ms)
+        if len(self.tokens) > 1:
+            slope = (self.ms[-1] - self.ms[-2]) / (self.tokens[-1] - self.tokens[-2])
+            times += max(slope, 0.0) * np.maximum(tokens - self.tokens[-1], 0)
+        times = np.maximum.accumulate(times)
+        times[:num_rows] = times[min(num_rows, most_tokens)]
+        return np.asarray(times / 1e3)
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Do nothing: the curve is known."""
+
+    def relative(self, num_tokens: int) -> float:
+        """Return the time of a pass over so many tokens in passes over one."""
+        seconds = self.seconds(1, num_tokens)
+        return float(seconds[num_tokens] / seconds[1])
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> CostCurve:
+        """Read a curve from a JSON file: ``{"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}``.
+
+        Raises:
+            ConfigError: the file can't be read or holds no curve.
+        """
+        try:
+            content = json.loads(Path(path).read_bytes())
+            return cls(tuple(content["tokens"]), tuple(content["ms"]))
+        except OSError as error:
+            raise ConfigError(
+                f"can't read the cost curve {path} ({error.strerror or error}); check the path and its permissions"
+            ) from error
+        except (ConfigError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} holds no cost curve ({error}); make it look like {_EXAMPLE}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RowCurve:
+    """A curve by the tokens of one sequence, however many there are; a guess where nothing was measured."""
+
+    curve: CostCurve
+    """Of one sequence."""
+    share: float = 1.0
+    """What its times are multiplied by."""
+
+    def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
+        """Return what passes cost; see :class:`PassCost`."""
+        table = self.share * self.curve.seconds(1, most_tokens // num_rows + 1)
+        tokens = np.maximum(1.0, np.arange(most_tokens + 1) / num_rows)
+        return np.asarray(np.interp(tokens, np.arange(len(table)), table))
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Do nothing: the curve is assumed."""
+
+
+def curve_of(name: str, setting: str) -> CostCurve:
+    """Return the curve of a name, or of a file.
+
+    Args:
+        name: one of :data:`CURVES`, or a path.
+        setting: what names it, for errors.
+
+    Raises:
+        ConfigError: there is no such curve, or the file holds none.
+    """
+    if name in CURVES:
+        return CURVES[name]
+    if not Path(name).is_file():
+        raise ConfigError(
+            f"{setting}: there is no curve and no file '{name}'; choose from {', '.join(CURVES)}, or name a file"
+        )
+    return CostCurve.from_file(name)
+
+
+def _no_curve(problem: str) -> ConfigError:
+    return ConfigError(f"these points make no cost curve ({problem}); make it look like {_EXAMPLE}")
+
+
+def _experts(num_tokens: int) -> float:
+    """Return the share of 32 experts that tokens wake, 4 each."""
+    return 1.0 - (28 / 32) ** num_tokens
+
+
+_DOUBLING = (1, 2, 4, 8, 16, 32, 64)
+_EVERY = (*range(1, 97), MAX_POINT)
+_SHAPE_MS = 10.0
+_SPARK_MS = 12.3
+
+
+def _shape(relative: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(_SHAPE_MS * each for each in relative)
+
+
+CURVES: dict[str, CostCurve] = {
+    "flat": CostCurve((1,), (_SHAPE_MS,)),
+    "dense": CostCurve(_DOUBLING, _shape((1.0, 1.0, 1.04, 1.16, 1.41, 1.91, 2.9))),
+    "cpu-moe": CostCurve(_DOUBLING, _shape((1.0, 1.21, 1.52, 1.78, 2.29, 2.79, 3.6))),
+    "moe": CostCurve(_EVERY[:70], _shape(tuple(0.35 + 0.65 * _experts(n) / _experts(1) for n in _EVERY[:70]))),
+    "gptoss-h100": CostCurve(_EVERY, tuple(2.6 + 3.04 * _experts(n) + 0.012 * n for n in _EVERY)),
+    "gptoss-spark": CostCurve(
+        _DOUBLING[:6], tuple(_SPARK_MS * each for each in (1.0, 1.71, 2.13, 2.55, 3.23, 4.22))
+    ),
+    "dense-8b-h100": CostCurve((1, MAX_POINT), (6.315, 6.3 + 0.015 * MAX_POINT)),
+}  # fmt: skip
+"""Curves by name. Shapes, of which the unit means nothing: 'flat' (free), 'dense' and 'cpu-moe' (measured on a CPU: a
+model of 152M parameters; one of 211M with 32 experts, 4 of them active), 'moe' (traffic of experts alone: the worst
+case). Milliseconds: 'gptoss-h100' and 'dense-8b-h100', gpt-oss-20b and a dense model of 8 billion parameters on an
+H100, estimated from the bytes that a pass reads, plus what is fixed; 'gptoss-spark', gpt-oss-20b on a DGX Spark, passes
+of llama.cpp, measured by others."""

@@ -1,0 +1,76 @@
+"""Any drafter as one for the rows of an engine's batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speculant_graph._core import Batch, RowDrafts
+from speculant_graph.budget import StepPrices, chosen_nodes
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, DrafterState, SequenceStep, SessionOptions
+
+
+class DrafterRows:
+    """Asks a drafter of sequences, such as the client of a sidecar; see :class:`~speculant_graph.types.RowDrafter`."""
+
+    def __init__(self, drafter: Drafter, *, makes_trees: bool = False) -> None:
+        """Take the drafter, which is closed with this one.
+
+        Args:
+            drafter: where drafts come from.
+            makes_trees: whether the engine verifies trees; of a tree the others get the best path.
+        """
+        self._drafter, self._makes_trees = drafter, makes_trees
+
+    @property
+    def state(self) -> DrafterState:
+        """Whether the last step was answered."""
+        return self._drafter.state
+
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
+        """Begin a session; without options it begins with its first step."""
+        return None if options is None else self._drafter.open(session_id, options)
+
+    def draft_rows(self, batch: Batch, budgets: list[int], prices: StepPrices | None = None) -> RowDrafts:
+        """Draft for a batch, and keep what pays."""
+        least = 0.0 if prices is None else prices.least_probability
+        steps = [
+            SequenceStep(session_id, text, max(0, budget), least_probability=least)
+            for session_id, text, budget in zip(batch.session_ids, batch.texts, budgets, strict=True)
+        ]
+        drafts = [
+            self._usable(draft, step.node_budget) for draft, step in zip(self._drafter.draft(steps), steps, strict=True)
+        ]
+        num_drafted = sum(map(len, drafts))
+        if prices is not None:
+            nodes = chosen_nodes(drafts, prices.seconds, prices.rate)
+            drafts = [draft.part(kept) for draft, kept in zip(drafts, nodes, strict=True)]
+        return as_rows(drafts, num_drafted)
+
+    def finish(self, session_id: int) -> None:
+        """End a session."""
+        self._drafter.finish(session_id)
+
+    def close(self) -> None:
+        """Close the drafter."""
+        self._drafter.close()
+
+    def _usable(self, draft: Draft, budget: int) -> Draft:
+        draft = draft if self._makes_trees else draft.best_path()
+        return draft if len(draft) <= budget else EMPTY_DRAFT
+
+
+def as_rows(drafts: Sequence[Draft], num_drafted: int | None = None) -> RowDrafts:
+    """Return drafts as an engine takes them.
+
+    Args:
+        drafts: of every row.
+        num_drafted: nodes that were drafted, if not all were kept.
+    """
+    all_have = all(len(draft) == len(draft.path_probabilities) for draft in drafts)
+    return RowDrafts(
+        [len(draft) for draft in drafts],
+        [token for draft in drafts for token in draft.token_ids],
+        [parent for draft in drafts for parent in draft.parents],
+        [each for draft in drafts for each in draft.path_probabilities] if all_have else [],
+        num_drafted,
+    )
