@@ -82,7 +82,7 @@ EXPECTED: dict[str, list[str]] = {
         r"speculant_verifier_passes_total [1-9]",
     ],
     "docs/engines.md": [r"lookup.bin: [1-9]\d* contexts", r"\[\[.*\]"],
-    "docs/offloading.md": [r"read in a pass over many tokens: [\d.]+ GB", r"M parameters"],
+    "docs/offloading.md": [r"read in a pass over many tokens: [\d.]+ [MG]B", r"M parameters"],
     "docs/operating.md": [r'"completion_tokens": ?20', r'"object": ?"list"', r"invalid_api_key"],
     "docs/python.md": [r"drafted tokens accepted", r"DrafterStatistics\("],
     "docs/sidecar.md": [r"max_session_memory = 77000000", r"(?m)^[0-9a-f]{64}  -$", r'"generation": 2'],
