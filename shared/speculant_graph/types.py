@@ -309,6 +309,14 @@ class SessionOptions:
     """Whether the tenant's later sequences profit from what it accepts."""
 
 
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What became of a step, for the drafter."""
+
+    seconds: float
+    """How long the pass of the target took."""
+
+
 class RowDrafter(Protocol):
     """A drafter for the rows of an engine's batch: columns in, columns out. May raise anything."""
 
@@ -364,6 +372,12 @@ class Drafter(Protocol):
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch of sequences, in order; one exchange for all of them."""
+
+    def observe(self, report: PassReport) -> float:
+        """Take what became of the latest step, once a step.
+
+        Returns seconds of its drafting that the drafter itself weighed against what they bring; 0 if it weighs none.
+        """
 
     def finish(self, session_id: int) -> None:
         """End a session and free what it held. Unknown ids are ignored."""

@@ -115,3 +115,12 @@ def test_a_drafter_whose_tokenizer_changes_midway_costs_only_speed(gpt_oss):
     assert [row.token_ids for row in decode(gpt_oss, requests, Changing(1))] == expected
     with pytest.raises(TokenizerMismatchError):
         decode(gpt_oss, requests, Changing(0))
+
+
+@pytest.mark.parametrize("method", ["draft", "observe"])
+def test_a_drafter_that_raises_costs_only_speed(gpt_oss, monkeypatch, method):
+    requests = [(prompt, GREEDY) for prompt in prompts()[:3]]
+    expected = [row.token_ids for row in decode(gpt_oss, requests)]
+    drafter = ScriptedDrafter(knowing(expected, 0.7, 258))
+    monkeypatch.setattr(drafter, method, lambda _: 1 // 0)
+    assert [row.token_ids for row in decode(gpt_oss, requests, drafter)] == expected

@@ -188,7 +188,8 @@ class Noting:
     def __init__(self, drafter, change=lambda step: step, tell=lambda draft: draft):
         self._drafter, self._change, self._tell, self.drafts = drafter, change, tell, []
         self.state, self.statistics = drafter.state, drafter.statistics
-        self.open, self.finish, self.close = drafter.open, drafter.finish, drafter.close
+        self.open, self.observe, self.finish = drafter.open, drafter.observe, drafter.finish
+        self.close = drafter.close
 
     def draft(self, steps):
         drafts = [self._tell(draft) for draft in self._drafter.draft([self._change(step) for step in steps])]

@@ -11,6 +11,7 @@ import pytest
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import Request
+from speculant_verifier.rules import teacher_forced
 from support.answers import TOOL_NAMES, random_answer, said
 from support.drafters import ScriptedDrafter, knowing
 from support.harmony import harmony_tokenizer
@@ -53,7 +54,7 @@ class Writer:
         """Return what an answer says, whether it ends in a call, and in how many steps it came."""
         if accuracy is not None:
             self.drafter.script = knowing([[*self.prompt, *tokens]], accuracy, 258)
-        self._patch.setattr("speculant_verifier.text.Request", partial(Request, forced=tuple(tokens)))
+        self._patch.setattr("speculant_verifier.text.Request", partial(Request, wrap_target=teacher_forced(tokens)))
         config = GenerationConfig(max_tokens=len(tokens), speculation="off" if accuracy is None else "on")
         parser, pieces, num_steps = self.decoder.chat_format.parser(TOOL_NAMES), [], 0
         for event in self.decoder.stream([list(self.prompt)], config):

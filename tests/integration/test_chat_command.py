@@ -18,6 +18,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.engine import Request
 from speculant_verifier.model import TargetModel
+from speculant_verifier.rules import teacher_forced
 from support.tool_models import serving_tools
 
 TEMPLATE = "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}def answer("
@@ -108,7 +109,7 @@ def test_only_the_final_channel_is_the_answer(channels, monkeypatch, terminal: b
 
     def make(*arguments: Any, **options: Any) -> Request:
         prompts.append(arguments[1])
-        return Request(*arguments, **options, forced=tokens)
+        return Request(*arguments, **options, wrap_target=teacher_forced(tokens))
 
     monkeypatch.setattr("speculant_verifier.text.Request", make)
     shown, notes = text_console(terminal=terminal), text_console(terminal=False)

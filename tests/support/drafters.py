@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from speculant_graph.types import Draft, DrafterStatistics, SequenceStep
+from speculant_graph.types import Draft, DrafterStatistics, PassReport, SequenceStep
 
 
 class ScriptedDrafter:
@@ -23,6 +23,9 @@ class ScriptedDrafter:
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         assert all(step.session_id in self.open_sessions for step in steps)
         return [self.script(step) for step in steps]
+
+    def observe(self, report: PassReport) -> float:
+        return 0.0
 
     def finish(self, session_id: int) -> None:
         self.open_sessions.discard(session_id)

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from speculant_graph.engines.sessions import EngineSessions
-from speculant_graph.types import Draft, Drafter, DrafterState, DrafterStatistics, SequenceStep, SessionOptions
+from speculant_graph.types import (
+    Draft,
+    Drafter,
+    DrafterState,
+    DrafterStatistics,
+    PassReport,
+    SequenceStep,
+    SessionOptions,
+)
 
 
 @dataclass
@@ -56,6 +64,9 @@ class WatchedDrafter:
                 self.complaints.append("a session goes on with another text")
             self.texts[step.session_id] = now
         return self.inner.draft(steps)
+
+    def observe(self, report: PassReport) -> float:
+        return self.inner.observe(report)
 
     def finish(self, session_id: int) -> None:
         self.texts.pop(session_id, None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, SequenceStep
+from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, PassReport, SequenceStep
 from speculant_verifier.engine import ActiveSequence, Engine, Request
 from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from support.graphs import graph_of
@@ -154,6 +154,9 @@ class Moody:
         failed = self._generator.random() < self._share
         self.state = "unavailable" if failed else "ok"
         return [EMPTY_DRAFT] * len(steps) if failed else self._drafter.draft(steps)
+
+    def observe(self, report: PassReport) -> float:
+        return self._drafter.observe(report)
 
     def finish(self, session_id: int) -> None:
         self.open_sessions.discard(session_id)

@@ -71,6 +71,7 @@ def follow_script() -> None:
 
     from speculant_verifier.engine import Engine, Request
     from speculant_verifier.model import TargetModel
+    from speculant_verifier.rules import teacher_forced
 
     holder: list[TargetModel] = []
     make, add = Engine.__init__, Engine.add
@@ -83,7 +84,7 @@ def follow_script() -> None:
         tokenizer = holder[0].tokenizer
         text = written(tokenizer.decode(request.prompt, skip_special_tokens=False))
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        return add(self, replace(request, forced=tuple(tokens)), *arguments)  # type: ignore[arg-type]
+        return add(self, replace(request, wrap_target=teacher_forced(tokens)), *arguments)  # type: ignore[arg-type]
 
     Engine.__init__ = made  # type: ignore[method-assign]
     Engine.add = scripted  # type: ignore[method-assign, assignment]

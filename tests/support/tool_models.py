@@ -12,6 +12,7 @@ import pytest
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import Request
+from speculant_verifier.rules import teacher_forced
 from support.harmony import harmony_tokenizer
 from support.http_api import Api, serving, tiny_decoder
 from support.tiny_models import tiny_gpt_oss
@@ -93,7 +94,7 @@ def writer_of(api: Api, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict
     def make(answer: str) -> dict[str, Any]:
         tokens = api.decoder.target.tokenizer.encode(answer, add_special_tokens=False)
         tokens += [] if answer.endswith("<|call|>") else [min(api.decoder.target.end_token_ids)]
-        monkeypatch.setattr("speculant_verifier.text.Request", partial(Request, forced=tuple(tokens)))
+        monkeypatch.setattr("speculant_verifier.text.Request", partial(Request, wrap_target=teacher_forced(tokens)))
         return {"model": "m", "messages": MESSAGES, "max_tokens": len(tokens), "tools": TOOLS}
 
     return make

@@ -39,6 +39,7 @@ from speculant_graph.types import (
     DrafterState,
     DrafterStatistics,
     Fingerprint,
+    PassReport,
     SequenceStep,
     SessionOptions,
 )
@@ -201,6 +202,10 @@ class DrafterClient:
         """Ask a sidecar that is paused whether it is back, if it is time to; a step does it by itself."""
         if self.is_paused:
             self._do(self._core.probe, time.monotonic())
+
+    def observe(self, report: PassReport) -> float:
+        """Do nothing: drafts take little time."""
+        return 0.0
 
     def finish(self, session_id: int) -> None:
         """End a session without waiting for the drafter."""

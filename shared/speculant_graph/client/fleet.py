@@ -21,6 +21,7 @@ from speculant_graph.types import (
     DrafterState,
     DrafterStatistics,
     Fingerprint,
+    PassReport,
     SequenceStep,
     SessionOptions,
 )
@@ -137,6 +138,10 @@ class SidecarFleet:
             return drafts
 
         return collect
+
+    def observe(self, report: PassReport) -> float:
+        """Do nothing: drafts take little time."""
+        return 0.0
 
     def finish(self, session_id: int) -> None:
         """End a session without waiting for its sidecar."""

@@ -26,6 +26,7 @@ from speculant_graph.types import (
     DrafterState,
     DrafterStatistics,
     Feedback,
+    PassReport,
     SequenceStep,
     SessionOptions,
 )
@@ -157,6 +158,10 @@ class LocalDrafter:
             batch, budgets, self._settings, prices.least_probability, prices.seconds, prices.rate
         )
 
+    def observe(self, report: PassReport) -> float:
+        """Do nothing: drafts take little time."""
+        return 0.0
+
     def finish(self, session_id: int) -> None:
         """End a session; what it accepted helps later ones."""
         session = self._sessions.pop(session_id, None)
@@ -197,6 +202,10 @@ class NullDrafter:
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Return an empty draft for every sequence."""
         return [EMPTY_DRAFT] * len(steps)
+
+    def observe(self, report: PassReport) -> float:
+        """Do nothing: drafts take little time."""
+        return 0.0
 
     def finish(self, session_id: int) -> None:
         """Do nothing."""

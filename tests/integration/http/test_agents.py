@@ -15,6 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from speculant_verifier.engine import Request
+from speculant_verifier.rules import teacher_forced
 from support.http_api import NO_AUTHORITIES, Api
 from support.tool_models import serving_tools
 
@@ -61,7 +62,7 @@ def served_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             text = written(name, target.tokenizer.decode(prompt))
             tokens = target.tokenizer.encode(text, add_special_tokens=False)
             tokens += [] if text.endswith("|>") else [min(target.end_token_ids)]
-            return Request(index, prompt, *arguments, **options, forced=tuple(tokens))
+            return Request(index, prompt, *arguments, **options, wrap_target=teacher_forced(tokens))
 
         monkeypatch.setattr("speculant_verifier.text.Request", scripted)
         yield api

@@ -16,7 +16,7 @@ from speculant_graph.cli.bench import run
 from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import ConfigError
-from speculant_graph.types import Draft, SequenceStep
+from speculant_graph.types import Draft, PassReport, SequenceStep
 from support.drafters import chain
 
 FLAT = CostCurve((1,), (0.05,))
@@ -45,6 +45,9 @@ class Reader:
     def _draft(self, context: tuple[int, ...], budget: int) -> Draft:
         (text,) = {text for text in self.texts if text[: len(context)] == context}
         return chain([*text[len(context) :][: self.num_right], 999][:budget])
+
+    def observe(self, report: PassReport) -> float:
+        return 0.0
 
     def finish(self, session_id: int) -> None:
         self.finished.append(session_id)

@@ -12,7 +12,7 @@ import pytest
 
 from speculant_graph.budget import StepBudget
 from speculant_graph.config import GenerationConfig
-from speculant_graph.types import SessionOptions
+from speculant_graph.types import PassReport, SessionOptions
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.price import DraftPrice
 from support.draft_models import flat, model_drafter, noisy
@@ -77,7 +77,7 @@ def test_what_brings_nothing_gets_a_small_share_of_the_time(knows, is_priced):
     drafter = model_drafter(model)
     drafter._clock = lambda: next(clock) * 0.005
     drafter._price = DraftPrice(StepBudget(flat(1.0, 0.01)), flat(0.3, 0.0))
-    run, note_pass, num_steps = drafter._passes.run, drafter.note_pass, 0
+    run, observe, num_steps = drafter._passes.run, drafter.observe, 0
 
     def slow_run(*arguments):
         for _ in range(60):
@@ -87,9 +87,9 @@ def test_what_brings_nothing_gets_a_small_share_of_the_time(knows, is_priced):
     def second(_):
         nonlocal num_steps
         num_steps += 1
-        note_pass(1.0)
+        return observe(PassReport(1.0))
 
-    drafter._passes.run, drafter.note_pass, draft = slow_run, second, drafter.draft
+    drafter._passes.run, drafter.observe, draft = slow_run, second, drafter.draft
     drafter.draft = lambda steps: draft([replace(step, is_priced=is_priced) for step in steps])
     passes = []
     for _ in range(36 if is_priced and not knows else 3):

@@ -18,7 +18,7 @@ from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig,
 from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.machine import anonymous_bytes
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.engine import admission
+from speculant_verifier.engine import memory_pressure
 from speculant_verifier.model import TargetModel
 from speculant_verifier.offload.files import StoredTensor, WeightReader
 from speculant_verifier.offload.plan import plan_for
@@ -231,8 +231,8 @@ def test_streams_of_eight_requests_while_memory_comes_and_goes(checkpoint, whole
     spare = itertools.chain.from_iterable([generator.choice([-1, -1, 1 << 40])] * 12 for _ in itertools.count())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(target, "spare_bytes", lambda: next(spare), raising=True)
-        patched.setattr(admission, "_PAUSE_S", 0.0)
-        patched.setattr(admission, "_CALM_S", 0.0)
+        patched.setattr(memory_pressure, "_PAUSE_S", 0.0)
+        patched.setattr(memory_pressure, "_CALM_S", 0.0)
         sizes = []
         patched.setattr(target.offload, "resize", lambda num_slots: (sizes.append(num_slots), resize(num_slots)))
         outcome = decode(target, jobs, None, 8, max_batch_size=8, strategy="tree")

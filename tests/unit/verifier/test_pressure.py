@@ -8,8 +8,8 @@ import pytest
 from loguru import logger
 
 from speculant_graph.machine import _control_groups, available_bytes
-from speculant_verifier.engine import admission
-from speculant_verifier.engine.admission import MemoryPressure
+from speculant_verifier.engine import memory_pressure
+from speculant_verifier.engine.memory_pressure import MemoryPressure
 from speculant_verifier.engine.totals import EngineTotals
 
 
@@ -46,7 +46,7 @@ def messages():
 @pytest.fixture
 def clock(monkeypatch):
     now = [1_000.0]
-    monkeypatch.setattr(admission.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(memory_pressure.time, "monotonic", lambda: now[0])
     return now
 
 

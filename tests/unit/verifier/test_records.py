@@ -16,6 +16,7 @@ from speculant_verifier.engine import Engine, Request
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.database import read_records, replay_of
 from speculant_verifier.records.record import RecordIdentity, Trace
+from speculant_verifier.rules import teacher_forced
 from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.engines import CONFIG, alone, finish
 from support.tiny_models import tiny_gpt_oss
@@ -193,7 +194,7 @@ def test_who_is_recorded_and_as_whose(target, tmp_path):
         Request(1, (1, 2), CONFIG, session=SessionOptions(tenant="acme")),
         Request(2, (1, 2), CONFIG, session=SessionOptions(graph="other")),
         Request(3, (1, 2), CONFIG.model_copy(update={"speculation": "off"})),
-        Request(4, (1, 2), CONFIG, forced=(5, 6)),
+        Request(4, (1, 2), CONFIG, wrap_target=teacher_forced((5, 6))),
         Request(5, (), CONFIG),
         Request(6, (1, 2), CONFIG, stop_check=lambda token_ids: 1 // 0),
     ]

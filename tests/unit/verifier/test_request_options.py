@@ -93,7 +93,7 @@ class Watched:
     def __init__(self, drafter: Any) -> None:
         self._drafter, self.steps = drafter, list[SequenceStep]()
         self.state, self.open, self.finish = "ok", drafter.open, drafter.finish
-        self.statistics, self.close = drafter.statistics, drafter.close
+        self.statistics, self.observe, self.close = drafter.statistics, drafter.observe, drafter.close
 
     def draft(self, steps: list[SequenceStep]) -> list[Draft]:
         self.steps += steps

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from speculant_graph.config import DraftModelConfig, GenerationConfig, TrainConfig, VerifierConfig
+from speculant_graph.types import PassReport
 from speculant_verifier.engine import Engine
 from speculant_verifier.engine.sequence import Request
 from speculant_verifier.records.record import RequestRecord
+from speculant_verifier.rules import teacher_forced
 from speculant_verifier.training.gate import DRAFT, FEWEST, Replay, compare, judge, objection
 from speculant_verifier.training.trainer import train_adapter
 from support.draft_models import noisy
@@ -36,13 +38,13 @@ def test_a_replay_counts_the_passes_of_the_engine(draft_share: float, noise: flo
     replay = Replay(noisy(target, noise), 0.05, draft_share=draft_share)
     found = [replay.run(each) for each in records]
     drafter = Replay(noisy(target, noise), 0.05, draft_share=draft_share)._drafter
-    note = drafter.note_pass
-    drafter.note_pass = lambda _: note(0.05)
+    observe = drafter.observe
+    drafter.observe = lambda _: observe(PassReport(0.05))
     engine = Engine(target, drafter, VerifierConfig(max_batch_size=1), DRAFT)
     passes = []
     for each in records:
         config = GenerationConfig(max_tokens=len(each.output), ignore_end_tokens=True)
-        outputs = list(engine.run([Request(0, each.prompt, config, forced=each.output)]))
+        outputs = list(engine.run([Request(0, each.prompt, config, wrap_target=teacher_forced(each.output))]))
         assert outputs[-1].sequence.output == each.output
         passes.append(outputs[-1].sequence.num_steps)
     engine.close()

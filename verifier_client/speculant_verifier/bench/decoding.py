@@ -114,12 +114,14 @@ class EngineDecoding:
 
     def _request(self, index: int, request: BenchRequest) -> Request:
         from speculant_verifier.engine import Request
+        from speculant_verifier.rules import teacher_forced
 
         settings: dict[str, object] = {"max_tokens": request.max_tokens}
         if request.forced is not None:
             settings["ignore_end_tokens"] = True
         config = self._generation.model_copy(update=settings)
-        return Request(index, request.prompt, config, grammar=request.grammar, forced=request.forced or ())
+        wrap_target = None if request.forced is None else teacher_forced(request.forced)
+        return Request(index, request.prompt, config, grammar=request.grammar, wrap_target=wrap_target)
 
 
 class DecodingStatistics:

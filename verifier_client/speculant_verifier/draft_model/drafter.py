@@ -26,6 +26,7 @@ from speculant_graph.types import (
     DrafterStatistics,
     DraftSourceName,
     Feedback,
+    PassReport,
     SequenceStep,
     SessionOptions,
 )
@@ -139,15 +140,12 @@ class ModelDrafter:
         """Called when a sequence has ended."""
         self.passes_s = 0.0
         """Seconds that they took: what they bring was weighed before."""
+        self._reported_s = 0.0  # of these
 
     @property
     def state(self) -> DrafterState:
         """That of the n-grams' drafter."""
         return "ok" if self._ngrams is None else self._ngrams.state
-
-    def note_pass(self, seconds: float) -> None:
-        """Take how long a pass of the target took."""
-        self._price.note_target(seconds)
 
     @property
     def statistics(self) -> DrafterStatistics:
@@ -191,6 +189,12 @@ class ModelDrafter:
         if self._ngrams is None:
             return None
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
+
+    def observe(self, report: PassReport) -> float:
+        """Take how long the target's pass took; return what the model's own passes took since the last report."""
+        self._price.note_target(report.seconds)
+        weighed_s, self._reported_s = self.passes_s - self._reported_s, self.passes_s
+        return weighed_s
 
     def finish(self, session_id: int) -> None:
         """End a session."""

@@ -10,7 +10,16 @@ from loguru import logger
 from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.random_stream import STEP_STREAM, uniform
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, NasdOptions, RuleName, SequenceStep, SiblingsName
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    Drafter,
+    NasdOptions,
+    PassReport,
+    RuleName,
+    SequenceStep,
+    SiblingsName,
+)
 from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
@@ -153,6 +162,14 @@ class Drafting:
         if len(draft):
             self._controller.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
+    def report(self, pass_s: float) -> float:
+        """Tell the drafter how long the pass took; return seconds of drafting that it weighed itself."""
+        try:
+            return self._drafter.observe(PassReport(pass_s))
+        except Exception as error:  # drafters are anybody's code
+            self._warn(error)
+        return 0.0
+
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
         """Return what is usable of the drafter's answer; None if it is no answer: decoding goes on without."""
         try:
@@ -161,11 +178,13 @@ class Drafting:
                 for step, draft in zip(steps, self._drafter.draft(steps), strict=True)
             ]
         except Exception as error:  # drafters are anybody's code
-            problem = repr(error)
-        if not self._has_warned:
-            logger.warning("the drafter fails, going on without its drafts: {}; fix it, or leave it out", problem)
-            self._has_warned = True
+            self._warn(error)
         return None
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            logger.warning("the drafter fails, going on without its drafts: {!r}; fix it, or leave it out", error)
+            self._has_warned = True
 
     def _limit(self, sequence: ActiveSequence) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""

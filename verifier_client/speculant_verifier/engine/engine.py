@@ -11,7 +11,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
 
 from loguru import logger
 
@@ -20,8 +19,9 @@ from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter, TokenId
-from speculant_verifier.engine.admission import Admission, MemoryPressure
+from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
+from speculant_verifier.engine.memory_pressure import MemoryPressure
 from speculant_verifier.engine.prompts import Prefill
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
@@ -41,17 +41,6 @@ from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import DraftLengthController
 from speculant_verifier.suitability import require_request
-
-
-@runtime_checkable
-class WeighingDrafter(Protocol):
-    """A drafter that decides itself whether its time pays, and needs the times of passes."""
-
-    passes_s: float
-    """Seconds spent so far that it weighed against what they bring."""
-
-    def note_pass(self, seconds: float) -> None:
-        """Take how long a pass of the target took."""
 
 
 class Engine:
@@ -86,7 +75,6 @@ class Engine:
         Raises:
             ConfigError: the folder of records can't be made.
         """
-        self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
         self._target, self._drafter, self._config, self._draft = target, drafter, config, draft
         self._waiting: deque[ActiveSequence] = deque()
         self._running: list[ActiveSequence] = []
@@ -318,15 +306,12 @@ class Engine:
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         times = self.totals.times
         draft_s, pass_s = times.draft_s, times.forward_s
-        weighed_s = self._weighing.passes_s if self._weighing is not None else 0.0
         has_pending = any(each.num_pending > 1 for each in sequences)  # a wider pass than its drafts make it
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts, self._drafting)
         width, num_rows = 1 + max(map(len, drafts)), len(sequences)
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
-        if self._weighing is not None:
-            self._weighing.note_pass(pass_s)
-            draft_s -= self._weighing.passes_s - weighed_s
+        draft_s -= self._drafting.report(pass_s)
         if has_pending or pass_s <= 0.0:
             return outputs
         if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth

@@ -59,7 +59,7 @@ class Records:
     def begin(self, sequence: ActiveSequence) -> None:
         """Collect what happens to a sequence from now on, if it is one to be recorded."""
         request = sequence.request
-        if not (request.forced or request.config.speculation == "off"):
+        if not (request.wrap_target or request.config.speculation == "off"):
             sequence.trace = Trace(self._strategy)
 
     def look(self, sequences: Sequence[ActiveSequence], logits: Tensor) -> None:

@@ -14,6 +14,7 @@ from speculant_graph.types import Feedback, SessionOptions, TokenId
 from speculant_verifier.cache.slots import KeysAndValues
 from speculant_verifier.records.record import Trace
 from speculant_verifier.results import FinishReason, PhaseTimes, TokenLogprobs
+from speculant_verifier.rules.teacher_forcing import TargetWrapper
 from speculant_verifier.sampling import Sampler
 from speculant_verifier.speculation.controller import AcceptanceHistory
 from speculant_verifier.structured import Grammar
@@ -43,8 +44,8 @@ class Request:
     """Form of the output."""
     hint: tuple[TokenId, ...] = ()
     """Tokens that drafts come from as if they stood before the prompt; the model does not see them."""
-    forced: tuple[TokenId, ...] = ()
-    """What the model is made to write, for benches: everything is computed, then this is chosen."""
+    wrap_target: TargetWrapper | None = None
+    """Replaces the model's choices, as teacher forcing does; None: the model's own count."""
     shared_length: int = 0
     """Tokens at the beginning of the prompt that other prompts will probably begin with, too."""
     refusal: str = ""

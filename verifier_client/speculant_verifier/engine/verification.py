@@ -26,7 +26,7 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.results import FinishReason, TokenLogprobs
-from speculant_verifier.rules import RULES, DraftTarget, TargetDistribution, Verdict
+from speculant_verifier.rules import RULES, DraftTarget, Verdict
 from speculant_verifier.sampling import RowContext, RowTarget, targets_of, top_tokens
 
 
@@ -135,8 +135,8 @@ class Verification:
         sampler, request = sequence.sampler, sequence.request
         assert sampler is not None
         target: DraftTarget = row
-        if request.forced:
-            target = _Forced(row, request.forced[sequence.num_emitted :], [0, *depths_of(draft)])
+        if request.wrap_target is not None:
+            target = request.wrap_target(row, sequence.num_emitted, [0, *depths_of(draft)])
         try:
             verdict = RULES[request.config.rule](draft, target, sampler.next_number)
             token_ids, reason = ended(sequence, verdict.token_ids)
@@ -187,21 +187,6 @@ def _message(error: Exception) -> str:
 class _Outcome:
     verdict: Verdict | None
     output: StepOutput
-
-
-class _Forced:
-    """A target whose choices are given."""
-
-    def __init__(self, row: RowTarget, token_ids: Sequence[TokenId], depths: Sequence[int]) -> None:
-        self._row, self._token_ids, self._depths = row, token_ids, depths
-
-    def choice_after(self, node: int) -> TokenId:
-        chosen = self._row.choice_after(node)  # computed all the same
-        depth = self._depths[node]
-        return self._token_ids[depth] if depth < len(self._token_ids) else chosen
-
-    def after(self, node: int) -> TargetDistribution:
-        return self._row.after(node)
 
 
 def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tuple[TokenId, ...], FinishReason | None]:

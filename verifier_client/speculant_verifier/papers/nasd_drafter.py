@@ -20,6 +20,7 @@ from speculant_graph.types import (
     DrafterState,
     DrafterStatistics,
     NasdOptions,
+    PassReport,
     SequenceStep,
     SessionOptions,
     TokenId,
@@ -195,6 +196,10 @@ class NasdDrafter:
         drafts = [self._draft(step) for step in steps]
         self._num_nodes += sum(map(len, drafts))
         return drafts
+
+    def observe(self, report: PassReport) -> float:
+        """Do nothing: drafts take little time."""
+        return 0.0
 
     def finish(self, session_id: int) -> None:
         """Forget a sequence; what it taught its tenant stays."""

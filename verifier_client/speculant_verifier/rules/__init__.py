@@ -8,6 +8,7 @@ from speculant_graph.types import Draft, RuleName
 from speculant_verifier.rules.chains import block, token
 from speculant_verifier.rules.follow import follow, nasd
 from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
+from speculant_verifier.rules.teacher_forcing import TeacherForcedTarget, teacher_forced
 from speculant_verifier.rules.trees import tree_independent, tree_without_replacement
 
 Rule = Callable[[Draft, DraftTarget, UniformStream], Verdict]
@@ -28,4 +29,14 @@ WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", 
 looking at it, and its tokens must be drawn by numbers that the rule does not use. The others choose by noise that a
 drafter may share: their drafts may be cut, and are coupled."""
 
-__all__ = ["RULES", "WANTS_PROPOSALS", "DraftTarget", "Rule", "TargetDistribution", "UniformStream", "Verdict"]
+__all__ = [
+    "RULES",
+    "WANTS_PROPOSALS",
+    "DraftTarget",
+    "Rule",
+    "TargetDistribution",
+    "TeacherForcedTarget",
+    "UniformStream",
+    "Verdict",
+    "teacher_forced",
+]

@@ -20,7 +20,7 @@ import numpy as np
 
 from speculant_graph.budget import CURVES, CostCurve, StepBudget
 from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig
-from speculant_graph.types import TokenId
+from speculant_graph.types import PassReport, TokenId
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.adapter_files import with_adapter
 from speculant_verifier.draft_model.opening import load_base
@@ -31,7 +31,7 @@ from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RequestRecord
-from speculant_verifier.rules import TargetDistribution
+from speculant_verifier.rules import TeacherForcedTarget
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.speculation.controller import DraftLengthController
 
@@ -193,32 +193,18 @@ class Replay:
         sequence = ActiveSequence(Request(0, record.prompt, config), token_ids=list(record.prompt), has_session=True)
         sequence.history = self._controller.new_history()
         self._drafter.open(sequence.session_id)
-        seconds = -self._drafter.passes_s
+        seconds = 0.0
         while sequence.num_remaining:
             [draft] = self._drafting.drafts([sequence])
             depths = depths_of(draft)
-            verdict = follow(draft, _Recorded(record.output[sequence.num_emitted :], [0, *depths]), float)
+            verdict = follow(draft, TeacherForcedTarget(record.output[sequence.num_emitted :], [0, *depths]), float)
             sequence.num_steps += 1
             sequence.token_ids += verdict.token_ids
             self._drafting.observe(sequence, draft, depths, len(verdict.path))
             pass_s = record.pass_s * _CURVE.relative(1 + len(draft))
-            self._drafter.note_pass(pass_s)
-            seconds += pass_s
+            seconds += pass_s + self._drafter.observe(PassReport(pass_s))
         self._drafter.finish(sequence.session_id)
-        return sequence.num_steps, seconds + self._drafter.passes_s
-
-
-class _Recorded:
-    """A target that chooses what it chose before."""
-
-    def __init__(self, token_ids: Sequence[TokenId], depths: Sequence[int]) -> None:
-        self._token_ids, self._depths = token_ids, depths
-
-    def choice_after(self, node: int) -> TokenId:
-        return self._token_ids[self._depths[node]]
-
-    def after(self, node: int) -> TargetDistribution:
-        raise NotImplementedError  # of rules that weigh p against q
+        return sequence.num_steps, seconds
 
 
 class TimedPasses(DraftPasses):

@@ -1,0 +1,52 @@
+"""Teacher forcing: a model computes everything and writes a given text, for benches and scripted models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from speculant_graph.types import TokenId
+from speculant_verifier.rules.target import DraftTarget, TargetDistribution
+
+TargetWrapper = Callable[[DraftTarget, int, Sequence[int]], DraftTarget]
+"""Takes the model's choices for one pass, the number of tokens emitted before it, and the depth of every node, the root
+first; returns the choices that count."""
+
+
+def teacher_forced(token_ids: Sequence[TokenId]) -> TargetWrapper:
+    """Return a wrapper that makes a model write these tokens; after them the model chooses."""
+    return partial(_forced, tuple(token_ids))
+
+
+def _forced(
+    token_ids: tuple[TokenId, ...], target: DraftTarget, num_emitted: int, depths: Sequence[int]
+) -> DraftTarget:
+    return TeacherForcedTarget(token_ids[num_emitted:], depths, target)
+
+
+class TeacherForcedTarget:
+    """A target whose choices are given."""
+
+    def __init__(self, token_ids: Sequence[TokenId], depths: Sequence[int], target: DraftTarget | None = None) -> None:
+        """Take the choices.
+
+        Args:
+            token_ids: what is chosen from here on.
+            depths: of every node, the root first.
+            target: computes each choice all the same, and chooses after the last given token; None: there is no model.
+        """
+        self._token_ids, self._depths, self._target = token_ids, depths, target
+
+    def choice_after(self, node: int) -> TokenId:
+        """Return the given token; see :class:`DraftTarget`."""
+        depth = self._depths[node]
+        if self._target is None:
+            return self._token_ids[depth]
+        chosen = self._target.choice_after(node)
+        return self._token_ids[depth] if depth < len(self._token_ids) else chosen
+
+    def after(self, node: int) -> TargetDistribution:
+        """Return the model's own distribution; see :class:`DraftTarget`."""
+        if self._target is None:
+            raise NotImplementedError  # of rules that weigh p against q
+        return self._target.after(node)
