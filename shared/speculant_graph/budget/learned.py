@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ class LearnedCost:
         known = self._known.get(num_rows)
         if known is None or len(known) <= most_tokens:
             tokens = np.maximum(np.arange(max(most_tokens + 1, _FEWEST_KNOWN)), num_rows)
-            known = self._known[num_rows] = _features(tokens, tokens > num_rows) @ self._coefficients
+            known = self._known[num_rows] = _features(tokens, num_rows) @ self._coefficients
         return known[: most_tokens + 1]
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
@@ -49,10 +49,10 @@ class LearnedCost:
 
     def _fit(self) -> None:
         rows, tokens, seconds = np.array(self._new).T
-        features = _features(tokens, tokens > rows)
+        features = _features(tokens.astype(np.intp), rows)
         expected = features @ self._coefficients
         if not self._num_fits:
-            expected *= np.median(seconds / expected)
+            expected *= np.sort(seconds / expected)[len(seconds) // 2]  # np.median imports for 20 ms at first
         seconds = np.minimum(seconds, _LONGEST * expected)
         weights = _MEMORY ** np.arange(seconds.size)[::-1]
         fading = _MEMORY**seconds.size
@@ -78,16 +78,21 @@ _LONGEST = 2.0
 """Longer than so many times what was expected, something else took the time."""
 _WARM_UP = 8
 """Passes in which an engine warms up, which are left out."""
-_FIRST, _MOST = 8, 64
-"""Passes between two fits, at first and at most: a fit takes a third of a millisecond, between two passes."""
+_FIRST, _MOST = 8, 128
+"""Passes between two fits, at first and at most: a fit takes a fifth of a millisecond, between two passes."""
 
 
-def _features(num_tokens: NDArray[Any], has_drafts: NDArray[np.bool_]) -> NDArray[np.float64]:
-    columns = (
-        np.ones(num_tokens.size), num_tokens / _MANY, 1.0 - np.exp(-num_tokens / _FEW),
-        1.0 - np.exp(-num_tokens / _MANY), has_drafts,
-    )  # fmt: skip
-    return np.stack(columns, axis=1).astype(np.float64)
+def _features(num_tokens: NDArray[np.intp], num_rows: int | NDArray[np.float64]) -> NDArray[np.float64]:
+    features = _features_up_to(1 << max(8, int(num_tokens.max()).bit_length()))[num_tokens]
+    features[:, -1] = num_tokens > num_rows
+    return features
+
+
+@cache
+def _features_up_to(most_tokens: int) -> NDArray[np.float64]:
+    tokens = np.arange(most_tokens)
+    columns = (np.ones(most_tokens), tokens / _MANY, 1.0 - np.exp(-tokens / _FEW), 1.0 - np.exp(-tokens / _MANY))
+    return np.stack((*columns, tokens), axis=1)
 
 
 def _non_negative_fit(products: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -106,7 +111,7 @@ def _assume() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     # Of a GPU and a mixture of experts, which grows slowly: a low guess corrects itself, as what is tried is seen.
     tokens = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256])
     times = CURVES["gptoss-h100"].seconds(1, int(tokens[-1]))
-    features = _features(tokens, tokens > 1)
+    features = _features(tokens, 1)
     # That passes with drafts take longer by themselves is believed once both kinds were seen.
     products = 0.1 * features.T @ features + np.diag([1e-6, 1e-6, 1e-6, 1e-6, 2.0])
     return _non_negative_fit(products, 0.1 * features.T @ (times[tokens] / times[1])), products

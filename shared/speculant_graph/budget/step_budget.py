@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,9 @@ from speculant_graph.budget.pass_cost import PassCost
 
 _MEMORY = 0.98
 """What a step weighs after the next one."""
-_EVERY = 16
-"""Steps that are learned from together, and for which prices hold: to find them takes as long as to draft for a row."""
+_FIRST, _ENOUGH, _PERIOD_S = 16, 64, 0.5
+"""Steps that are learned from together, and for which prices hold: few at first, twice as many each time, and once they
+are enough also so many seconds, for learning takes about a millisecond between two passes."""
 _FEW_NODES = 8
 """So many are always likely."""
 _MOST_DRAFTING = 1.0
@@ -59,6 +61,7 @@ class StepBudget:
         self._prices: dict[tuple[int, int], StepPrices] = {}
         self._observed: list[tuple[int, int, int, float, float, int]] = []
         self._is_known = False
+        self._every, self._period_s = _FIRST, 0.0
 
     def may_draft(self) -> bool:
         """Return whether to draft at this step."""
@@ -109,29 +112,34 @@ class StepBudget:
             num_drafted: nodes that were drafted, those that were not kept included.
         """
         self._observed.append((num_rows, num_tokens, num_new, pass_s, draft_s, num_drafted))
-        if len(self._observed) < _EVERY:
-            return
-        for each in self._observed:
-            self._learn(*each)
-        self._observed.clear()
-        self._prices.clear()
-        self._is_known = True
+        self._period_s += pass_s
+        if len(self._observed) >= self._every and (self._every < _ENOUGH or self._period_s >= _PERIOD_S):
+            self._learn()
+            self._observed.clear()
+            self._every, self._period_s = min(2 * self._every, _ENOUGH), 0.0
+            self._prices.clear()
+            self._is_known = True
 
-    def _learn(
-        self, num_rows: int, num_tokens: int, num_new: int, pass_s: float, draft_s: float, num_drafted: int
-    ) -> None:
-        self.cost.observe(num_rows, num_tokens, pass_s)
-        self._size = _MEMORY * self._size + (1.0 - _MEMORY) * (num_tokens - num_rows)
-        self._drafting.observe(num_drafted, draft_s)
-        # In plain passes of the machine's present pace, whatever else it does.
-        seconds = self.cost.seconds(num_rows, num_tokens)
-        relative = float(seconds[num_tokens] / seconds[num_rows])
-        time = relative * (1.0 + min(_MOST_DRAFTING, draft_s / pass_s))
-        tokens = num_new / num_rows
-        self._tokens = self._tokens * _MEMORY + tokens
-        self._time = self._time * _MEMORY + time
-        self._allowance.add_pass(1.0)
-        self._allowance.add(tokens - time)
+    def _learn(self) -> None:
+        for num_rows, num_tokens, _, seconds, _, _ in self._observed:
+            self.cost.observe(num_rows, num_tokens, seconds)
+        rows, tokens, new, pass_s, draft_s, drafted = np.array(self._observed).T
+        relative = np.empty(len(rows))  # passes in plain ones of the machine's present pace, whatever else it does
+        for num_rows in set(rows.astype(np.intp).tolist()):
+            is_of = rows == num_rows
+            widths = tokens[is_of].astype(np.intp)
+            table = self.cost.seconds(num_rows, int(widths.max()))
+            relative[is_of] = table[widths] / table[num_rows]
+        fading, weights = _fading(len(rows))
+        time = relative * (1.0 + np.minimum(_MOST_DRAFTING, draft_s / pass_s))
+        written = new / rows
+        self._size = fading * self._size + (1.0 - _MEMORY) * float(weights @ (tokens - rows))
+        self._tokens = fading * self._tokens + float(weights @ written)
+        self._time = fading * self._time + float(weights @ time)
+        self._drafting.observe(drafted, draft_s)
+        for saved in (written - time).tolist():
+            self._allowance.add_pass(1.0)
+            self._allowance.add(saved)
 
 
 class DraftingCost:
@@ -150,12 +158,23 @@ class DraftingCost:
         covariance = self._products * self._weight - self._nodes * self._seconds
         return max(0.0, covariance / variance) if variance > 0.0 else 0.0
 
-    def observe(self, num_nodes: int, seconds: float) -> None:
-        """Take how long the drafting of a step took; a moment of other work counts for a few steps at most."""
-        if self._weight:
-            seconds = min(seconds, 4.0 * self._seconds / self._weight)
-        terms = (1.0, num_nodes, seconds, num_nodes**2, num_nodes * seconds)
+    def observe(self, num_nodes: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
+        """Take how long the drafting of steps took; a moment of other work counts for a few steps at most.
+
+        Args:
+            num_nodes: per step, the latest one last.
+            seconds: per step.
+        """
+        usual_s = self._seconds / self._weight if self._weight else float(np.sort(seconds)[len(seconds) // 2])
+        seconds = np.minimum(seconds, 4.0 * usual_s)
+        fading, weights = _fading(len(seconds))
+        terms = np.stack((np.ones(len(seconds)), num_nodes, seconds, num_nodes**2, num_nodes * seconds)) @ weights
         kept = (self._weight, self._nodes, self._seconds, self._squares, self._products)
         self._weight, self._nodes, self._seconds, self._squares, self._products = (
-            _MEMORY * sum_ + term for sum_, term in zip(kept, terms, strict=True)
+            fading * sum_ + term for sum_, term in zip(kept, terms.tolist(), strict=True)
         )
+
+
+def _fading(num_steps: int) -> tuple[float, NDArray[Any]]:
+    """Return what everything before so many steps weighs after them, and what each of them weighs."""
+    return _MEMORY**num_steps, _MEMORY ** np.arange(num_steps)[::-1]
