@@ -7,31 +7,18 @@
 namespace speculant {
 namespace {
 
-constexpr int kMaxMatches = 64;           // positions that one chain contributes; the newest are taken
-constexpr std::size_t kMaxDistinct = 64;  // different successors of positions in a history
+constexpr int kMaxWalk = 64;  // positions of one chain that are looked at, those of other tokens included
 constexpr std::int64_t kMinSkipGramMatch = 2;
 constexpr std::size_t kMaxContexts = 123;
 
-/// Count a token behind `start`; what does not fit is dropped.
+/// Count a token behind `start`.
 void count_token(std::vector<Successor>& successors, std::size_t start, Token token, std::uint32_t count = 1) {
   const auto known = std::find_if(successors.begin() + static_cast<std::ptrdiff_t>(start), successors.end(),
                                   [=](const Successor& each) { return each.token == token; });
   if (known != successors.end()) {
     known->count += count;
-  } else if (successors.size() - start < kMaxDistinct) {
+  } else {
     successors.push_back({token, count});
-  }
-}
-
-/// Call `visit` with the newest positions below `size` of the chain of the tokens before `end`.
-template <class Visit>
-void walk_chain(const SessionHistory& history, std::int64_t size, std::size_t chain, const Token* end, Visit&& visit) {
-  std::int64_t position = history.newest_in_chain(chain, end);
-  for (int match = 0; match < kMaxMatches && position >= history.oldest();) {
-    if (position < size) visit(position), ++match;
-    const std::int64_t distance = history.distance(chain, position);
-    if (distance == 0) break;
-    position -= distance;
   }
 }
 
@@ -41,6 +28,24 @@ std::int64_t match_length(const SessionHistory& history, std::int64_t position, 
   std::int64_t length = 0;
   while (length < most && history.at(position - length) == end[-1 - length]) ++length;
   return length;
+}
+
+/// Call `visit` with the newest `max_matches` matches of a chain below `size`: positions that end in the tokens before
+/// `end`, and how many tokens match, of at most `longest`.
+template <class Visit>
+void walk_chain(const SessionHistory& history, std::int64_t size, std::size_t chain, const Token* end, int max_matches,
+                std::int64_t longest, Visit&& visit) {
+  std::int64_t position = history.newest_in_chain(chain, end);
+  for (int walked = 0, matches = 0; walked < kMaxWalk && matches < max_matches && position >= history.oldest();) {
+    if (position < size) {
+      ++walked;
+      const std::int64_t length = match_length(history, position, end, longest);
+      if (length >= history.chain_length(chain)) visit(position, length), ++matches;
+    }
+    const std::int64_t distance = history.distance(chain, position);
+    if (distance == 0) break;
+    position -= distance;
+  }
 }
 
 /// Write the most frequent children, of equals the lowest ids; return their number.
@@ -88,12 +93,10 @@ void SuffixMatches::begin(const SessionHistory& history, std::int64_t size, bool
 
 void SuffixMatches::find_next(const Token* end) {
   const SessionHistory& history = *history_;
-  const std::int64_t least = history.chain_length(chain_), too_long = shortest_found();
+  const std::int64_t too_long = shortest_found();
   const std::size_t first = matches_.size();
-  walk_chain(history, size_, chain_, end, [&](std::int64_t position) {
-    if (position == size_ - 1) return;
-    const std::int64_t length = match_length(history, position, end, kMaxMatch);
-    if (length < least || length >= too_long) return;
+  walk_chain(history, size_, chain_, end, max_matches_, kMaxMatch, [&](std::int64_t position, std::int64_t length) {
+    if (position == size_ - 1 || length >= too_long) return;
     std::size_t rank = matches_.size();
     matches_.emplace_back();
     for (; rank > first && matches_[rank - 1].length < length; --rank) matches_[rank] = matches_[rank - 1];
@@ -202,15 +205,14 @@ void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& 
   const std::int64_t size = sources.session_size;
   std::int64_t total = 0, longest = 0;
   const std::size_t start = found_.first_open();
-  walk_chain(history, size, kNumChains - 1, end - 1, [&](std::int64_t position) {
-    if (position + 1 >= size - 1 || history.at(position + 1) == end[-1]) return;
-    const std::int64_t length = match_length(history, position, end - 1, kMaxMatch - 1);
-    if (length < kMinSkipGramMatch) return;
+  const auto add = [&](std::int64_t position, std::int64_t length) {
+    if (length < kMinSkipGramMatch || position + 1 >= size - 1 || history.at(position + 1) == end[-1]) return;
     longest = std::max(longest, length);
     ++total;
     const Token token = history.at(position + 2);
     if (token >= 0) count_token(found_.successors, start, token);
-  });
+  };
+  walk_chain(history, size, kNumChains - 1, end - 1, kMaxMatches, kMaxMatch - 1, add);
   close(calibration, {.source = Source::kSkipGram, .length = longest, .total = total, .occurrences = total});
 }
 

@@ -22,6 +22,9 @@ class Calibration;
 enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTargetRows };
 inline constexpr std::size_t kNumSources = 5;
 
+/// Matches that one chain contributes, the newest: of the sequence itself, and of what was learned, where each of them
+/// costs a cache miss.
+inline constexpr int kMaxMatches = 24, kMaxLearnedMatches = 16;
 /// Most successors of a graph's context that are looked at: the most frequent.
 inline constexpr std::size_t kTopSuccessors = 16;
 
@@ -98,6 +101,9 @@ struct Sources {
 /// length.
 class SuffixMatches {
  public:
+  /// `max_matches`: of one chain.
+  explicit SuffixMatches(int max_matches) : max_matches_(max_matches) {}
+
   /// Only positions below `size` of the history are looked at.
   void begin(const SessionHistory& history, std::int64_t size, bool is_enabled);
   /// Whether matches shorter than `longest` are yet to be looked for.
@@ -115,6 +121,7 @@ class SuffixMatches {
   };
   std::int64_t shortest_found() const { return chain_ > 0 ? history_->chain_length(chain_ - 1) : kMaxMatch + 1; }
 
+  int max_matches_;
   const SessionHistory* history_ = nullptr;
   std::int64_t size_ = 0;
   std::size_t chain_ = 0;
@@ -142,7 +149,7 @@ class ContextCollector {
   void add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end, int length);
 
   MatchedContexts found_;
-  SuffixMatches session_, learned_;
+  SuffixMatches session_{kMaxMatches}, learned_{kMaxLearnedMatches};
 };
 
 }  // namespace speculant

@@ -24,8 +24,8 @@ from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED_CHAINS,
     LONG_ROW,
-    MAX_DISTINCT,
     MAX_MATCHES,
+    MAX_WALK,
     SESSION_CHAINS,
     Tables,
     slot_of_rows,
@@ -85,10 +85,10 @@ def is_crowded(text: Sequence[int], chains: Sequence[int]) -> bool:
     for length in chains:
         for size in (256, 512, 1_024, 2_048):
             buckets = defaultdict(list)
-            for end in range(length, len(text) + 1) if len(text) > MAX_MATCHES else ():
+            for end in range(length, len(text) + 1) if len(text) > MAX_WALK else ():
                 key = tuple(text[end - length : end])
                 buckets[hash_of(key, size)].append(key)
-            if any(len(keys) > MAX_MATCHES and len(set(keys)) > 1 for keys in buckets.values()):
+            if any(len(keys) > MAX_WALK and len(set(keys)) > 1 for keys in buckets.values()):
                 return True
     return False
 
@@ -287,7 +287,7 @@ def test_more_candidates_than_are_kept() -> None:
     pair.accept(1, 1)
     pair.recycle(1, [0], [[*range(40, 50)]])
     pair.accept(1, 1)
-    assert len(pair.draft(1, "tree", 100)) > MAX_DISTINCT
+    assert len(pair.draft(1, "tree", 100)) > MAX_MATCHES
     pair.accept(1, 1)
 
 

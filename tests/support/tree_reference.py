@@ -24,8 +24,9 @@ SESSION, CORPUS, GAP, LEARNED, RECYCLED = range(5)
 """Numbers of the sources."""
 SESSION_CHAINS, LEARNED_CHAINS = (4, 1), (4, 2)
 """Lengths of the hash chains of a sequence, and of what a tenant's sequences accepted."""
-WINDOW, MAX_MATCHES, MAX_DISTINCT, MIN_GAP_MATCH = 32, 64, 64, 2
-"""Longest match; matches of a chain; different successors of matches; tokens that match before a gap."""
+WINDOW, MAX_MATCHES, MAX_LEARNED_MATCHES, MAX_WALK, MIN_GAP_MATCH = 32, 24, 16, 64, 2
+"""Longest match; matches of a chain, in a sequence and in what was learned; places of a chain that are looked at, those
+of other tokens included; tokens that match before a gap."""
 TOP_SUCCESSORS, LONG_ROW = 16, 64
 """Successors of a graph's context that are looked at; those of contexts with more than the latter are remembered."""
 MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
@@ -166,7 +167,7 @@ def common_end(first: Text, second: Text) -> int:
     return length
 
 
-def newest_ends(text: Text, context: Text, least: int) -> Iterator[tuple[int, int]]:
+def newest_ends(text: Text, context: Text, least: int, most: int = MAX_MATCHES) -> Iterator[tuple[int, int]]:
     """Yield (place, match) of the newest places before which at least so many tokens are the context's last ones."""
     found = 0
     for place in range(len(text), 0, -1):
@@ -174,7 +175,7 @@ def newest_ends(text: Text, context: Text, least: int) -> Iterator[tuple[int, in
         if match >= least:
             found += 1
             yield place, match
-        if found == MAX_MATCHES:
+        if found == most:
             break
 
 
@@ -186,7 +187,7 @@ def entries_of_text(source: int, text: Text, context: Text, chains: Sequence[int
     places = []
     limit = WINDOW + 1
     for least in chains:
-        ends = newest_ends(text, context, least)
+        ends = newest_ends(text, context, least, MAX_LEARNED_MATCHES if source == LEARNED else MAX_MATCHES)
         places += [(match, place) for place, match in ends if place < len(text) and match < limit]
         limit = least
     places.sort(reverse=True)
@@ -200,8 +201,8 @@ def entries_of_text(source: int, text: Text, context: Text, chains: Sequence[int
 
 
 def count_one(counts: dict[TokenId, int], token_id: TokenId | None) -> None:
-    """Count a successor, unless there are too many different ones or it is none."""
-    if token_id is not None and (token_id in counts or len(counts) < MAX_DISTINCT):
+    """Count a successor, unless it is none."""
+    if token_id is not None:
         counts[token_id] = counts.get(token_id, 0) + 1
 
 
