@@ -258,12 +258,12 @@ def link_children(grandparents: Annotated[NDArray[numpy.uint32], dict(shape=(Non
     Link the children of parents ``start`` to ``stop - 1``, which are linked themselves.
     """
 
-def largest_sum(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], noise_key: int) -> tuple[int, float]:
+def gumbel_argmax(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], noise_key: int) -> tuple[int, float]:
     """
     Return the token with the largest sum of score and noise, and the sum: NaN where a score is NaN or +inf.
     """
 
-def keep_above_border(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], most_removed: float, kept: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], float]:
+def top_p_filter(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], most_removed: float, kept: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], float]:
     """
     Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.
     Return the tokens at the border, which are about equally probable, and the mass of those below it.

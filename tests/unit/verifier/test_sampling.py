@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from speculant_graph.random_stream import PROPOSAL_STREAM, TARGET_STREAM, uniform
-from speculant_verifier.sampling.distribution import largest_sum, largest_sums
+from speculant_verifier.sampling.distribution import gumbel_argmax, gumbel_argmaxs
 from support.noise import gumbel_noise
 
 SEEDS = st.integers(0, 2**63 - 1 + 1_000)
@@ -26,8 +26,8 @@ def by_definition(scores, seed, position):
 
 
 def ways(scores, seed, position):
-    yield largest_sum(scores, seed, position)
-    yield largest_sums(torch.from_numpy(scores)[None], seed, [position])[0]
+    yield gumbel_argmax(scores, seed, position)
+    yield gumbel_argmaxs(torch.from_numpy(scores)[None], seed, [position])[0]
 
 
 def assert_defined(scores, seed, position):
@@ -40,7 +40,7 @@ def assert_defined(scores, seed, position):
 @given(
     st.lists(st.one_of(st.floats(-60, 60, width=32), st.just(-math.inf)), min_size=1, max_size=300), SEEDS, POSITIONS
 )
-def test_a_draw_is_the_largest_sum_of_score_and_noise(values, seed, position):
+def test_a_draw_is_the_gumbel_argmax_of_score_and_noise(values, seed, position):
     scores = np.array(values, np.float32)
     if scores.max() > -np.inf:
         assert_defined(scores, seed, position)
@@ -75,7 +75,7 @@ def test_rounding_of_flat_scores_moves_hardly_a_draw():
     for position in range(trials):
         scores = generator.normal(0, 1, size).astype(np.float32)
         rounded = (scores * (1 + generator.normal(0, 2e-4, size))).astype(np.float32)
-        moved["largest sum"] += largest_sum(scores, 0, position)[0] != largest_sum(rounded, 0, position)[0]
+        moved["largest sum"] += gumbel_argmax(scores, 0, position)[0] != gumbel_argmax(rounded, 0, position)[0]
         number = uniform(0, position, TARGET_STREAM)
         cumulative = [np.exp(each.astype(np.float64)).cumsum() for each in (scores, rounded)]
         moved["inverse"] += len({int((each / each[-1]).searchsorted(number)) for each in cumulative}) - 1

@@ -164,7 +164,7 @@ _WORD_BITS = 52
 """Of a word that become noise, which hence is below 53 ln 2."""
 
 
-def largest_sum(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
+def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
     """Draw a token.
 
     Args:
@@ -175,10 +175,10 @@ def largest_sum(scores: NDArray[np.float32], seed: int, position: int) -> tuple[
     Returns:
         The token and its sum, which is not finite where a score is NaN or +inf, or all are -inf.
     """
-    return _core.largest_sum(scores, noise_key(seed, position))
+    return _core.gumbel_argmax(scores, noise_key(seed, position))
 
 
-def largest_sums(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
+def gumbel_argmaxs(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
     """Draw a token after each of many nodes, where the scores are.
 
     Args:
@@ -187,7 +187,7 @@ def largest_sums(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tu
         positions: of the tokens that are drawn, ``T`` of them.
 
     Returns:
-        What :func:`largest_sum` returns for every row, up to the last bits of the sum.
+        What :func:`gumbel_argmax` returns for every row, up to the last bits of the sum.
     """
     keys = torch.tensor([_signed(noise_key(seed, position)) for position in positions], device=scores.device)
     word = torch.arange(scores.shape[-1], device=scores.device) * _signed(TOKEN_FACTOR) + _signed(TOKEN_OFFSET)

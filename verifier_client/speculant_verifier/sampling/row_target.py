@@ -17,7 +17,7 @@ from speculant_graph.errors import GenerationError, GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 from speculant_verifier.results import TokenLogprobs
 from speculant_verifier.rules import WANTS_PROPOSALS, TargetDistribution
-from speculant_verifier.sampling.distribution import Distribution, largest_sum, largest_sums
+from speculant_verifier.sampling.distribution import Distribution, gumbel_argmax, gumbel_argmaxs
 from speculant_verifier.sampling.sampler import Sampler
 
 
@@ -129,8 +129,8 @@ class RowTarget:
         if sampler.is_greedy:
             return _largest(scores)
         if scores.device.type != "cpu":
-            return largest_sums(scores[None], sampler.seed, [self._position_after(node)])[0]
-        return largest_sum(scores.numpy(), sampler.seed, self._position_after(node))
+            return gumbel_argmaxs(scores[None], sampler.seed, [self._position_after(node)])[0]
+        return gumbel_argmax(scores.numpy(), sampler.seed, self._position_after(node))
 
     def _new_distribution(self, node: int) -> Distribution:
         if self._sampler.is_greedy:
@@ -215,7 +215,7 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
     for parent in row.draft.parents:
         depths.append(depths[parent] + 1)
     positions = [len(row.token_ids) + depth for depth in depths]
-    return largest_sums(row.sampler.scores_of_all(logits), row.sampler.seed, positions)
+    return gumbel_argmaxs(row.sampler.scores_of_all(logits), row.sampler.seed, positions)
 
 
 def _largest(scores: Tensor) -> tuple[TokenId, float]:

@@ -265,7 +265,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     array: NDArray[np.float32] = scores.numpy()
     most_removed = np.float32(1 - top_p)
     kept = np.empty_like(array)
-    border, mass = _core.keep_above_border(array, probabilities, float(most_removed), kept)
+    border, mass = _core.top_p_filter(array, probabilities, float(most_removed), kept)
     border = border[np.argsort(array[border], kind="stable")]
     cumulative = (mass + np.cumsum(probabilities[border], dtype=np.float64)).astype(np.float32)
     border = border[cumulative > most_removed]
