@@ -91,7 +91,8 @@ void SuffixMatches::begin(const SessionHistory& history, std::int64_t size, bool
   next_ = 0;
 }
 
-void SuffixMatches::find_next(const Token* end) {
+bool SuffixMatches::find_below(std::int64_t longest, const Token* end) {
+  if (chain_ == kNumChains || longest >= shortest_found()) return false;
   const SessionHistory& history = *history_;
   const std::int64_t too_long = shortest_found();
   const std::size_t first = matches_.size();
@@ -103,6 +104,7 @@ void SuffixMatches::find_next(const Token* end) {
     matches_[rank] = {position + 1, length};
   });
   ++chain_;
+  return true;
 }
 
 std::int64_t SuffixMatches::add_next(std::vector<Successor>& successors) {
@@ -123,34 +125,30 @@ void ContextCollector::close(const Calibration& calibration, MatchedContext cont
   if (context.source != Source::kCorpus) context.distinct = static_cast<std::int64_t>(context.last - context.first);
   context.kind = Calibration::kind_of(context);
   context.backoff = calibration.backoff(context.kind);
+  left_ *= context.backoff;
   found_.contexts.push_back(context);
 }
 
 const MatchedContexts& ContextCollector::collect(const Sources& sources, const Calibration& calibration,
                                                  const Token* end, Context context) {
   found_.clear();
+  left_ = 1.0;
   session_.begin(sources.session, sources.session_size, sources.has(Source::kSession));
   learned_.begin(sources.learned, sources.learned.size(), sources.has(Source::kLearned));
   if (!sources.has(Source::kCorpus)) context = {};
   sources.trie.prefetch_all_children(context);
-  std::int64_t total_before = -1;
+  std::int64_t total_before = -1, longest;
   bool has_short_ones = false;
-  double left = 1.0;
-  std::size_t weighed = 0;
   const auto add_matches = [&](SuffixMatches& matches, Source source) {
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
     close(calibration, {.source = source, .length = length, .total = total, .occurrences = total});
   };
-  while (found_.contexts.size() < kMaxContexts) {
-    for (; weighed < found_.contexts.size(); ++weighed) left *= found_.contexts[weighed].backoff;
-    if (left < kSmallestShare) break;
-    const std::int64_t longest = std::max({context.order, session_.length(), learned_.length()});
-    // Shorter matches are looked for only once longer ones have left something to them.
-    if (session_.has_chain_below(longest)) {
-      session_.find_next(end);
-    } else if (learned_.has_chain_below(longest)) {
-      learned_.find_next(end);
-    } else if (longest <= 2 && !has_short_ones) {
+  // Sequence, graph and learned text have their contexts in order of length; the longest of the three is added next.
+  while (found_.contexts.size() < kMaxContexts && left_ >= kSmallestShare) {
+    do {  // shorter matches are looked for only once longer contexts have left something to them
+      longest = std::max({context.order, session_.length(), learned_.length()});
+    } while (session_.find_below(longest, end) || learned_.find_below(longest, end));
+    if (longest <= 2 && !has_short_ones) {
       has_short_ones = true;
       if (sources.has(Source::kSkipGram)) add_skip_gram(sources, calibration, end);
       if (sources.has(Source::kTargetRows)) {
@@ -161,13 +159,7 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
     } else if (session_.length() == longest) {
       add_matches(session_, Source::kSession);
     } else if (context.order == longest) {
-      const Range children = sources.trie.children(context);
-      const bool may_be = !children.empty() && children.size() <= sources.trie.vocabulary_size();
-      const std::int64_t total = !may_be ? 0 : sources.trie.level(context.order + 1).total(children);
-      if (total > 0 && total != total_before) {
-        total_before = total;
-        add_children(sources, calibration, context, children);
-      }
+      total_before = add_children(sources, calibration, context, total_before);
       context = sources.trie.shorter(context);
     } else {
       add_matches(learned_, Source::kLearned);
@@ -176,13 +168,18 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   return found_;
 }
 
-void ContextCollector::add_children(const Sources& sources, const Calibration& calibration, Context context,
-                                    Range children) {
+/// Add a context of the graph, unless it occurs exactly where the one before did, so often; return how often it occurs.
+std::int64_t ContextCollector::add_children(const Sources& sources, const Calibration& calibration, Context context,
+                                            std::int64_t total_before) {
+  const Range children = sources.trie.children(context);
+  if (children.empty() || children.size() > sources.trie.vocabulary_size()) return total_before;
   const Level& level = sources.trie.level(context.order + 1);
+  const std::int64_t total = level.total(children);
+  if (total <= 0 || total == total_before) return total_before;
   auto& successors = found_.successors;
   if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) {
     const auto top = this->successors.top(sources.trie, context, children);
-    if (top.empty()) return;
+    if (top.empty()) return total;
     successors.insert(successors.end(), top.begin(), top.end());
   } else {
     const std::size_t start = successors.size();
@@ -190,13 +187,13 @@ void ContextCollector::add_children(const Sources& sources, const Calibration& c
     const std::span<Successor, kTopSuccessors> top(successors.data() + start, kTopSuccessors);
     successors.resize(start + most_frequent(level, children, top));
   }
-  const std::int64_t total = level.total(children);
   close(calibration, {.source = Source::kCorpus,
                       .length = context.order,
                       .total = total,
                       .occurrences = total,
                       .distinct = children.size(),
                       .node = context.node});
+  return total;
 }
 
 /// Add the positions that match but for the last token.

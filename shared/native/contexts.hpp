@@ -25,7 +25,8 @@ inline constexpr std::size_t kNumSources = 5;
 /// Matches that one chain contributes, the newest: of the sequence itself, and of what was learned, where each of them
 /// costs a cache miss.
 inline constexpr int kMaxMatches = 24, kMaxLearnedMatches = 16;
-/// Most successors of a graph's context that are looked at: the most frequent.
+/// Most successors of a graph's context that are looked at: the most frequent. As good as an even sample of 64 of its
+/// occurrences.
 inline constexpr std::size_t kTopSuccessors = 16;
 
 struct Successor {
@@ -106,10 +107,9 @@ class SuffixMatches {
 
   /// Only positions below `size` of the history are looked at.
   void begin(const SessionHistory& history, std::int64_t size, bool is_enabled);
-  /// Whether matches shorter than `longest` are yet to be looked for.
-  bool has_chain_below(std::int64_t longest) const { return chain_ < kNumChains && longest < shortest_found(); }
-  /// Find the matches of the next chain; those that longer chains have found are not found again.
-  void find_next(const Token* end);
+  /// Find the matches of the next chain, unless they are all shorter than `longest`; those that longer chains have
+  /// found are not found again. Returns whether a chain was looked through.
+  bool find_below(std::int64_t longest, const Token* end);
   /// The longest match that was not added yet, 0 if there is none.
   std::int64_t length() const { return next_ < matches_.size() ? matches_[next_].length : 0; }
   /// Count the successors of all matches of that length and longer; return the number of matches.
@@ -144,11 +144,13 @@ class ContextCollector {
 
  private:
   void close(const Calibration& calibration, MatchedContext context);
-  void add_children(const Sources& sources, const Calibration& calibration, Context context, Range children);
+  std::int64_t add_children(const Sources& sources, const Calibration& calibration, Context context,
+                            std::int64_t total_before);
   void add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end);
   void add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end, int length);
 
   MatchedContexts found_;
+  double left_ = 1.0;  // the share that they leave to shorter ones
   SuffixMatches session_{kMaxMatches}, learned_{kMaxLearnedMatches};
 };
 

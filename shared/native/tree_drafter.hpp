@@ -3,6 +3,26 @@
 // A node of a draft is worth the probability that the target writes the whole path to it. The tree grows by its most
 // probable node until the budget is spent, or no node is left that is probable enough, so its nodes are the most
 // probable paths of all; with one child a node it is a chain.
+//
+// For every node that joins the tree:
+//   1. contexts.cpp collects the contexts that match its path, longest first, each with counts of its successors.
+//   2. calibration.cpp interpolates them: a context keeps the share 1 - b of what is left and passes b on to shorter
+//      ones. Each kind of context (source, length, occurrences, distinct successors) has a b of its own.
+//   3. calibration.cpp moves every probability by the hit rate of its bin: of the candidates about as probable and
+//      supported by the same sources, how many were right?
+//   4. The most probable candidates join the children that wait. The best of all that wait becomes the next node.
+// When the target has written a token, b and the bins learn from it before the token joins the sequence.
+//
+// An example: a graph of orders 1 and 2 of "the cat sat . the cat ran . the cat sat .", nothing learned yet, the
+// sequence "the cat", a tree of 3 nodes.
+//   - One context matches: "the cat" was followed by "sat" twice and by "ran" once. ("cat" occurs nowhere else, adds
+//     nothing and is left out.) Contexts of two tokens begin with b = (2 * 0.6375 + 0.5) / (2 + 1) = 0.5917.
+//   - P(sat) = (1 - b) * 2/3 = 0.2722, P(ran) = (1 - b) * 1/3 = 0.1361. The bins are empty and change neither.
+//   - "sat" is node 1. After "cat sat" there is only ".": its path has 0.2722 * (1 - b) * 2/2 = 0.1112.
+//   - "ran" (0.1361) is node 2, "." after "sat" node 3. The root is the parent of two, node 1 that of the last.
+//   - The target writes "sat". All but 0.0002 of its probability came from the context, so b of that kind becomes
+//     (1.2746 + 0.5) / (2.9990 + 1) = 0.4438, and the next "the cat" gives "sat" 0.3708.
+// tests/congruence/test_worked_example.py drafts it.
 #pragma once
 
 #include <cstdint>

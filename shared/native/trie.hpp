@@ -1,7 +1,9 @@
 // The graph as look-ups see it: a read-only view of the sorted forward trie that graph/layout.py draws.
 //
-// No index that comes from the file is used before it is compared with the size of its level, so a damaged file gives
-// wrong drafts at worst.
+// What holds of a file that nobody checked: its levels lie within it, and no index that comes from it is used before it
+// is compared with the size of its level. Counts may be negative or too large, children out of order, links wrong: what
+// reads them clamps them, and drafts are wrong at worst. Work is bounded by the caller: a context may have as many
+// children as the vocabulary has tokens, so a tree reads a limited number of them (kMostRead).
 #pragma once
 
 #include <cassert>
