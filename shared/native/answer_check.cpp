@@ -11,7 +11,7 @@ namespace speculant::wire {
 namespace {
 
 constexpr double kMassTolerance = 1e-3;
-constexpr std::uint32_t kMaxStatus = 4;
+constexpr std::uint32_t kMaxStatus = 3;
 
 void check_token_ids(const char* name, const std::vector<std::uint32_t>& ids, std::int64_t vocabulary_size) {
   const std::int64_t largest = *std::max_element(ids.begin(), ids.end());

@@ -107,7 +107,7 @@ class SessionTable {
 };
 
 /// What became of a sequence; numbers of the wire.
-enum class SequenceStatus : std::uint32_t { kOk = 1, kSessionLost, kOutOfSync, kInvalidToken };
+enum class SequenceStatus : std::uint32_t { kOk = 1, kSessionLost, kOutOfSync };
 
 struct StepLimits {
   std::size_t max_sequences, max_tokens;  // of one message

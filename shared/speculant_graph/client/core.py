@@ -355,8 +355,6 @@ class ClientCore:
         """Note what the drafter has taken of a sequence; return whether the sequence must be sent again."""
         session, status, position = entry.session, outcome.status, outcome.next_position
         is_current = entry.is_current
-        if status is SequenceStatus.INVALID_TOKEN:
-            return False  # what a server refuses once it will refuse again
         if status is SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
             if is_current:
                 session.position = max(session.position, position)

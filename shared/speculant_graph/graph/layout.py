@@ -38,7 +38,7 @@ MAX_VOCABULARY = TOKEN_MASK
 MAX_NODES = 2**32 - 2
 """Most tokens of a corpus and n-grams of a level: counts and indices are 32 bits wide."""
 
-TOKEN, CUMULATIVE, CHILD, LINK, LEAF_LINK = 0, 1, 2, 3, 2
+TOKEN, CUMULATIVE, CHILD, LINK = 0, 1, 2, 3
 """Columns of a record."""
 INNER_WORDS, LEAF_WORDS = 4, 3
 """Words of a record."""

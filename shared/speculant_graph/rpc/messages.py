@@ -27,8 +27,6 @@ class SequenceStatus(enum.IntEnum):
     """The session is unknown: open it again and send all tokens from position 0."""
     OUT_OF_SYNC = 3
     """The tokens leave a gap: send again from ``next_position``."""
-    INVALID_TOKEN = 4
-    """A token id is outside the vocabulary; nothing of the sequence was taken."""
 
 
 class SequenceRequest(NamedTuple):

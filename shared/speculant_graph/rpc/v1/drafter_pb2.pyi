@@ -45,7 +45,6 @@ class SequenceStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEQUENCE_STATUS_OK: _ClassVar[SequenceStatus]
     SEQUENCE_STATUS_SESSION_LOST: _ClassVar[SequenceStatus]
     SEQUENCE_STATUS_OUT_OF_SYNC: _ClassVar[SequenceStatus]
-    SEQUENCE_STATUS_INVALID_TOKEN: _ClassVar[SequenceStatus]
 STRATEGY_UNSPECIFIED: Strategy
 STRATEGY_GREEDY: Strategy
 STRATEGY_SAMPLING: Strategy
@@ -67,7 +66,6 @@ SEQUENCE_STATUS_UNSPECIFIED: SequenceStatus
 SEQUENCE_STATUS_OK: SequenceStatus
 SEQUENCE_STATUS_SESSION_LOST: SequenceStatus
 SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
-SEQUENCE_STATUS_INVALID_TOKEN: SequenceStatus
 
 class StrategyOptions(_message.Message):
     __slots__ = ("strategy", "max_depth", "max_branches", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature")
