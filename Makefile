@@ -18,7 +18,7 @@ PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-large test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures reference constraints stub stub-check test-sanitized clean
+.PHONY: help setup demo test test-slow test-faults test-large test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures tables reference constraints stub stub-check test-sanitized clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -195,6 +195,9 @@ train: $(CORE) ## train the demo model again (about an hour on two cores)
 
 pictures: $(TOOLS) ## take the pictures of docs/explorer.md again, where there is Chromium
 	PYTHONPATH=tests $(BIN)/python -m support.explorer_pictures
+
+tables: $(TOOLS) ## write the table of docs/drafting.md from the records of the strategies
+	PYTHONPATH=tests $(BIN)/python -m support.strategy_table
 
 reference: $(TOOLS) ## write the reference of the Python API to build/reference
 	PYTHONPATH=tests $(BIN)/python -m support.reference build/reference

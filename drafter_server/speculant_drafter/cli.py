@@ -11,6 +11,7 @@ from speculant_graph.config import AccessConfig, NgramDraftConfig, ServerConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.strategies import NGRAM_STRATEGIES
 
 
 class DrafterSettings(CommandSettings):
@@ -41,9 +42,9 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(server.admin_listen, "server.admin_listen")
     require_port(server.metrics_listen, "server.metrics_listen")
     from speculant_drafter.server import DrafterServer
-    from speculant_graph.draft.options import STRATEGIES, warn_of_unread
+    from speculant_graph.draft.options import warn_of_unread
     from speculant_graph.serving.process import serve_until_stopped
 
-    warn_of_unread(settings.draft, STRATEGIES)  # requests choose among them
+    warn_of_unread(settings.draft, NGRAM_STRATEGIES)  # requests choose among them
     serve_until_stopped(lambda: DrafterServer(server, settings.draft, settings.access), "drafter")
     return 0

@@ -20,7 +20,7 @@ constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
 constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
 // Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
 // which takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause, in which other work has filled
-// the caches; one that is drawn 0.3 and one of `greedy` 0.1, so those are never divided.
+// the caches; one that is drawn 0.3 and a most frequent one 0.1, so those are never divided.
 constexpr int kSpreadNodes = 48;
 
 int budget_of(const DraftRequest& request) { return std::clamp(request.budget, 0, kMaxNodes); }
@@ -278,7 +278,7 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
   return batch;
 }
 
-/// Draft by `greedy` or `sampling`.
+/// Draft by the methods that know the graph alone.
 void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const DraftSettings& settings,
                                std::size_t max_entries, DraftBatch& batch) {
   std::vector<GraphDraft> wanted;
@@ -292,7 +292,7 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
                       .seed = request.seed,
                       .position = request.position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
-  if (settings.strategy == Strategy::kGreedy) {
+  if (settings.method == Method::kMostFrequent) {
     for (GraphDraft& each : wanted) {
       each.tokens.resize(static_cast<std::size_t>(each.budget));
       each.tokens.resize(draft_greedy(trie, each.context, each.tokens));
@@ -321,12 +321,11 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
   const int num_threads = num_nodes < kSpreadNodes ? 1 : num_threads_;
   std::deque<Loan> trees;
   for (int each = 0; each < num_threads; ++each) trees.emplace_back(*this);
-  const int max_branches = settings.strategy == Strategy::kAdaptive ? 1 : settings.max_branches;
   spread(num_threads, requests.size(), [&](std::size_t worker, std::size_t index) {
     Sequence& sequence = *requests[index].sequence;
     const TreeShape shape{budget_of(requests[index]), std::min(settings.max_depth, kMaxDepth),
-                          std::min(max_branches, kMaxBranches)};
-    const double least = settings.strategy == Strategy::kSpecexec ? 0.0 : requests[index].least_probability;
+                          std::min(settings.max_branches, kMaxBranches)};
+    const double least = settings.fills_budget ? 0.0 : requests[index].least_probability;
     Exclusive hold(sequence.lock);
     begin(requests[index], settings, *trees[worker]);
     Shared graph(calibration->lock);

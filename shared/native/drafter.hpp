@@ -100,23 +100,19 @@ class Sequence {
   Context unlearned_context_ = {};  // before them
 };
 
-/// Numbers of the wire. `kSpecexec` is a tree that uses its whole budget.
-enum class Strategy : int { kGreedy = 1, kSampling, kAdaptive, kTree, kSpecexec = 6 };
-
-struct StrategyKind {
-  const char* name = nullptr;
-  bool is_from_graph = false;  // alone; others draft from all sources, calibrated
-};
-/// By number; one without a name is no strategy.
-inline constexpr StrategyKind kStrategies[] = {{}, {"greedy", true}, {"sampling", true}, {"adaptive"}, {"tree"},
-                                               {}, {"specexec"}};
+/// How a strategy drafts: by the most frequent successors in the graph, by draws from their distribution, or best first
+/// from all sources, calibrated. Which strategy does which, Python's table says.
+enum class Method { kMostFrequent, kDrawn, kBestFirst };
+inline constexpr const char* kMethods[] = {"most-frequent", "drawn", "best-first"};
 
 /// Numbers of the wire.
 enum class Siblings : int { kNone = 0, kWithoutReplacement, kIndependent };
 
 /// How to draft.
 struct DraftSettings {
-  Strategy strategy = Strategy::kTree;
+  std::string strategy;  // as drafts name it
+  Method method = Method::kBestFirst;
+  bool fills_budget = false;  // whatever least probability is asked for
   SequenceSettings sequence = {};
   int max_depth = 1, max_branches = 1;
   DistributionOptions distribution = {};
@@ -124,7 +120,7 @@ struct DraftSettings {
   Siblings siblings = Siblings::kNone;
   bool omits_proposals = false;
 
-  bool is_from_graph() const { return kStrategies[static_cast<std::size_t>(strategy)].is_from_graph; }
+  bool is_from_graph() const { return method != Method::kBestFirst; }
 };
 
 /// What is wanted for one sequence.

@@ -51,6 +51,9 @@ ROW_WIDTH: int = 4
 
 ROW_DEPTH: int = 4
 
+def methods() -> list[str]:
+    """How strategies may draft, by name."""
+
 class Calibration:
     """How reliable each kind of context is; learned while drafting."""
 
@@ -120,10 +123,13 @@ class Sequence:
         """Memory that is its own."""
 
 class DraftSettings:
-    """How to draft: strategy and siblings by their numbers on the wire."""
+    """How to draft; siblings by their number on the wire."""
 
-    def __init__(self, *, strategy: int, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
-        """``sources``: session, corpus, skip-gram, learned, target rows."""
+    def __init__(self, *, strategy: str, method: str, fills_budget: bool, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
+        """
+        ``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least
+        probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows.
+        """
 
 class Drafter:
     """Drafts from one graph, and from what sequences accept."""

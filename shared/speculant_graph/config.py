@@ -13,13 +13,12 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 
 from speculant_graph.base_config import Config, check_encoding
+from speculant_graph.strategies import NGRAM_STRATEGIES, NgramStrategyName, StrategyName, described
 from speculant_graph.types import (
-    NgramStrategyName,
     OnErrorName,
     RuleName,
     SourceName,
     SpecialTokensName,
-    StrategyName,
     TokenId,
 )
 
@@ -67,20 +66,16 @@ class DraftConfig(Config):
 
     k: Annotated[int, Field(ge=0, le=2_048)] = 8
     """Most tokens drafted per step; 0 turns speculation off."""
-    strategy: StrategyName = "tree"
-    """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
-    distribution, which is returned as q; a tree for the rules 'tree-wor' and 'tree-iid', else a chain. 'adaptive': a
-    chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'specexec':
-    the tree, however much verifying it costs. A verifier's own: 'nasd', a chain from n-grams of the tenant's
-    sequences, stored as they are decoded; 'model', the draft model alone."""
+    strategy: Annotated[StrategyName, Field(description=described(get_args(StrategyName)))] = "tree"
+    """How drafts are made; :data:`~speculant_graph.strategies.STRATEGIES` has the text of ``--help``."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """'sampling' draws from q to the power of 1 / temperature, normalised, and then capped: below 1 the most probable
     tokens more often, above 1 the others. What is drawn from is what is returned as q."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
-    """What 'adaptive', 'tree' and 'specexec' draft from: 'corpus', 'session' (the sequence itself), 'learned' (what
-    earlier sequences accepted), 'recycled' (the target's own top tokens). The others draft from the corpus alone."""
+    """The sources of strategies that draft from all sources: 'corpus', 'session' (the sequence itself), 'learned' (what
+    earlier sequences accepted), 'recycled' (the target's own top tokens)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 8
@@ -99,11 +94,8 @@ class DraftConfig(Config):
 class NgramDraftConfig(DraftConfig):
     """The same where no verifier is: its own strategies are not served."""
 
-    strategy: NgramStrategyName = "tree"
-    """'greedy': the most frequent successor of the longest known context. 'sampling': drawn from its
-    distribution, which is returned as q; a tree for the rules 'tree-wor' and 'tree-iid', else a chain. 'adaptive': a
-    chain by calibrated probability of acceptance, from all sources. 'tree': the same as a best-first tree. 'specexec':
-    the tree, however much verifying it costs."""
+    strategy: Annotated[NgramStrategyName, Field(description=described(NGRAM_STRATEGIES))] = "tree"
+    """How drafts are made, as above."""
 
     @classmethod
     def section(cls) -> str:

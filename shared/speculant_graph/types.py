@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, overload
 
 from speculant_graph.file_names import StoredName
+from speculant_graph.strategies import STRATEGIES, Capabilities, StrategyName
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,12 +25,6 @@ TokenId = int
 FileName = Annotated[str, StoredName()]
 """Name of a file or a folder, in which bytes that are not UTF-8 are half surrogate pairs, as ``os.fsdecode`` makes
 them; stored by :func:`~speculant_graph.file_names.stored_name`."""
-
-NgramStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec"]
-"""How a draft is made from n-grams; the others are a verifier's own."""
-
-StrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "nasd", "model"]
-"""How a draft is made (see :class:`~speculant_graph.config.DraftConfig`)."""
 
 CouplingName = Literal["none", "gumbel"]
 """Whether ``sampling`` draws by numbers of its own, or by the noise that the rules ``follow``, ``gumbel`` and ``nasd``
@@ -355,6 +350,10 @@ class Drafter(Protocol):
     """
 
     @property
+    def capabilities(self) -> Capabilities:
+        """What its drafts are like. A drafter of one's own may do without: it drafts as ``draft.strategy`` does."""
+
+    @property
     def state(self) -> DrafterState:
         """Whether the last step was answered."""
 
@@ -384,3 +383,9 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free sockets and threads. The drafter can't be used afterwards."""
+
+
+def capabilities_of(drafter: Drafter, strategy: StrategyName) -> Capabilities:
+    """Return what a drafter's drafts are like; if it does not say, those of the configured strategy."""
+    found: Capabilities = getattr(drafter, "capabilities", STRATEGIES[strategy])
+    return found

@@ -18,7 +18,8 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.graph.layout import CHILD, Trie
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import CouplingName, Draft, StrategyName
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import CouplingName, Draft
 from support.damage import damaged
 from support.graphs import graph_of
 from support.noise import gumbel_noise

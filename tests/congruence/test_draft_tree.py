@@ -17,7 +17,8 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
-from speculant_graph.types import Draft, StrategyName
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import Draft
 from support.drafter_reference import SlowDrafter
 from support.graphs import graph_of
 from support.oracle import OracleGraph

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from speculant_graph.config import GenerationConfig, VerifierConfig
-from speculant_graph.draft.options import STRATEGIES
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.nasd_drafter import NasdDrafter
@@ -18,7 +18,7 @@ from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
-KINDS = (*STRATEGIES, "nasd", "scripted chain", "scripted tree", "model", "model beside n-grams")
+KINDS = (*NGRAM_STRATEGIES, "nasd", "scripted chain", "scripted tree", "model", "model beside n-grams")
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
 NUM_TOKENS = 16
 BOUND = 464 * 4
@@ -40,7 +40,7 @@ def plain(family, seed=0):
 
 def strategy_of(kind):
     return {"model": "model", "model beside n-grams": "tree", "nasd": "nasd"}.get(
-        kind, kind if kind in STRATEGIES else "greedy"
+        kind, kind if kind in NGRAM_STRATEGIES else "greedy"
     )
 
 
@@ -53,7 +53,7 @@ def drafter_for(kind, family, seed, budget, rng, failures=0.0):
         return model_drafter(model, ngrams, budget=budget, rows=rng.choice([2, 8]), max_depth=rng.choice([4, 24]))
     if kind == "nasd":
         drafter = NasdDrafter()
-    elif kind in STRATEGIES:
+    elif kind in NGRAM_STRATEGIES:
         drafter = local_drafter(graph, kind, budget)
     else:
         texts = [[*job.prompt, *output] for job, output in zip(jobs, outputs, strict=True)]

@@ -12,9 +12,10 @@ import pytest
 
 from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig
-from speculant_graph.draft.options import REQUEST_OPTIONS, STRATEGIES
+from speculant_graph.draft.options import REQUEST_OPTIONS
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, SequenceStep
 from support.server import LiveServer, serving
 
@@ -123,7 +124,7 @@ def test_a_requested_option_is_served(server: LiveServer, small_graph: NgramGrap
     assert served != in_process(small_graph, as_the_sidecar(without))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
 def test_all_options_together(server: LiveServer, small_graph: NgramGraph, strategy: str) -> None:
     config = DraftConfig.model_validate(EVERYTHING | {"strategy": strategy})
     assert over_the_wire(server, config) == in_process(small_graph, config)

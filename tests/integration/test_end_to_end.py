@@ -17,8 +17,8 @@ from speculant_graph import (
     SpeculativeDecoder,
     VerifierConfig,
 )
-from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.errors import GenerationError, TokenizerMismatchError
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
@@ -50,7 +50,7 @@ def plain(target: TargetModel) -> list[str]:
     return [result.text for result in SpeculativeDecoder(target=target).generate(PROMPTS, SETTINGS)]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
 def test_drafts_from_a_graph_change_only_the_number_of_steps(
     target: TargetModel, graph_file: Path, plain: list[str], strategy: str
 ) -> None:

@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import StrategyName
+from speculant_graph.strategies import NGRAM_STRATEGIES, StrategyName
 from speculant_graph.view import question as limits
 from speculant_graph.view.question import MAX_CHARACTERS
 from support.explorer import API, TEXT, Answer, Asker, Explored, exploring, text_graph, tokenizer_in
@@ -89,7 +88,7 @@ def test_the_list_says_what_there_is(asker: Asker, tokenizer: CorpusTokenizer) -
     assert (text["is_default"], text["max_order"], text["generation"]) == (True, MAX_ORDER, 1)
     assert text["num_tokens"] == len(tokenizer.encode(TEXT))
     assert about["defaults"] == {"strategy": "tree", "budget": 12}
-    assert set(about["strategies"]) == set(STRATEGIES)
+    assert set(about["strategies"]) == set(NGRAM_STRATEGIES)
     assert "/" not in text["tokenizer"], "no folder of the machine"
 
 
@@ -118,7 +117,7 @@ def test_orders_are_what_was_counted(
     assert bool(found["anywhere"]) == (not context)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
 @pytest.mark.parametrize(("text", "seed"), [("In case of doubt the parties", 3), ("agree. The", 5), ("", 0)])
 def test_the_draft_is_the_one_that_would_be_sent(
     explored: Explored, tokenizer: CorpusTokenizer, oracle: OracleGraph, strategy: StrategyName, text: str, seed: int

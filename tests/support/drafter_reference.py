@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.graph.layout import MAX_VOCABULARY
-from speculant_graph.types import StrategyName, TokenId
+from speculant_graph.strategies import STRATEGIES, StrategyName
+from speculant_graph.types import TokenId
 from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED,
@@ -110,7 +110,7 @@ class SlowDrafter:
             sequence.num_prompt_tokens = len(token_ids)
         for place, token_id in enumerate(token_ids):
             valid = token_id if 0 <= token_id < self._vocabulary_size else None
-            if not is_prompt and (self._config.strategy in CALIBRATED or sequence.is_calibrated):
+            if not is_prompt and (STRATEGIES[self._config.strategy].is_calibrated or sequence.is_calibrated):
                 self.tables.learn(self.entries(sequence, []), valid, inside=place > 0)
             sequence.text.append(valid)
         filled = sequence.memory.rows if sequence.learns else sequence.own_rows

@@ -15,7 +15,7 @@ from speculant_graph.config import AccessConfig, DraftConfig, GenerationConfig, 
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http import HttpServer
 from speculant_graph.serving.listening import tls_context
-from speculant_graph.types import StrategyName
+from speculant_graph.strategies import StrategyName
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import create_app
 from speculant_verifier.requests import Load

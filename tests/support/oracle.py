@@ -13,7 +13,8 @@ import numpy as np
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.random_stream import PROPOSAL_STREAM, TREE_STREAM, uniform
-from speculant_graph.types import CouplingName, SiblingsName, StrategyName
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import CouplingName, SiblingsName
 from support.noise import gumbel_noise
 
 SIBLING_PRICE = 2

@@ -30,6 +30,7 @@ MODULES = (
     "speculant_graph.graph.build.builder",
     "speculant_graph.graph.metadata",
     "speculant_graph.serving.access",
+    "speculant_graph.strategies",
     "speculant_graph.types",
     "speculant_drafter.server",
     "speculant_verifier.http",

@@ -10,7 +10,8 @@ from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.session_drafter import MAX_SUPPORT, DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, StrategyName
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import Draft
 
 
 def drafter_of(

@@ -6,7 +6,7 @@ It puts the parts together (model, drafter, engine) and turns text into token id
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +24,10 @@ from speculant_graph.config import (
     VerifierConfig,
 )
 from speculant_graph.corpus.tokenize import require_same
-from speculant_graph.draft.options import NEED_GRAPH, warn_of_unread
+from speculant_graph.draft.options import warn_of_unread
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import Drafter, SessionOptions, TokenId
 from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.template_prompt import Message
@@ -54,6 +55,8 @@ _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "must_fit": bool,
     "record": RecordConfig,
 }
+_OWN_DRAFTERS: dict[StrategyName, Callable[[DraftConfig, int], Drafter]] = {"nasd": NasdDrafter}
+"""What drafts by the strategies that run in the verifier's process, of settings and the vocabulary's size."""
 _DEEP = 128
 """Longest path that is drafted where weights are read for every pass, unless it is set: long drafts cost little."""
 
@@ -129,7 +132,7 @@ class SpeculativeDecoder:
         has_ngrams = graph_path is not None or sidecar is not None
         require_strategy(strategy, Sources(has_ngrams, wanted is not None, drafter is not None))
         base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
-        drafts = strategy not in NEED_GRAPH or graph is not None or sidecar is not None
+        drafts = not STRATEGIES[strategy].needs_graph or graph is not None or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
         self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)
@@ -139,7 +142,7 @@ class SpeculativeDecoder:
         self.adapters: Adapters | None = None
         """The draft model's adapters, if there is a draft model."""
         if wanted is not None and base is not None:
-            ngrams = None if strategy == "model" else self.drafter
+            ngrams = None if STRATEGIES[strategy].runs_by == "draft-model" else self.drafter
             self.drafter = open_model_drafter(
                 base, self.target, self.verifier_config, self.draft_config, ngrams, budget
             )
@@ -170,6 +173,8 @@ class SpeculativeDecoder:
 
     def _opened_drafter(self, graph: NgramGraph | None, sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
         """Return what drafts by n-grams, as configured."""
+        strategy = self.draft_config.strategy
+        wanted = STRATEGIES[strategy]
         if graph is not None:
             return LocalDrafter(graph, self.draft_config)
         if sidecar is not None:
@@ -177,11 +182,11 @@ class SpeculativeDecoder:
                 sidecar,
                 tokenizer=self.target.fingerprint,
                 draft=self.draft_config,
-                wants_proposals=self.draft_config.strategy == "sampling",
+                wants_proposals=wanted.has_proposals,
             )
-        if self.draft_config.strategy == "nasd":
-            return NasdDrafter(self.draft_config, self.target.vocabulary_size)
-        if drafts and self.draft_config.strategy != "model":
+        if wanted.runs_by == "verifier":
+            return _OWN_DRAFTERS[strategy](self.draft_config, self.target.vocabulary_size)
+        if drafts and wanted.runs_by != "draft-model":
             return LocalDrafter(None, self.draft_config, vocabulary_size=self.target.vocabulary_size)
         return NullDrafter()  # the other strategies draft from a graph alone
 

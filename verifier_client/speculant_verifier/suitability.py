@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, GenerationConfig
-from speculant_graph.draft.read_by import READ_BY
 from speculant_graph.errors import ConfigError, GenerationRequestError
-from speculant_graph.types import RuleName, StrategyName
+from speculant_graph.strategies import READ_BY, STRATEGIES, StrategyName
+from speculant_graph.types import RuleName
 
-_ALL: tuple[StrategyName, ...] = ("tree", "adaptive", "specexec", "sampling", "greedy", "nasd", "model")
-assert set(_ALL) == set(get_args(StrategyName))
-_CHAINS: tuple[StrategyName, ...] = ("sampling", "adaptive", "greedy", "nasd")
-_NEED_NGRAMS = frozenset(("greedy", "sampling"))
-_WITH_MODEL = frozenset(("tree", "model"))
+_ALL: tuple[StrategyName, ...] = tuple(STRATEGIES)
+_DRAWN = tuple(name for name, each in STRATEGIES.items() if each.has_proposals)
+_CHAINS = (*_DRAWN, *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)))
 _MOST_ADVISED = 2
 
 FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
@@ -29,8 +26,8 @@ FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
     "nasd": _ALL,
     "token": _CHAINS,
     "block": _CHAINS,
-    "tree-wor": ("sampling",),
-    "tree-iid": ("sampling",),
+    "tree-wor": _DRAWN,
+    "tree-iid": _DRAWN,
 }
 """By rule, the strategies whose drafts it can verify, the best first. A rule follows the drafts of any other one."""
 
@@ -48,13 +45,14 @@ class Sources:
 
     def problem(self, strategy: StrategyName) -> str:
         """Return why a strategy can't draft from these sources; empty if it can."""
-        if strategy == "model" and not self.has_model:
-            return "strategy model drafts by a draft model, and there is none"
-        if self.has_model and (self.has_drafter or strategy not in _WITH_MODEL):
-            return "a draft model drafts by the strategies tree and model, with no drafter of your own"
-        if strategy in ("model", "nasd") and self.has_ngrams:
-            source = "the draft model" if strategy == "model" else "the tenant's sequences"
-            return f"strategy {strategy} drafts from {source} alone, without a graph or a sidecar"
+        wanted = STRATEGIES[strategy]
+        if wanted.runs_by == "draft-model" and not self.has_model:
+            return f"strategy {strategy} drafts by a draft model, and there is none"
+        if self.has_model and (self.has_drafter or not wanted.takes_model):
+            able = " and ".join(name for name, each in STRATEGIES.items() if each.takes_model)
+            return f"a draft model drafts by the strategies {able}, with no drafter of your own"
+        if not wanted.number and self.has_ngrams:
+            return f"strategy {strategy} drafts from {wanted.evidence} alone, without a graph or a sidecar"
         return ""
 
     def usable(self, rule: RuleName) -> list[StrategyName]:
@@ -62,7 +60,7 @@ class Sources:
         return [
             each
             for each in FITTING[rule]
-            if not self.problem(each) and (self.has_ngrams or self.has_drafter or each not in _NEED_NGRAMS)
+            if not self.problem(each) and (self.has_ngrams or self.has_drafter or not STRATEGIES[each].needs_graph)
         ]
 
     def variations(self) -> list[tuple[Sources, str]]:

@@ -11,7 +11,8 @@ from copy import copy
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import GenerationError, GenerationRequestError
-from speculant_graph.types import SessionOptions, StrategyName, TokenId
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.engine import ActiveSequence, Request, StepOutput
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent

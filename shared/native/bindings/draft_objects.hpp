@@ -65,10 +65,10 @@ class DraftMaker {
 
 /// A draft as Python sees it. `distributions`: that its proposals are of; null if it has none.
 inline nb::object as_draft(const Draft& draft, const std::vector<Distributions::Span>& proposals,
-                           const Distributions* distributions, Strategy strategy, bool ended_early,
+                           const Distributions* distributions, const std::string& strategy, bool ended_early,
                            std::uint64_t draft_id) {
   const DraftMaker& maker = DraftMaker::instance();
-  const nb::object name = nb::steal(PyUnicode_InternFromString(kStrategies[static_cast<std::size_t>(strategy)].name));
+  const nb::object name = nb::steal(PyUnicode_InternFromString(strategy.c_str()));
   nb::object made = nb::make_tuple();
   if (!proposals.empty()) {
     std::vector<std::uint64_t> bounds{0};

@@ -4,8 +4,11 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <algorithm>
 
 #include "arrays.hpp"
 #include "draft_objects.hpp"
@@ -15,7 +18,7 @@ namespace {
 
 using namespace nb::literals;
 
-nb::list as_drafts(const DraftBatch& batch, Strategy strategy) {
+nb::list as_drafts(const DraftBatch& batch, const std::string& strategy) {
   nb::list drafts;
   for (std::size_t index = 0; index < batch.drafts.size(); ++index) {
     drafts.append(as_draft(batch.drafts[index], batch.proposals[index], &batch.distributions, strategy,
@@ -165,19 +168,21 @@ void bind_sequences(nb::module_& module) {
 }
 
 void bind_settings(nb::module_& module) {
-  nb::class_<DraftSettings>(module, "DraftSettings",
-                            "How to draft: strategy and siblings by their numbers on the wire.")
+  nb::class_<DraftSettings>(module, "DraftSettings", "How to draft; siblings by their number on the wire.")
       .def(
           "__init__",
-          [](DraftSettings* self, int strategy, const std::array<bool, kNumSources>& sources, int max_depth,
-             int max_branches, std::int64_t max_candidates, double temperature, bool is_coupled, int siblings,
-             bool omits_proposals) {
-            const auto number = static_cast<std::size_t>(strategy);  // of a negative one, something large
-            if (number >= std::size(kStrategies) || !kStrategies[number].name || siblings < 0 || siblings > 2) {
-              throw RequestError("no such strategy, or no such siblings");
+          [](DraftSettings* self, std::string strategy, const std::string& method, bool fills_budget,
+             const std::array<bool, kNumSources>& sources, int max_depth, int max_branches, std::int64_t max_candidates,
+             double temperature, bool is_coupled, int siblings, bool omits_proposals) {
+            const auto number = std::find(std::begin(kMethods), std::end(kMethods), method) - std::begin(kMethods);
+            if (number == std::ssize(kMethods) || siblings < 0 || siblings > 2) {
+              throw RequestError("no such method, or no such siblings");
             }
-            new (self) DraftSettings{static_cast<Strategy>(strategy),
-                                     {sources, !kStrategies[number].is_from_graph},
+            const auto found = static_cast<Method>(number);
+            new (self) DraftSettings{std::move(strategy),
+                                     found,
+                                     fills_budget,
+                                     {sources, found == Method::kBestFirst},
                                      max_depth,
                                      max_branches,
                                      {max_candidates, temperature},
@@ -185,9 +190,10 @@ void bind_settings(nb::module_& module) {
                                      static_cast<Siblings>(siblings),
                                      omits_proposals};
           },
-          nb::kw_only(), "strategy"_a, "sources"_a, "max_depth"_a, "max_branches"_a, "max_candidates"_a,
-          "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
-          "``sources``: session, corpus, skip-gram, learned, target rows.");
+          nb::kw_only(), "strategy"_a, "method"_a, "fills_budget"_a, "sources"_a, "max_depth"_a, "max_branches"_a,
+          "max_candidates"_a, "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
+          "``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least\n"
+          "probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows.");
 }
 
 }  // namespace
@@ -195,6 +201,9 @@ void bind_settings(nb::module_& module) {
 void bind_drafter(nb::module_& module) {
   module.attr("ROW_WIDTH") = kRowWidth;
   module.attr("ROW_DEPTH") = kRowDepth;
+  module.def(
+      "methods", [] { return std::vector<std::string>(std::begin(kMethods), std::end(kMethods)); },
+      "How strategies may draft, by name.");
   bind_calibration(module);
   bind_sequences(module);
   bind_settings(module);

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from pydantic import Field
@@ -22,20 +22,20 @@ from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.budget import CostCurve, StepBudget, chosen_nodes, curve_of
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.options import NEED_GRAPH
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.strategies import STRATEGIES, NgramStrategyName
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
 from speculant_graph.view.formatting import counted
 
-ReplayStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec", "prompt-lookup"]
+ReplayStrategyName = Literal[NgramStrategyName, "prompt-lookup"]
 """What can be replayed: the strategies of n-grams, and the baseline."""
 
 _SET_BY_THE_BENCH = {"-k": "--budget", "--draft.k": "--budget", "--draft.strategy": "--strategy"}
-_PROMPT_LOOKUP = "prompt-lookup"
+_PROMPT_LOOKUP: Final = "prompt-lookup"
 _LONGEST_NGRAM = 3
 _RESAMPLES = 1_000
 _WARM_UP_TOKENS = 16
@@ -114,8 +114,9 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
     if settings.corpus and settings.graph_path is not None:
         raise ConfigError("--corpus and --graph both name what to draft from; give one of them")
+    has_graph = bool(settings.corpus) or settings.graph_path is not None
     for name in settings.strategy:
-        if name in NEED_GRAPH and not settings.corpus and settings.graph_path is None:
+        if name != _PROMPT_LOOKUP and STRATEGIES[name].needs_graph and not has_graph:
             raise ConfigError(
                 f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
             )

@@ -46,6 +46,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, SequenceAnswer, SequenceStatus, StepRequest
+from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import (
     Draft,
     DrafterState,
@@ -53,7 +54,6 @@ from speculant_graph.types import (
     DraftOptions,
     SequenceStep,
     SessionOptions,
-    StrategyName,
 )
 
 _MAX_EXCHANGES_PER_STEP = 2
@@ -89,7 +89,7 @@ class ClientCore:
         """
         self._address = address
         self._options, self._strategy = options, strategy
-        self._draws = strategy == "sampling" and not options.omit_proposals
+        self._draws = STRATEGIES[strategy].has_proposals and not options.omit_proposals
         self._tokenizer_name = tokenizer_name
         self._too_late = DrafterUnavailableError(f"no draft within {deadline_ms:g} ms")
         self._is_closed = False

@@ -33,6 +33,7 @@ from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, StepRequest
 from speculant_graph.rpc.status import error_of
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
+from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
@@ -92,6 +93,8 @@ class DrafterClient:
         from speculant_graph.draft.options import options_of  # settings are there, so what they load is, too
 
         self._strict = strict
+        self.capabilities = STRATEGIES[draft.strategy]
+        """What its drafts are like."""
         self.deadline_s = config.deadline_ms / 1e3
         """How long a step is waited for."""
         self._open_call_s = max(_OPEN_S, self.deadline_s)

@@ -79,6 +79,8 @@ class SidecarFleet:
         self.clients = clients
         """Of the sidecars, by address."""
         first = next(iter(clients.values()))
+        self.capabilities = first.capabilities
+        """What their drafts are like."""
         self.deadline_s, self.open_deadline_s = first.deadline_s, first.open_deadline_s
         """How long a step and an opening are waited for."""
         self._lock = threading.Lock()

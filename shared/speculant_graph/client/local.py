@@ -20,6 +20,7 @@ from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import NUM_SEEDS, SessionDrafter
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.strategies import STRATEGIES, Capabilities
 from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
@@ -63,6 +64,8 @@ class LocalDrafter:
             ConfigError: the strategy needs a graph.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
+        self.capabilities = STRATEGIES[config.strategy]
+        """What its drafts are like."""
         self._steps = LocalSteps(self._drafter.core)
         self._sessions: dict[int, _Session] = {}
         self._settings = self._drafter.settings(DraftOptions())
@@ -185,6 +188,9 @@ def _columns(feedback: Feedback | None) -> Any:
 
 class NullDrafter:
     """Never drafts: plain decoding."""
+
+    capabilities = Capabilities(summary="nothing", evidence="nothing", runs_by="verifier")
+    """There are no drafts."""
 
     @property
     def state(self) -> DrafterState:

@@ -14,7 +14,8 @@ from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, StrategyName, TokenId
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import Draft, TokenId
 
 
 class DraftGenerator:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields
-from typing import get_args
 
 import numpy as np
 from loguru import logger
@@ -12,19 +11,12 @@ from pydantic import ValidationError
 
 from speculant_graph._core import ROW_WIDTH, DraftSettings
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.read_by import READ_BY
 from speculant_graph.errors import ConfigError, DraftRequestError
-from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions, SiblingsName, StrategyName
+from speculant_graph.strategies import NGRAM_STRATEGIES, READ_BY, STRATEGIES, StrategyName
+from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions, SiblingsName
 from speculant_graph.validation_messages import humanise
 
-__all__ = ["CALIBRATED", "DEFAULT_OPTIONS", "NEED_GRAPH", "REQUEST_OPTIONS", "STRATEGIES", "DraftOptions"]
-
-STRATEGIES: dict[StrategyName, int] = {"greedy": 1, "sampling": 2, "adaptive": 3, "tree": 4, "specexec": 6}
-"""Of n-grams, with their numbers on the wire. ``nasd`` and ``model`` are a verifier's own."""
-CALIBRATED: frozenset[StrategyName] = frozenset(("adaptive", "tree", "specexec"))
-"""Strategies whose path probabilities are calibrated."""
-NEED_GRAPH: tuple[StrategyName, ...] = ("greedy", "sampling")
-"""Strategies that draft from a graph and nothing else."""
+__all__ = ["DEFAULT_OPTIONS", "REQUEST_OPTIONS", "DraftOptions"]
 
 REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
 """Settings that a request may choose."""
@@ -57,8 +49,8 @@ def options_of(config: DraftConfig) -> DraftOptions:
     given = {name: getattr(config, name) for name in config.model_fields_set}
     warn_of_unread(config)
     for name in sorted(given.keys() - {*REQUEST_OPTIONS, "k"}):  # the number of nodes comes with every step
-        if READ_BY.get(name, ()) == ("nasd",):
-            continue  # a sidecar never drafts by it
+        if name in READ_BY and not set(READ_BY[name]).intersection(NGRAM_STRATEGIES):
+            continue  # a sidecar never reads it
         if given[name] != DraftConfig.model_fields[name].default:
             raise ConfigError(f"draft.{name} is for all clients of a sidecar; leave it out here, and set it there")
     return DraftOptions(**{name: value for name, value in given.items() if name in REQUEST_OPTIONS})
@@ -98,8 +90,8 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
         DraftRequestError: an option is out of its bounds.
         ConfigError: the strategy needs a graph, or a draft model.
     """
-    if options.strategy is not None and options.strategy not in get_args(StrategyName):
-        *others, last = [f"'{each}'" for each in STRATEGIES if has_graph or each not in NEED_GRAPH]
+    if options.strategy is not None and options.strategy not in STRATEGIES:
+        *others, last = [f"'{each}'" for each in NGRAM_STRATEGIES if has_graph or not STRATEGIES[each].needs_graph]
         raise DraftRequestError(
             f"the option strategy must be {', '.join(others)} or {last} (got {options.strategy!r})",
             fix="correct it, or leave it out",
@@ -107,9 +99,11 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
         )
     config = changed(config, options)
     require_source(config, has_graph)
-    has_session = "session" in config.sources
+    wanted, has_session = STRATEGIES[config.strategy], "session" in config.sources
     return DraftSettings(
-        strategy=STRATEGIES[config.strategy],
+        strategy=config.strategy,
+        method=wanted.runs_by,
+        fills_budget=wanted.fills_budget,
         siblings=_SIBLINGS.index(options.siblings),
         sources=(
             has_session,
@@ -119,7 +113,7 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
             "recycled" in config.sources,
         ),
         max_depth=config.max_depth,
-        max_branches=config.max_branches,
+        max_branches=config.max_branches if "max_branches" in wanted.reads else 1,
         max_candidates=config.max_candidates,
         temperature=config.temperature,
         is_coupled=options.coupling == "gumbel",
@@ -133,14 +127,15 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
     Raises:
         ConfigError: the strategy needs a graph, or is a verifier's own.
     """
-    if config.strategy not in STRATEGIES:
+    if config.strategy not in NGRAM_STRATEGIES:
         raise ConfigError(f"strategy {config.strategy} drafts in a verifier, without a graph; choose tree here")
-    if config.strategy in NEED_GRAPH and not has_graph:
+    if STRATEGIES[config.strategy].needs_graph and not has_graph:
         raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
 
 
 def target_row_width(config: DraftConfig) -> int:
     """Return how many of the target's top tokens a strategy learns at every verified position; 0 if it learns none."""
-    if config.strategy == "nasd":
+    reads = STRATEGIES[config.strategy].reads
+    if "filler_top_k" in reads:
         return config.filler_top_k if config.filler_top_k > 1 else 0
-    return ROW_WIDTH if config.strategy in CALIBRATED and "recycled" in config.sources else 0
+    return ROW_WIDTH if "sources" in reads and "recycled" in config.sources else 0

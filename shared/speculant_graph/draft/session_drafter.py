@@ -19,11 +19,12 @@ from speculant_graph import _core
 from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.store import LearnedStore, Memory, load_calibration
-from speculant_graph.draft.options import CALIBRATED, DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import num_cores
+from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import Draft, TokenId
 
 MAX_NODES = 2_048
@@ -101,7 +102,7 @@ class SessionDrafter:
         self.config = config = config or DraftConfig()
         has_graph = graph is not None
         strategy, sources = self.config.strategy, self.config.sources
-        if strategy in CALIBRATED and not (sources - {"corpus"} if graph is None else sources):
+        if "sources" in STRATEGIES[strategy].reads and not (sources - {"corpus"} if graph is None else sources):
             raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
         require_source(self.config, graph is not None)
         vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size

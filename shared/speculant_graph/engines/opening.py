@@ -15,6 +15,7 @@ from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import Drafter, Fingerprint, RowDrafter
 
 _PROBE = 0
@@ -91,8 +92,8 @@ def open_sessions(
     if not isinstance(most_drafted, int) or most_drafted < 1:
         raise ConfigError(f"at most {most_drafted!r} tokens can't be drafted; give a whole number from 1")
     config = settings.draft
-    if not makes_trees and config.strategy == "tree":  # the same as a chain
-        config = config.model_copy(update={"strategy": "adaptive"})
+    if not makes_trees and (chain := STRATEGIES[config.strategy].chain):
+        config = config.model_copy(update={"strategy": chain})
     where = settings.client.address or settings.graph_path
     drafter: RowDrafter
     if settings.client.address:

@@ -34,7 +34,8 @@ from speculant_graph.rpc.messages import (
 )
 from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status, to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName, StrategyName
+from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
+from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName
 
 __all__ = ["read_answer_step_id", "read_step_id"]
 
@@ -52,7 +53,7 @@ def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
 
 
 _NUMBERS: dict[str, dict[Any, int]] = {
-    "strategy": _numbers(StrategyName, pb.Strategy, "STRATEGY_"),
+    "strategy": {name: STRATEGIES[name].number for name in NGRAM_STRATEGIES},
     "coupling": _numbers(CouplingName, pb.Coupling, "COUPLING_"),
     "siblings": {"none": pb.SIBLINGS_UNSPECIFIED} | _numbers(SiblingsName, pb.Siblings, "SIBLINGS_"),
 }

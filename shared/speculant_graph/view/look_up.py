@@ -9,11 +9,12 @@ import numpy as np
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.options import CALIBRATED, STRATEGIES, DraftOptions
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc.messages import public_name
+from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES
 from speculant_graph.types import Draft, TokenId
 from speculant_graph.version import VERSION
 from speculant_graph.view.places import locate
@@ -94,7 +95,7 @@ class GraphLookUp:
                 self._order(token_ids, order, question.successors) for order in range(1, self._graph.max_order + 1)
             ],
             "anywhere": self._most_frequent(question.successors) if match is None else [],
-            "blend": self._blended(token_ids, strategy in CALIBRATED, question.successors),
+            "blend": self._blended(token_ids, STRATEGIES[strategy].is_calibrated, question.successors),
             "draft": self._drafted(token_ids, len(whole), question),
             **self._located(token_ids, question.places),
         }
@@ -232,7 +233,11 @@ def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, An
         "version": VERSION,
         "graphs": graphs,
         "defaults": {"strategy": draft.strategy, "budget": default_budget(draft.k)},
-        "strategies": list(STRATEGIES),
+        "strategies": list(NGRAM_STRATEGIES),
+        "capabilities": {
+            name: {"summary": STRATEGIES[name].summary, "has_proposals": STRATEGIES[name].has_proposals}
+            for name in NGRAM_STRATEGIES
+        },
         "limits": {
             "characters": MAX_CHARACTERS,
             "tokens": MAX_TOKENS,

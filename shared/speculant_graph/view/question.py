@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.serving.json_body import read_json
-from speculant_graph.types import NgramStrategyName
+from speculant_graph.strategies import NgramStrategyName
 from speculant_graph.validation_messages import humanise
 
 MAX_CHARACTERS, MAX_TOKENS = 20_000, 4_096

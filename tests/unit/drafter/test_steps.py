@@ -17,13 +17,13 @@ from speculant_drafter.metrics import ServerMetrics
 from speculant_drafter.service import DrafterService
 from speculant_drafter.sessions import Limits, SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import SequenceRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import ANONYMOUS, Principal
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import DraftOptions, Feedback
 from support.graphs import graph_of
 from support.step_reference import ReferenceAnswerer
@@ -140,7 +140,7 @@ def tight_pair(graph_path: Path) -> Pair:
 
 OPTIONS = st.builds(
     DraftOptions,
-    strategy=st.sampled_from([None, *STRATEGIES, "sampling", "tree"]),
+    strategy=st.sampled_from([None, *NGRAM_STRATEGIES, "sampling", "tree"]),
     max_candidates=st.sampled_from([None, 0, 2, 3]),
     omit_proposals=st.sampled_from([False, False, True]),
     max_depth=st.sampled_from([None, 1, 3]),

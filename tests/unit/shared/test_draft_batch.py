@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.draft.options import STRATEGIES, DraftOptions
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import Draft
 from support.graphs import graph_of
 from support.sessions import draft_batch, drafter_of, values_of
@@ -35,7 +36,7 @@ def drafter(graph: NgramGraph) -> SessionDrafter:
 
 @given(
     sequences=SEQUENCES,
-    strategy=st.sampled_from([*STRATEGIES]),
+    strategy=st.sampled_from([*NGRAM_STRATEGIES]),
 )
 def test_contexts_are_drafted_as_sequences_that_just_began(
     drafter: SessionDrafter, sequences: list[list[int]], strategy: Any

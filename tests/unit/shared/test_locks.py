@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph import _core
-from speculant_graph.draft.options import STRATEGIES, DraftOptions
+from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import MAX_NODES, SessionDrafter
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import SequenceRequest, StepRequest
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of, started, values_of
 
@@ -171,7 +172,7 @@ def test_threads_may_use_the_same_sequences(drafter: SessionDrafter) -> None:
             number, start = int(random.choice(numbers)), int(random.integers(0, 40_000))
             drafter.accept(number, TEXT[start : start + int(random.choice([1, 3, 3_000]))], is_prompt=True)
             drafter.accept(number, TEXT[start : start + 3])
-            draft = draft_of(drafter, number, 100, [*STRATEGIES][int(random.integers(len(STRATEGIES)))])
+            draft = draft_of(drafter, number, 100, [*NGRAM_STRATEGIES][int(random.integers(len(NGRAM_STRATEGIES)))])
             drafter.recycle(number, [0], [TEXT[start : start + 4].tolist()])
             assert all(0 <= token_id < VOCABULARY_SIZE for token_id in draft.token_ids)
             drafter.draft_contexts([TEXT[start : start + 9]], [8], [0], [0], DraftOptions("tree"))

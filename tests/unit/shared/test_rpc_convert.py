@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,8 @@ from speculant_graph.rpc.messages import (
 )
 from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
-from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal, StrategyName
+from speculant_graph.strategies import NGRAM_STRATEGIES
+from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal
 from support import answer_reference
 from support.answer_reference import encode_step_answer
 from support.sessions import values_of
@@ -35,7 +36,6 @@ from support.sessions import values_of
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 VOCABULARY_SIZE = 40
 BUDGET = 5
-STRATEGIES = [name for name in get_args(StrategyName) if name not in ("nasd", "model")]  # the verifier's own
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
 
@@ -62,7 +62,7 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
     )
     options = st.builds(
         DraftOptions,
-        st.none() | st.sampled_from(STRATEGIES),
+        st.none() | st.sampled_from(NGRAM_STRATEGIES),
         max_candidates=st.none() | U32,
         omit_proposals=st.booleans(),
         max_depth=st.none() | st.integers(1, 255),

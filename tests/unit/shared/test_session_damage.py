@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from speculant_graph.draft.learning.store import load_calibration, save_calibration
-from speculant_graph.draft.options import STRATEGIES
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, Trie, record_words
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from support.damage import damaged
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of
@@ -21,7 +21,7 @@ def draft_on(graph: NgramGraph) -> None:
     drafter.open(1, learn=True)
     drafter.accept(1, TEXT[:100])
     for position in range(100, 500, 2):
-        draft = draft_of(drafter, 1, 8, [*STRATEGIES][position // 2 % len(STRATEGIES)])
+        draft = draft_of(drafter, 1, 8, [*NGRAM_STRATEGIES][position // 2 % len(NGRAM_STRATEGIES)])
         assert all(0 <= token_id < 2**21 for token_id in draft.token_ids)
         assert all(0.0 <= probability <= 1.0 for probability in draft.path_probabilities)
         drafter.accept(1, TEXT[position : position + 2])

@@ -10,11 +10,11 @@ import pytest
 
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.options import CALIBRATED, STRATEGIES
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, StrategyName
+from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
+from speculant_graph.types import Draft
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of, started, values_of
 
@@ -66,7 +66,7 @@ def test_strategies_that_there_are_not(graph: NgramGraph) -> None:
         drafter_of(graph, sources=[])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
 @pytest.mark.parametrize("configured", ["greedy", "tree"])
 def test_every_strategy(graph: NgramGraph, strategy: StrategyName, configured: StrategyName) -> None:
     drafter = drafter_of(graph, strategy=configured, max_depth=5)
@@ -77,7 +77,7 @@ def test_every_strategy(graph: NgramGraph, strategy: StrategyName, configured: S
         assert draft.strategy == strategy
         assert 0 < len(draft) <= 8
         assert values_of(draft) == values_of(draft_of(drafter, 1, 8, strategy)), "drafting changes nothing"
-        assert bool(draft.path_probabilities) == (strategy in CALIBRATED)
+        assert bool(draft.path_probabilities) == STRATEGIES[strategy].is_calibrated
         assert len(draft.proposals) == (len(draft) if strategy == "sampling" else 0)
         assert draft.is_chain or strategy in {"tree", "specexec"}
         assert draft_of(drafter, 1, 0, strategy) == draft_of(drafter, 1, -3, strategy) == Draft(strategy=strategy)
@@ -85,7 +85,7 @@ def test_every_strategy(graph: NgramGraph, strategy: StrategyName, configured: S
             assert values_of(draft) == values_of(draft_of(drafter, 1, 8))
         drafter.accept(1, CORPUS[start : start + 1])
     learned = not np.array_equal(drafter.calibration.weights, Calibration().weights)
-    assert learned == (strategy in CALIBRATED), "whatever is configured: a session learns as it drafts"
+    assert learned == STRATEGIES[strategy].is_calibrated, "whatever is configured: a session learns as it drafts"
 
 
 @pytest.mark.parametrize("foreign", [-1, -(2**40), VOCABULARY_SIZE, 2**21, 2**31])
@@ -93,12 +93,12 @@ def test_foreign_tokens_end_what_is_known(graph: NgramGraph, foreign: int) -> No
     drafter = drafter_of(graph)
     drafter.open(1, learn=True)
     drafter.accept(1, [1, 2, foreign])
-    for strategy in STRATEGIES:
+    for strategy in NGRAM_STRATEGIES:
         assert draft_of(drafter, 1, strategy=strategy).token_ids == (), strategy
     drafter.accept(1, [50, 51, foreign, 52, 50])
     tokens = draft_of(drafter, 1, 1, "adaptive").token_ids
     assert tokens == (51,)
-    for strategy in STRATEGIES:
+    for strategy in NGRAM_STRATEGIES:
         assert foreign not in draft_of(drafter, 1, strategy=strategy).token_ids
     drafter.close(1)
     assert started(drafter, 2, [50, 51]).token_ids == ()

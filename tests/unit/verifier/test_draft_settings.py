@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.draft.options import READ_BY
+from speculant_graph.strategies import READ_BY
 from speculant_verifier.decoder import SpeculativeDecoder
 from support.tiny_models import tiny_gpt_oss
 

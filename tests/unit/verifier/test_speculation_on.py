@@ -11,7 +11,7 @@ import pytest
 from speculant_graph.budget import CostCurve, StepBudget
 from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
-from speculant_graph.draft.options import STRATEGIES
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import DraftPrice
@@ -78,14 +78,14 @@ def assert_all_is_drafted(drafter, strategy):
     assert verified >= sum(came for _, came in answers[:-4]) * (1.0 if is_chain else 0.9)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
 def test_in_this_process(strategy):
     config = DraftConfig(k=K, strategy=strategy, max_depth=K)
     with closing(LocalDrafter(graph(), config)) as drafter:
         assert_all_is_drafted(drafter, strategy)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
 def test_at_a_sidecar(strategy, tmp_path):
     graph().save(tmp_path / "graph.pkl")
     config = DraftConfig(k=K, strategy=strategy, max_depth=K)

@@ -12,7 +12,8 @@ import pytest
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.types import RuleName, StrategyName
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import RuleName
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.suitability import FITTING, Sources, require_strategy, suited

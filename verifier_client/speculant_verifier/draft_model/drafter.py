@@ -18,6 +18,7 @@ from loguru import logger
 
 from speculant_graph.budget.allowance import Allowance
 from speculant_graph.config import DraftConfig
+from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
@@ -128,6 +129,8 @@ class ModelDrafter:
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._clock = clock
+        self.capabilities = STRATEGIES[config.strategy]
+        """What its drafts are like."""
         self._reliability = Reliability()
         self._sessions: dict[int, _Session] = {}
         self._has_failed = False
@@ -276,7 +279,7 @@ class ModelDrafter:
         tree = session.tree
         chosen = tree.best(session.step.node_budget)
         session.ngrams_indices = [tree.nodes[index].ngrams_index for index in chosen]
-        return tree.draft(chosen, "model" if self._ngrams is None else "tree", session.inner_id)
+        return tree.draft(chosen, self._config.strategy, session.inner_id)
 
     def _max_depth(self, step: SequenceStep) -> int:
         return min(step.node_budget, step.max_depth or self._config.max_depth)

@@ -20,7 +20,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from speculant_graph.types import Draft, DraftSourceName, StrategyName, TokenId
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import Draft, DraftSourceName, TokenId
 
 _SURENESS = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
 """Bounds of classes of the best candidate's probability; below the first there is none."""

@@ -19,6 +19,7 @@ from speculant_graph.types import (
     RuleName,
     SequenceStep,
     SiblingsName,
+    capabilities_of,
 )
 from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.engine.totals import EngineTotals
@@ -30,7 +31,6 @@ from speculant_verifier.structured.constraint import with_forced
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
 """So few are drafted however short memory is."""
-_MAKE_TREES = frozenset(("tree", "specexec", "model"))
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
@@ -51,7 +51,7 @@ class Drafting:
         """Take the drafter and how it drafts, and of the batch how many rows it has."""
         self._target, self._drafter, self._most_nodes = target, drafter, draft.k
         self._drafted_nodes, self._num_rows = draft.k, num_rows
-        self._makes_trees = draft.strategy in _MAKE_TREES
+        self._makes_trees = capabilities_of(drafter, draft.strategy).makes_trees
         self._controller, self._totals = controller, totals
         self._has_warned = False
 

@@ -16,9 +16,8 @@ from loguru import logger
 
 from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
-from speculant_graph.draft.options import CALIBRATED
 from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
-from speculant_graph.types import Drafter, TokenId
+from speculant_graph.types import Drafter, TokenId, capabilities_of
 from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.memory_pressure import MemoryPressure
@@ -89,7 +88,7 @@ class Engine:
         """Which requests run, and the memory of their keys and values."""
         cache, self.prefixes = self.admission.cache, self.admission.prefixes
         self._prefill = Prefill(target, cache, self.prefixes, self.admission.prefill_chunk, self.totals)
-        has_predictions = draft.strategy in CALIBRATED or draft.strategy == "model"
+        has_predictions = capabilities_of(drafter, draft.strategy).is_calibrated
         self._budget = budget or StepBudget(target.typical_cost)
         self._controller = DraftLengthController(
             self._budget, has_predictions=has_predictions, is_measured=budget is not None

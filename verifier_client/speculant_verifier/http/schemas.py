@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, model_va
 from pydantic_core import PydanticCustomError
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.read_by import READ_BY
+from speculant_graph.strategies import READ_BY
 from speculant_graph.types import RuleName
 from speculant_verifier.http.fields import REFUSED, Schema, one_line_of_ignored, require_fields, text_or_list
 from speculant_verifier.http.tool_schemas import MAX_CALLS, MAX_TOOLS, Name, Tool, ToolCall, ToolChoice

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from speculant_graph.config import DraftConfig
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
+from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import (
     Draft,
     DrafterState,
@@ -148,6 +149,8 @@ class NasdDrafter:
             vocabulary_size: random tokens at unknown contexts are below it; with 0 a draft ends there.
         """
         self._config, self._vocabulary_size = config or DraftConfig(strategy="nasd"), vocabulary_size
+        self.capabilities = STRATEGIES["nasd"]
+        """What its drafts are like."""
         self._tenants: OrderedDict[str, NGramCounts] = OrderedDict()  # the longest unused first
         self._sequences: dict[int, _Sequence] = {}
         self._draft_ids = itertools.count(1)

@@ -172,21 +172,13 @@ function drawSuccessors() {
 }
 
 const BLENDS = {
-  longest: "What followed the longest known context, shorter ones aside. Greedy and sampling draft from it.",
-  calibrated: "All known contexts and the text itself, weighted by how far each kind was right. Trees and adaptive chains draft from it.",
-};
-
-const STRATEGIES = {
-  greedy: "The most frequent successor of the longest known context, again and again.",
-  sampling: "Drawn from the distribution; another seed draws others.",
-  adaptive: "A chain of what is most probable.",
-  tree: "The most probable paths, best first.",
-  specexec: "The tree, however much verifying it costs.",
+  longest: "What followed the longest known context, shorter ones aside. Strategies of the graph alone draft from it.",
+  calibrated: "All known contexts and the text itself, weighted by how far each kind was right. The other strategies draft from it.",
 };
 
 function draftNote() {
   const { strategy, nodes, ended_early: ended, budget } = answer.draft;
-  const what = STRATEGIES[strategy] ?? "";
+  const what = `${about.capabilities[strategy].summary}.`.replace(/^./, (first) => first.toUpperCase());
   if (!nodes.length) return `${what} Empty: nothing is known here that it could draft from.`;
   const number = ended ? `${counted(nodes.length, "node")} of ${budget}: no more is known.` : `${counted(nodes.length, "node")}.`;
   return `${what} ${number}`;
@@ -210,7 +202,7 @@ function fillControls() {
   byId("budget").max = about.limits.budget;
   byId("budget").value = state.budget;
   byId("seed").value = state.seed;
-  byId("seed-field").hidden = state.strategy !== "sampling";
+  byId("seed-field").hidden = !about.capabilities[state.strategy].has_proposals;
   byId("most").value = state.most;
   describeGraph();
 }
@@ -258,7 +250,7 @@ function number(input, change) {
 number(byId("budget"), (budget) => ({ budget }));
 number(byId("seed"), (seed) => ({ seed }));
 byId("strategy").addEventListener("change", (event) => {
-  byId("seed-field").hidden = event.target.value !== "sampling";
+  byId("seed-field").hidden = !about.capabilities[event.target.value].has_proposals;
   again({ strategy: event.target.value });
 });
 byId("most").addEventListener("change", (event) => again({ most: Number(event.target.value) }));

@@ -1,0 +1,98 @@
+"""Every drafting strategy, one record each: whatever asks about a strategy reads it here. Loads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+NgramStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec"]
+"""Strategies that draft from n-grams in the core, in any process; a sidecar serves them."""
+
+StrategyName = Literal[NgramStrategyName, "nasd", "model"]
+"""How a draft is made (see :class:`~speculant_graph.config.DraftConfig`); the last ones are a verifier's own."""
+
+RunnerName = Literal["most-frequent", "drawn", "best-first", "verifier", "draft-model"]
+"""What drafts: a method of the core, a drafter in the verifier's process, or the draft model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a strategy does."""
+
+    summary: str
+    """What it drafts, for ``--help`` and pages: a phrase without a full stop."""
+    evidence: str
+    """What it drafts from, for pages and messages."""
+    runs_by: RunnerName
+    """What drafts, and so where."""
+    number: int = 0
+    """``Strategy`` on the wire; 0: a verifier's own, which no sidecar serves."""
+    reads: tuple[str, ...] = ()
+    """Settings of ``[draft]`` that it reads, of those that not every strategy does."""
+    makes_trees: bool = False
+    """Whether it drafts trees whatever the rule is."""
+    chain: StrategyName | None = None
+    """The same strategy for engines that verify no trees, if there is one."""
+    is_calibrated: bool = False
+    """Whether path probabilities are estimates of acceptance; else drafts have none."""
+    has_proposals: bool = False
+    """Whether tokens are drawn from distributions q, which it returns; it draws siblings for rules that want them."""
+    needs_graph: bool = False
+    """Whether it drafts from the graph and nothing else."""
+    fills_budget: bool = False
+    """Whether it drafts as many nodes as were asked for, however improbable they are."""
+    takes_model: bool = False
+    """Whether a draft model may draft with it."""
+
+
+STRATEGIES: dict[StrategyName, Capabilities] = {
+    "tree": Capabilities(
+        summary="the most probable paths, best first: the most tokens a step", evidence="all sources",
+        runs_by="best-first", number=4, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
+        makes_trees=True, chain="adaptive", is_calibrated=True, takes_model=True,
+    ),
+    "adaptive": Capabilities(
+        summary="a chain of the most probable tokens, by calibrated probability of acceptance", evidence="all sources",
+        runs_by="best-first", number=3, reads=("sources", "max_depth", "max_learned_tokens"), is_calibrated=True,
+    ),
+    "specexec": Capabilities(
+        summary="the paths of tree, however much verifying them costs", evidence="all sources",
+        runs_by="best-first", number=6, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
+        makes_trees=True, is_calibrated=True, fills_budget=True,
+    ),
+    "sampling": Capabilities(
+        summary="tokens drawn from the distribution after the longest known context, which is returned as q; a tree "
+        "for the rules tree-wor and tree-iid, else a chain", evidence="the graph",
+        runs_by="drawn", number=2, reads=("max_candidates", "temperature", "max_depth", "max_branches"),
+        has_proposals=True, needs_graph=True,
+    ),
+    "greedy": Capabilities(
+        summary="a chain of the most frequent successors of the longest known context", evidence="the graph",
+        runs_by="most-frequent", number=1, needs_graph=True,
+    ),
+    "nasd": Capabilities(
+        summary="in a verifier alone, a chain from n-grams that are stored while sequences are decoded",
+        evidence="the tenant's sequences",
+        runs_by="verifier", reads=("max_learned_tokens", "n", "filler_top_k", "stop_if_unknown"),
+    ),
+    "model": Capabilities(
+        summary="in a verifier alone, a tree of what its draft model finds most probable", evidence="the draft model",
+        runs_by="draft-model", reads=("max_depth", "max_branches"),
+        makes_trees=True, is_calibrated=True, takes_model=True,
+    ),
+}  # fmt: skip
+"""By name, the best first."""
+
+NGRAM_STRATEGIES: tuple[NgramStrategyName, ...] = get_args(NgramStrategyName)
+"""In the order in which people are shown them."""
+
+READ_BY: dict[str, tuple[StrategyName, ...]] = {
+    setting: tuple(name for name in get_args(StrategyName) if setting in STRATEGIES[name].reads)
+    for setting in dict.fromkeys(setting for each in STRATEGIES.values() for setting in each.reads)
+}
+"""Settings of ``[draft]`` that not every strategy reads, and the strategies that do."""
+
+
+def described(names: tuple[StrategyName, ...]) -> str:
+    """Return what strategies draft, for ``--help``."""
+    return " ".join(f"'{name}': {STRATEGIES[name].summary}." for name in names)
