@@ -57,7 +57,7 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
     ),
     "specexec": Capabilities(
         summary="the paths of tree, however much verifying them costs", evidence="all sources",
-        runs_by="best-first", number=6, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
+        runs_by="best-first", number=5, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
         makes_trees=True, is_calibrated=True, fills_budget=True,
     ),
     "sampling": Capabilities(

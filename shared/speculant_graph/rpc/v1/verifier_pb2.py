@@ -25,55 +25,55 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%speculant_graph/rpc/v1/verifier.proto\x12\x16speculant_graph.rpc.v1\x1a\x1egoogle/protobuf/duration.proto\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xe0\x04\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x37\n\x0clogit_biases\x18\t \x03(\x0b\x32!.speculant_graph.rpc.v1.TokenBias\x12\x14\n\x0cstop_strings\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x19\n\x11ignore_end_tokens\x18\r \x01(\x08\x12\x11\n\x04seed\x18\x0e \x01(\x06H\x05\x88\x01\x01\x12\x13\n\x0bnum_samples\x18\x0f \x01(\r\x12\x18\n\x10num_top_logprobs\x18\x10 \x01(\r\x12\x10\n\x08logprobs\x18\x11 \x01(\x08\x12\x18\n\x10presence_penalty\x18\x12 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x13 \x01(\x02\x12\x13\n\x0bjson_schema\x18\x14 \x01(\t\x12\x0f\n\x07grammar\x18\x17 \x01(\t\x12\x12\n\nprediction\x18\x18 \x01(\tB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedJ\x04\x08\x08\x10\tJ\x04\x08\n\x10\x0bJ\x04\x08\x15\x10\x16J\x04\x08\x16\x10\x17\"\xb9\x03\n\x12SpeculationOptions\x12\x36\n\x04rule\x18\x01 \x01(\x0e\x32(.speculant_graph.rpc.v1.VerificationRule\x12\r\n\x05graph\x18\x03 \x01(\t\x12\x12\n\x05learn\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x18\n\x0bnode_budget\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tmax_depth\x18\t \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11\x64raft_temperature\x18\n \x01(\x01H\x03\x88\x01\x01\x12\x14\n\x07\x64raft_n\x18\x0b \x01(\rH\x04\x88\x01\x01\x12\x1f\n\x12\x64raft_filler_top_k\x18\x0c \x01(\rH\x05\x88\x01\x01\x12\"\n\x15\x64raft_stop_if_unknown\x18\r \x01(\x08H\x06\x88\x01\x01\x42\x08\n\x06_learnB\x0e\n\x0c_node_budgetB\x0c\n\n_max_depthB\x14\n\x12_draft_temperatureB\n\n\x08_draft_nB\x15\n\x13_draft_filler_top_kB\x18\n\x16_draft_stop_if_unknownJ\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x04\x43hat\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.speculant_graph.rpc.v1.ChatMessage\"\x9c\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12>\n\rprompt_tokens\x18\x03 \x01(\x0b\x32%.speculant_graph.rpc.v1.TokenSequenceH\x00\x12,\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1c.speculant_graph.rpc.v1.ChatH\x00\x12\x39\n\x08sampling\x18\x05 \x01(\x0b\x32\'.speculant_graph.rpc.v1.SamplingOptions\x12?\n\x0bspeculation\x18\x06 \x01(\x0b\x32*.speculant_graph.rpc.v1.SpeculationOptionsB\x07\n\x05inputJ\x04\x08\x01\x10\x02\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x91\x02\n\x10GenerateResponse\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.speculant_graph.rpc.v1.TokenLogprobs\x12;\n\rfinish_reason\x18\x06 \x01(\x0e\x32$.speculant_graph.rpc.v1.FinishReason\x12@\n\nstatistics\x18\x07 \x01(\x0b\x32,.speculant_graph.rpc.v1.GenerationStatistics\"\xb3\x03\n\x14GenerationStatistics\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12!\n\x19num_steps_without_drafter\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x18\n\x10\x64rafted_by_depth\x18\x07 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x08 \x03(\r\x12\x36\n\x13time_to_first_token\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04seed\x18\x0b \x01(\x06\x12\x0f\n\x07warning\x18\x0c \x01(\t\x12\x12\n\nnum_drafts\x18\r \x01(\r\x12\x1d\n\x15num_from_target_cache\x18\x0e \x01(\r\x12\x1d\n\x15num_from_prefix_cache\x18\x0f \x01(\r\"\'\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\xc4\x02\n\x0f\x44raftModelState\x12\r\n\x05names\x18\x01 \x03(\t\x12\x30\n\x07present\x18\x02 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x31\n\x08previous\x18\x03 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x17\n\nacceptance\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rjudged_tokens\x18\x05 \x01(\r\x12 \n\x13previous_acceptance\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06passes\x18\x08 \x01(\x04\x12.\n\x0bpasses_time\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_acceptanceB\x16\n\x14_previous_acceptanceJ\x04\x08\x07\x10\x08\"\x15\n\x13ListAdaptersRequest\"N\n\x14ListAdaptersResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\"\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"M\n\x13LoadAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\x18\n\x16RollbackAdapterRequest\"Q\n\x17RollbackAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState*\x9f\x02\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1c\n\x18VERIFICATION_RULE_FOLLOW\x10\x01\x12\x1b\n\x17VERIFICATION_RULE_TOKEN\x10\x02\x12\x1b\n\x17VERIFICATION_RULE_BLOCK\x10\x03\x12\x1a\n\x16VERIFICATION_RULE_NASD\x10\x04\x12.\n*VERIFICATION_RULE_TREE_WITHOUT_REPLACEMENT\x10\x05\x12&\n\"VERIFICATION_RULE_TREE_INDEPENDENT\x10\x06\x12\x1c\n\x18VERIFICATION_RULE_GUMBEL\x10\x07*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x03\x32r\n\x0fVerifierService\x12_\n\x08Generate\x12\'.speculant_graph.rpc.v1.GenerateRequest\x1a(.speculant_graph.rpc.v1.GenerateResponse0\x01\x32\xdd\x02\n\x14VerifierAdminService\x12i\n\x0cListAdapters\x12+.speculant_graph.rpc.v1.ListAdaptersRequest\x1a,.speculant_graph.rpc.v1.ListAdaptersResponse\x12\x66\n\x0bLoadAdapter\x12*.speculant_graph.rpc.v1.LoadAdapterRequest\x1a+.speculant_graph.rpc.v1.LoadAdapterResponse\x12r\n\x0fRollbackAdapter\x12..speculant_graph.rpc.v1.RollbackAdapterRequest\x1a/.speculant_graph.rpc.v1.RollbackAdapterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%speculant_graph/rpc/v1/verifier.proto\x12\x16speculant_graph.rpc.v1\x1a\x1egoogle/protobuf/duration.proto\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xc8\x04\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x37\n\x0clogit_biases\x18\x08 \x03(\x0b\x32!.speculant_graph.rpc.v1.TokenBias\x12\x14\n\x0cstop_strings\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x19\n\x11ignore_end_tokens\x18\x0b \x01(\x08\x12\x11\n\x04seed\x18\x0c \x01(\x06H\x05\x88\x01\x01\x12\x13\n\x0bnum_samples\x18\r \x01(\r\x12\x18\n\x10num_top_logprobs\x18\x0e \x01(\r\x12\x10\n\x08logprobs\x18\x0f \x01(\x08\x12\x18\n\x10presence_penalty\x18\x10 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x11 \x01(\x02\x12\x13\n\x0bjson_schema\x18\x12 \x01(\t\x12\x0f\n\x07grammar\x18\x13 \x01(\t\x12\x12\n\nprediction\x18\x14 \x01(\tB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\xa7\x03\n\x12SpeculationOptions\x12\x36\n\x04rule\x18\x01 \x01(\x0e\x32(.speculant_graph.rpc.v1.VerificationRule\x12\r\n\x05graph\x18\x02 \x01(\t\x12\x12\n\x05learn\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x18\n\x0bnode_budget\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tmax_depth\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11\x64raft_temperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x14\n\x07\x64raft_n\x18\x08 \x01(\rH\x04\x88\x01\x01\x12\x1f\n\x12\x64raft_filler_top_k\x18\t \x01(\rH\x05\x88\x01\x01\x12\"\n\x15\x64raft_stop_if_unknown\x18\n \x01(\x08H\x06\x88\x01\x01\x42\x08\n\x06_learnB\x0e\n\x0c_node_budgetB\x0c\n\n_max_depthB\x14\n\x12_draft_temperatureB\n\n\x08_draft_nB\x15\n\x13_draft_filler_top_kB\x18\n\x16_draft_stop_if_unknown\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"=\n\x04\x43hat\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.speculant_graph.rpc.v1.ChatMessage\"\x96\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12>\n\rprompt_tokens\x18\x02 \x01(\x0b\x32%.speculant_graph.rpc.v1.TokenSequenceH\x00\x12,\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1c.speculant_graph.rpc.v1.ChatH\x00\x12\x39\n\x08sampling\x18\x04 \x01(\x0b\x32\'.speculant_graph.rpc.v1.SamplingOptions\x12?\n\x0bspeculation\x18\x05 \x01(\x0b\x32*.speculant_graph.rpc.v1.SpeculationOptionsB\x07\n\x05input\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x91\x02\n\x10GenerateResponse\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.speculant_graph.rpc.v1.TokenLogprobs\x12;\n\rfinish_reason\x18\x06 \x01(\x0e\x32$.speculant_graph.rpc.v1.FinishReason\x12@\n\nstatistics\x18\x07 \x01(\x0b\x32,.speculant_graph.rpc.v1.GenerationStatistics\"\xb3\x03\n\x14GenerationStatistics\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12!\n\x19num_steps_without_drafter\x18\x04 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x18\n\x10\x64rafted_by_depth\x18\x07 \x03(\r\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x08 \x03(\r\x12\x36\n\x13time_to_first_token\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04seed\x18\x0b \x01(\x06\x12\x0f\n\x07warning\x18\x0c \x01(\t\x12\x12\n\nnum_drafts\x18\r \x01(\r\x12\x1d\n\x15num_from_target_cache\x18\x0e \x01(\r\x12\x1d\n\x15num_from_prefix_cache\x18\x0f \x01(\r\"\'\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\xbe\x02\n\x0f\x44raftModelState\x12\r\n\x05names\x18\x01 \x03(\t\x12\x30\n\x07present\x18\x02 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x31\n\x08previous\x18\x03 \x01(\x0b\x32\x1f.speculant_graph.rpc.v1.Adapter\x12\x17\n\nacceptance\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rjudged_tokens\x18\x05 \x01(\r\x12 \n\x13previous_acceptance\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06passes\x18\x07 \x01(\x04\x12.\n\x0bpasses_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_acceptanceB\x16\n\x14_previous_acceptance\"\x15\n\x13ListAdaptersRequest\"N\n\x14ListAdaptersResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\"\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"M\n\x13LoadAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState\"\x18\n\x16RollbackAdapterRequest\"Q\n\x17RollbackAdapterResponse\x12\x36\n\x05state\x18\x01 \x01(\x0b\x32\'.speculant_graph.rpc.v1.DraftModelState*\x9f\x02\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1c\n\x18VERIFICATION_RULE_FOLLOW\x10\x01\x12\x1b\n\x17VERIFICATION_RULE_TOKEN\x10\x02\x12\x1b\n\x17VERIFICATION_RULE_BLOCK\x10\x03\x12\x1a\n\x16VERIFICATION_RULE_NASD\x10\x04\x12.\n*VERIFICATION_RULE_TREE_WITHOUT_REPLACEMENT\x10\x05\x12&\n\"VERIFICATION_RULE_TREE_INDEPENDENT\x10\x06\x12\x1c\n\x18VERIFICATION_RULE_GUMBEL\x10\x07*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x03\x32r\n\x0fVerifierService\x12_\n\x08Generate\x12\'.speculant_graph.rpc.v1.GenerateRequest\x1a(.speculant_graph.rpc.v1.GenerateResponse0\x01\x32\xdd\x02\n\x14VerifierAdminService\x12i\n\x0cListAdapters\x12+.speculant_graph.rpc.v1.ListAdaptersRequest\x1a,.speculant_graph.rpc.v1.ListAdaptersResponse\x12\x66\n\x0bLoadAdapter\x12*.speculant_graph.rpc.v1.LoadAdapterRequest\x1a+.speculant_graph.rpc.v1.LoadAdapterResponse\x12r\n\x0fRollbackAdapter\x12..speculant_graph.rpc.v1.RollbackAdapterRequest\x1a/.speculant_graph.rpc.v1.RollbackAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'speculant_graph.rpc.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFICATIONRULE']._serialized_start=3118
-  _globals['_VERIFICATIONRULE']._serialized_end=3405
-  _globals['_FINISHREASON']._serialized_start=3407
-  _globals['_FINISHREASON']._serialized_end=3527
+  _globals['_VERIFICATIONRULE']._serialized_start=3064
+  _globals['_VERIFICATIONRULE']._serialized_end=3351
+  _globals['_FINISHREASON']._serialized_start=3353
+  _globals['_FINISHREASON']._serialized_end=3473
   _globals['_TOKENBIAS']._serialized_start=97
   _globals['_TOKENBIAS']._serialized_end=140
   _globals['_TOKENSEQUENCE']._serialized_start=142
   _globals['_TOKENSEQUENCE']._serialized_end=176
   _globals['_SAMPLINGOPTIONS']._serialized_start=179
-  _globals['_SAMPLINGOPTIONS']._serialized_end=787
-  _globals['_SPECULATIONOPTIONS']._serialized_start=790
-  _globals['_SPECULATIONOPTIONS']._serialized_end=1231
-  _globals['_CHATMESSAGE']._serialized_start=1233
-  _globals['_CHATMESSAGE']._serialized_end=1277
-  _globals['_CHAT']._serialized_start=1279
-  _globals['_CHAT']._serialized_end=1340
-  _globals['_GENERATEREQUEST']._serialized_start=1343
-  _globals['_GENERATEREQUEST']._serialized_end=1627
-  _globals['_TOKENLOGPROBS']._serialized_start=1629
-  _globals['_TOKENLOGPROBS']._serialized_end=1706
-  _globals['_GENERATERESPONSE']._serialized_start=1709
-  _globals['_GENERATERESPONSE']._serialized_end=1982
-  _globals['_GENERATIONSTATISTICS']._serialized_start=1985
-  _globals['_GENERATIONSTATISTICS']._serialized_end=2420
-  _globals['_ADAPTER']._serialized_start=2422
-  _globals['_ADAPTER']._serialized_end=2461
-  _globals['_DRAFTMODELSTATE']._serialized_start=2464
-  _globals['_DRAFTMODELSTATE']._serialized_end=2788
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=2790
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=2811
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=2813
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=2891
-  _globals['_LOADADAPTERREQUEST']._serialized_start=2893
-  _globals['_LOADADAPTERREQUEST']._serialized_end=2927
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=2929
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=3006
-  _globals['_ROLLBACKADAPTERREQUEST']._serialized_start=3008
-  _globals['_ROLLBACKADAPTERREQUEST']._serialized_end=3032
-  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_start=3034
-  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_end=3115
-  _globals['_VERIFIERSERVICE']._serialized_start=3529
-  _globals['_VERIFIERSERVICE']._serialized_end=3643
-  _globals['_VERIFIERADMINSERVICE']._serialized_start=3646
-  _globals['_VERIFIERADMINSERVICE']._serialized_end=3995
+  _globals['_SAMPLINGOPTIONS']._serialized_end=763
+  _globals['_SPECULATIONOPTIONS']._serialized_start=766
+  _globals['_SPECULATIONOPTIONS']._serialized_end=1189
+  _globals['_CHATMESSAGE']._serialized_start=1191
+  _globals['_CHATMESSAGE']._serialized_end=1235
+  _globals['_CHAT']._serialized_start=1237
+  _globals['_CHAT']._serialized_end=1298
+  _globals['_GENERATEREQUEST']._serialized_start=1301
+  _globals['_GENERATEREQUEST']._serialized_end=1579
+  _globals['_TOKENLOGPROBS']._serialized_start=1581
+  _globals['_TOKENLOGPROBS']._serialized_end=1658
+  _globals['_GENERATERESPONSE']._serialized_start=1661
+  _globals['_GENERATERESPONSE']._serialized_end=1934
+  _globals['_GENERATIONSTATISTICS']._serialized_start=1937
+  _globals['_GENERATIONSTATISTICS']._serialized_end=2372
+  _globals['_ADAPTER']._serialized_start=2374
+  _globals['_ADAPTER']._serialized_end=2413
+  _globals['_DRAFTMODELSTATE']._serialized_start=2416
+  _globals['_DRAFTMODELSTATE']._serialized_end=2734
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=2736
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=2757
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=2759
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=2837
+  _globals['_LOADADAPTERREQUEST']._serialized_start=2839
+  _globals['_LOADADAPTERREQUEST']._serialized_end=2873
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=2875
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=2952
+  _globals['_ROLLBACKADAPTERREQUEST']._serialized_start=2954
+  _globals['_ROLLBACKADAPTERREQUEST']._serialized_end=2978
+  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_start=2980
+  _globals['_ROLLBACKADAPTERRESPONSE']._serialized_end=3061
+  _globals['_VERIFIERSERVICE']._serialized_start=3475
+  _globals['_VERIFIERSERVICE']._serialized_end=3589
+  _globals['_VERIFIERADMINSERVICE']._serialized_start=3592
+  _globals['_VERIFIERADMINSERVICE']._serialized_end=3941
 # @@protoc_insertion_point(module_scope)
