@@ -45,6 +45,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell ``.ci/run`` of every test that has run."""
+    if report.when == "call" and (path := os.environ.get("SPECULANT_TESTS_RUN")):
+        with open(path, "ab") as counted:
+            counted.write(b".")
+
+
 def pytest_unconfigure() -> None:
     """Let the interpreter collect everything at its end: the core reports what outlives it."""
     gc.unfreeze()
