@@ -10,7 +10,6 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 
@@ -21,17 +20,19 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from speculant_drafter.graphs import GraphRegistry, ServedGraph
+from speculant_drafter.graphs import GraphRegistry, ServedGraph, loading
 from speculant_graph.config import AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer, local_tokenizer
 from speculant_graph.errors import (
+    ANSWERS,
     AccessError,
+    ApiError,
     ConfigError,
-    DrafterUnavailableError,
-    DraftLimitError,
     DraftRequestError,
+    OverloadError,
+    SpeculantError,
     TokenizerMismatchError,
-    UnauthenticatedError,
+    UnavailableError,
     UnknownGraphError,
 )
 from speculant_graph.rpc.addresses import is_loopback
@@ -60,20 +61,12 @@ SECURITY = {
 _MAX_WAITING = 8
 """Most requests for data at a time."""
 _MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
-_STATUS_OF_ERROR: dict[type[BaseException], int] = {
-    ConfigError: 400,
-    DraftRequestError: 400,
-    UnknownGraphError: 404,
-    DraftLimitError: 429,
-    DrafterUnavailableError: 503,
-    AccessError: 403,
-    UnauthenticatedError: 401,
-}
 _PATHS = "/metrics, /healthz, /explorer/ and /explorer/api/v1/graphs"
 _NO_TOKENIZER = (
     "the sidecar does not have the graph's tokenizer; put its tokenizer.json beside the graph file and install "
     '"speculant-graph[build]", or use token ids'
 )
+_FAILED = "the sidecar failed on this request; its log says why"
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -81,7 +74,7 @@ def create_app(
     explorer: Explorer,
     read_policy: Callable[[], AccessPolicy],
     render_metrics: Callable[[], bytes],
-    read_problem: Callable[[], str],
+    read_problem: Callable[[], UnavailableError | None],
 ) -> ASGIApp:
     """Return what a sidecar answers over HTTP as an ASGI application.
 
@@ -89,7 +82,7 @@ def create_app(
         explorer: answers below ``/explorer``.
         read_policy: returns which clients may call, at present.
         render_metrics: text for Prometheus.
-        read_problem: why nothing is served, one line; empty if it is.
+        read_problem: why nothing is served; None if it is.
     """
     rules = AccessRules(
         prefixes=(API,) if explorer.is_open else (),
@@ -106,13 +99,13 @@ def create_app(
 
     async def health(request: Request) -> Response:
         problem = read_problem()
-        return PlainTextResponse(f"{problem or 'ok'}\n", 503 if problem else 200, _NO_STORE)
+        return PlainTextResponse(f"{problem.message if problem else 'ok'}\n", 503 if problem else 200, _NO_STORE)
 
     async def refuse_request(request: Request, error: Exception) -> Response:
         return refuse(error)
 
     # Unknown errors are raised again after the response, so the log gets them.
-    handlers: Any = dict.fromkeys((*_STATUS_OF_ERROR, HTTPException, Exception), refuse_request)
+    handlers: Any = dict.fromkeys((SpeculantError, HTTPException, Exception), refuse_request)
     app = Starlette(
         routes=[Route("/", index), Route("/metrics", metrics), Route("/healthz", health), *explorer.routes()],
         exception_handlers=handlers,
@@ -124,19 +117,17 @@ def create_app(
 def refuse(error: Exception) -> Response:
     """Return the answer to a request that failed: a status, and one line that ends in what to do."""
     headers = dict(SECURITY)
-    if isinstance(error, HTTPException):
-        status, message = error.status_code, error.detail
+    if isinstance(error, HTTPException):  # the framework's
+        status = error.status_code
         headers |= error.headers or {}
-        if message == HTTPStatus(status).phrase:  # the framework's
-            use = headers.get("Allow", "GET").replace(", ", " or ")
-            message = f"use {use} here" if status == 405 else f"there is nothing at this path; there are {_PATHS}"
+        use = headers.get("Allow", "GET").replace(", ", " or ")
+        message = f"use {use} here" if status == 405 else f"there is nothing at this path; there are {_PATHS}"
     else:
-        known = next((each for each in type(error).__mro__ if each in _STATUS_OF_ERROR), None)
-        status = 500 if known is None else _STATUS_OF_ERROR[known]
-        message = str(error) if known else "the sidecar failed on this request; its log says why"
+        status = ANSWERS[error.kind].http if isinstance(error, SpeculantError) else 500
+        message = str(error) if status < 500 or isinstance(error, UnavailableError) else _FAILED
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, DraftLimitError) and error.retry_delay_s:
+    if isinstance(error, OverloadError):
         headers["Retry-After"] = f"{error.retry_delay_s:.0f}"
     return json_response({"error": message}, status, headers)
 
@@ -191,8 +182,10 @@ class Explorer:
         ]
 
     async def _closed(self, request: Request) -> Response:
-        raise HTTPException(
-            404, "the explorer is off at this address; set server.metrics_listen to 127.0.0.1, or ask for it by SSH"
+        raise ApiError(
+            "no_such_path",
+            "the explorer is off at this address",
+            fix="set server.metrics_listen to 127.0.0.1, or ask for it by SSH",
         )
 
     async def _redirect(self, request: Request) -> Response:
@@ -208,7 +201,7 @@ class Explorer:
     async def _list(self, request: Request) -> Response:
         principal = _principal(request)
         if not self._graphs.is_ready:
-            raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
+            raise loading()
         graphs = [
             described(
                 served.graph,
@@ -234,7 +227,7 @@ class Explorer:
         # A graph that a client may not use is like one that is not there.
         served = next((served for served in self._graphs if served.name == name), None)
         if served is None and not self._graphs.is_ready:
-            raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
+            raise loading()
         if served is None or not principal.may_use_graph(name):
             raise UnknownGraphError(f"no graph of this name is served; ask GET {_GRAPHS} which there are")
         return served

@@ -20,10 +20,10 @@ from speculant_graph.draft.learning.store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import (
     ConfigError,
-    DrafterUnavailableError,
     GraphFileError,
     SpeculantError,
     TokenizerMismatchError,
+    UnavailableError,
     UnknownGraphError,
 )
 from speculant_graph.graph.ngrams import NgramGraph
@@ -55,6 +55,11 @@ class ServedGraph:
     """The tokenizer that its ids are of."""
     num_sessions: int = 0
     """Sessions that draft from it."""
+
+
+def loading() -> UnavailableError:
+    """Return why nothing is served before the graphs are there."""
+    return UnavailableError("graphs are being loaded", fix="try again in a moment")
 
 
 class GraphRegistry:
@@ -94,14 +99,14 @@ class GraphRegistry:
         """Return a graph; the default one for an empty name.
 
         Raises:
-            DrafterUnavailableError: graphs are still being loaded.
+            UnavailableError: graphs are still being loaded.
             UnknownGraphError: there is none of this name.
         """
         served = self._served.get(name or self.default)
         if served is not None:
             return served
         if not self.is_ready:
-            raise DrafterUnavailableError("the drafter is loading its graphs; try again in a moment")
+            raise loading()
         raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
 
     @property

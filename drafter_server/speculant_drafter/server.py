@@ -13,17 +13,18 @@ from loguru import logger
 from prometheus_client import generate_latest
 
 from speculant_drafter.app import PATH, Explorer, create_app
-from speculant_drafter.graphs import GraphRegistry
+from speculant_drafter.graphs import GraphRegistry, loading
 from speculant_drafter.metrics import ServerMetrics
 from speculant_drafter.service import (
     ADMIN_SERVICE_NAME,
     SERVICE_NAME,
     DrafterAdminService,
     DrafterService,
+    shutting_down,
 )
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, ServerConfig
-from speculant_graph.errors import ConfigError, SpeculantError
+from speculant_graph.errors import ConfigError, SpeculantError, UnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.grpc_endpoint import CallInterceptor, GrpcEndpoint
 from speculant_graph.serving.http import HttpServer, HttpThread
@@ -209,7 +210,7 @@ class DrafterServer:
         metrics.learned_failing.set(self._graphs.is_failing_to_learn)
         return generate_latest(metrics.registry)
 
-    def _problem(self) -> str:
+    def _problem(self) -> UnavailableError | None:
         if self._is_stopping:
-            return "the drafter is shutting down"
-        return "" if self._graphs.is_ready else "graphs are being loaded"
+            return shutting_down()
+        return None if self._graphs.is_ready else loading()

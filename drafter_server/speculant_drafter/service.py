@@ -23,9 +23,9 @@ from speculant_graph import _core
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import changed
 from speculant_graph.errors import (
-    DrafterUnavailableError,
     DraftRequestError,
     GraphFileError,
+    ShutdownError,
     TokenizerMismatchError,
     UnknownGraphError,
 )
@@ -46,6 +46,11 @@ _NUM_LONG_STEPS = 4
 """Threads for such steps: one can't make all others wait, and they leave the event loop its core."""
 _ANY_CONFIG = DraftConfig()
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
+
+
+def shutting_down() -> ShutdownError:
+    """Return why a drafter that is about to end takes no more requests."""
+    return ShutdownError("the drafter is shutting down", fix="ask another, or try again later")
 
 
 class DrafterService:
@@ -119,7 +124,7 @@ class DrafterService:
 
     async def _next_request(self, context: Any) -> Any:
         if self._is_draining:
-            raise DrafterUnavailableError("the drafter is shutting down")
+            raise shutting_down()
         task = asyncio.current_task()
         assert task is not None
         self._reading.add(task)
@@ -128,7 +133,7 @@ class DrafterService:
         except asyncio.CancelledError:
             if not self._is_draining:
                 raise
-            raise DrafterUnavailableError("the drafter is shutting down") from None
+            raise shutting_down() from None
         finally:
             self._reading.discard(task)
 
@@ -229,7 +234,7 @@ class DrafterService:
         """Return the default graph's generation, for an answer that no graph gave.
 
         Raises:
-            DrafterUnavailableError: graphs are still being loaded.
+            UnavailableError: graphs are still being loaded.
         """
         return self._graphs.get("").generation
 
@@ -238,7 +243,7 @@ class DrafterService:
 
         Raises:
             UnknownGraphError: there is none of this name for it.
-            DrafterUnavailableError: graphs are still being loaded.
+            UnavailableError: graphs are still being loaded.
         """
         graph = self._graphs.get(name)
         if principal is not ANONYMOUS and not principal.may_use_graph(graph.name):
@@ -275,7 +280,7 @@ class DrafterAdminService:
         try:
             served = await self._graphs.reload(parsed(pb.ReloadGraphRequest, payload).name)
         except GraphFileError as error:  # an administrator may read what is wrong with it
-            raise DraftRequestError(str(error)) from error
+            raise error.as_class(DraftRequestError) from error
         return pb.ReloadGraphResponse(graph=_info(served)).SerializeToString()
 
 

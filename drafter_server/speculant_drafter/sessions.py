@@ -106,7 +106,7 @@ class SessionStore:
 
         Raises:
             DraftRequestError: the id is another session's.
-            DraftLimitError: there is no capacity, and no session is idle.
+            OverloadError: there is no capacity, and no session is idle.
         """
         is_open = self.table.use(session_id, self.now_ns())
         self.resolve_ended()

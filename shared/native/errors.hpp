@@ -11,7 +11,7 @@ struct RequestError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Over a limit of the drafter: DraftLimitError.
+/// Over a limit of the drafter: DraftLimitError, or OverloadError if waiting helps.
 struct LimitError : RequestError {
   explicit LimitError(const std::string& message, double retry_delay_s = 0.0)
       : RequestError(message), retry_delay_s(retry_delay_s) {}

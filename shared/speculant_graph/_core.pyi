@@ -297,7 +297,7 @@ class SessionTable:
 
     def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, now_ns: int) -> None:
         """
-        Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no
+        Open a session on a generation of a graph; its number must not be in use. OverloadError: there is no
         capacity, and no session is idle.
         """
 

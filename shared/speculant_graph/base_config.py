@@ -31,8 +31,10 @@ class Config(BaseModel):
         """
         try:
             super().__init__(**values)
+            return
         except ValidationError as error:
-            raise setting_error(error, type(self)) from None
+            wrong = setting_error(error, type(self))
+        raise wrong  # outside: pydantic's error would keep the frames of all callers alive, unseen by the collector
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # settings of sections don't call it
 
@@ -57,7 +59,7 @@ _VALUES.maxstring = _VALUES.maxlong = 120
 
 
 def shown_problem(problem: Mapping[str, Any], name: str) -> str:
-    """Return what is wrong with a setting, in one line; secrets are not shown.
+    """Return what is wrong with a setting, ``{field}``, in one line; secrets are not shown.
 
     Args:
         problem: one of pydantic's ``ValidationError.errors()``.
@@ -65,7 +67,7 @@ def shown_problem(problem: Mapping[str, Any], name: str) -> str:
     """
     value = problem.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(re.split(r"[._]", name))
-    return f"{name}: {humanise(problem)}{f' (got {_VALUES.repr(value)})' if is_shown else ''}"
+    return f"{{field}}: {humanise(problem)}{f' (got {_VALUES.repr(value)})' if is_shown else ''}"
 
 
 def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:

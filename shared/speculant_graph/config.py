@@ -243,7 +243,7 @@ class ServiceConfig(Config):
 
 def _not_tiny(temperature: float) -> float:
     if 0.0 < temperature < 1e-3:
-        raise ValueError("temperature must be 0 (greedy) or at least 0.001")
+        raise ValueError("must be 0 (greedy) or at least 0.001")
     return temperature
 
 

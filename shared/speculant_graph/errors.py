@@ -1,4 +1,4 @@
-"""Every error a user of the project can meet, in one tree.
+"""Every error a user of the project can meet, in one tree, and the one table of how servers answer each kind.
 
 .. code-block:: text
 
@@ -12,35 +12,118 @@
     │   ├── UnknownGraphError       it names a graph that is not served
     │   ├── DraftLimitError         it is over a limit of the drafter
     │   └── UnservedRequestError    it asks for what the drafter does not do
-    ├── DrafterUnavailableError      the sidecar does not answer
-    ├── AccessError            the sidecar does not let the client do what it asked for
+    ├── UnavailableError       a server can't answer now
+    │   ├── OverloadError           it has too much to do
+    │   ├── ShutdownError           it is about to end
+    │   └── DrafterUnavailableError the sidecar does not answer
+    ├── ApiError               a request over HTTP is refused; its kind says why
+    ├── AccessError            a server does not let the client do what it asked for
     │   └── UnauthenticatedError    it does not know the client
     └── GenerationError        a prompt can't be continued; nothing was generated
-        └── GenerationRequestError   the prompt or its settings are wrong
+        ├── GenerationRequestError   the prompt or its settings are wrong
+        └── GenerationMemoryError    there was no memory for it
 
-Messages are one line and end in what to do about it, ``fix``, where that is kept apart. Nothing here depends on gRPC,
-torch or the command line.
+An error has a kind, a message, a fix and a field. As text it is one line that ends in what to do. Nothing here depends
+on gRPC, torch or the command line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple, Self, TypeVar
+
 from speculant_graph.file_names import displayed
+
+_FIELD = "{field}"
+_Error = TypeVar("_Error", bound="SpeculantError")
+
+
+class Answer(NamedTuple):
+    """How servers answer an error of a kind."""
+
+    grpc: str
+    """Name of gRPC's status code."""
+    http: int
+    """Status of HTTP."""
+    openai: str = "invalid_request_error"
+    """``type`` of OpenAI's APIs."""
+    anthropic: str = "invalid_request_error"
+    """``type`` of Anthropic's API."""
+    code: str | None = None
+    """``code`` of OpenAI's APIs."""
+
+
+_UNAVAILABLE = Answer("UNAVAILABLE", 503, "server_error", "overloaded_error", "unavailable")
+ANSWERS = {
+    "internal": Answer("INTERNAL", 500, "server_error", "api_error", "internal_error"),
+    "tokenizer_mismatch": Answer("FAILED_PRECONDITION", 500, "server_error", "api_error", "internal_error"),
+    "wrong_request": Answer("INVALID_ARGUMENT", 400),
+    "unsupported_parameter": Answer("INVALID_ARGUMENT", 400, code="unsupported_parameter"),
+    "context_length_exceeded": Answer("INVALID_ARGUMENT", 400, code="context_length_exceeded"),
+    "previous_response_not_found": Answer("INVALID_ARGUMENT", 400, code="previous_response_not_found"),
+    "unserved": Answer("UNIMPLEMENTED", 400),
+    "over_limit": Answer("RESOURCE_EXHAUSTED", 429),
+    "unknown_graph": Answer("NOT_FOUND", 404, anthropic="not_found_error"),
+    "model_not_found": Answer("NOT_FOUND", 404, anthropic="not_found_error", code="model_not_found"),
+    "response_not_found": Answer("NOT_FOUND", 404, anthropic="not_found_error", code="response_not_found"),
+    "no_such_path": Answer("NOT_FOUND", 404, anthropic="not_found_error"),
+    "wrong_method": Answer("UNIMPLEMENTED", 405, anthropic="api_error"),
+    "late_body": Answer("DEADLINE_EXCEEDED", 408, anthropic="api_error"),
+    "large_body": Answer("RESOURCE_EXHAUSTED", 413, anthropic="request_too_large", code="request_too_large"),
+    "wrong_media_type": Answer("INVALID_ARGUMENT", 415),
+    "unauthenticated": Answer("UNAUTHENTICATED", 401, anthropic="authentication_error", code="invalid_api_key"),
+    "no_access": Answer("PERMISSION_DENIED", 403, "permission_error", "permission_error"),
+    "overload": Answer("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "rate_limit_error", "queue_full"),
+    "shutdown": _UNAVAILABLE,
+    "unavailable": _UNAVAILABLE,
+    "drafter_unavailable": _UNAVAILABLE,
+    "out_of_memory": _UNAVAILABLE,
+}
+"""The answers by the errors' kinds. What is INTERNAL, or 500, is told to nobody but the server's log."""
 
 
 class SpeculantError(Exception):
     """Base of all errors raised on purpose."""
 
+    kind = "internal"
+    """A key of :data:`ANSWERS`."""
+
     def __init__(self, message: str, *, fix: str = "", field: str = "") -> None:
         """Make an error; as text it is ``message; fix``.
 
         Args:
-            message: what is wrong.
+            message: what is wrong; ``{field}`` stands for the field's name, here and in ``fix``.
             fix: what to do about it, if the message does not end in it.
             field: the setting or the field of a request that is wrong, as in ``verifier.model_name``.
         """
-        message, fix = displayed(message), displayed(fix)
-        super().__init__(f"{message}; {fix}" if fix else message)
-        self.message, self.fix, self.field = message, fix, field
+        super().__init__(message)
+        self._texts = displayed(message), displayed(fix)
+        self.field = field
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+        return self._texts[0].replace(_FIELD, self.field)
+
+    @property
+    def fix(self) -> str:
+        """What to do about it, if the message does not end in it."""
+        return self._texts[1].replace(_FIELD, self.field)
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return f"{self.message}; {self.fix}" if self.fix else self.message
+
+    def renamed(self, field: str) -> Self:
+        """Return the same error where its field has another name."""
+        other = type(self).__new__(type(self), *self.args)
+        other.__dict__ |= self.__dict__ | {"field": field}
+        return other
+
+    def as_class(self, kind: Callable[..., _Error], field: str | None = None) -> _Error:
+        """Return an error of another class that says the same, about ``field`` if that is given."""
+        message, fix = self._texts
+        return kind(message, fix=fix, field=self.field if field is None else field)
 
 
 class ConfigError(SpeculantError):
@@ -59,8 +142,13 @@ class CorpusError(SpeculantError):
             field: the setting that is wrong.
             problems: what is wrong with each of several files; as text it stands between message and fix.
         """
-        super().__init__(": ".join(filter(None, (message, "; ".join(problems)))), fix=fix, field=field)
-        self.message, self.problems = message, problems
+        super().__init__(message, fix=fix, field=field)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        """Return one line."""
+        found = ": ".join(filter(None, (self.message, displayed("; ".join(self.problems)))))
+        return f"{found}; {self.fix}" if self.fix else found
 
 
 class GraphError(SpeculantError):
@@ -74,24 +162,50 @@ class GraphFileError(GraphError):
 class TokenizerMismatchError(GraphError):
     """Two sides that exchange token ids do not use the same tokenizer."""
 
+    kind = "tokenizer_mismatch"
+
 
 class DraftRequestError(SpeculantError):
     """A draft request breaks a rule of the wire."""
+
+    kind = "wrong_request"
 
 
 class UnknownGraphError(DraftRequestError):
     """A request names a graph that the drafter does not serve."""
 
+    kind = "unknown_graph"
+
 
 class DraftLimitError(DraftRequestError):
-    """A request, or the answer to it, is over a limit of the drafter."""
+    """A request, or the answer to it, is over a limit of the drafter; waiting does not help."""
 
-    def __init__(self, message: str, retry_delay_s: float = 0.0, *, fix: str = "", field: str = "") -> None:
+    kind = "over_limit"
+
+
+class UnservedRequestError(DraftRequestError):
+    """A request asks for a strategy or an option that the drafter does not serve."""
+
+    kind = "unserved"
+
+
+class UnavailableError(SpeculantError):
+    """A server can't answer now; the same request may be answered later."""
+
+    kind = "unavailable"
+
+
+class OverloadError(UnavailableError):
+    """A server has too much to do."""
+
+    kind = "overload"
+
+    def __init__(self, message: str, retry_delay_s: float = 1.0, *, fix: str = "", field: str = "") -> None:
         """Make an error.
 
         Args:
-            message: which limit.
-            retry_delay_s: when to try again, seconds; 0: at once, but with less, as waiting does not help.
+            message: of what it has too much.
+            retry_delay_s: when to try again, seconds.
             fix: what to do.
             field: of the request.
         """
@@ -99,20 +213,44 @@ class DraftLimitError(DraftRequestError):
         self.retry_delay_s = retry_delay_s
 
 
-class UnservedRequestError(DraftRequestError):
-    """A request asks for a strategy or an option that the drafter does not serve."""
+class ShutdownError(UnavailableError):
+    """A server is about to end, or has ended what it did."""
+
+    kind = "shutdown"
 
 
-class DrafterUnavailableError(SpeculantError):
+class DrafterUnavailableError(UnavailableError):
     """The drafter sidecar does not answer."""
+
+    kind = "drafter_unavailable"
+
+
+class ApiError(SpeculantError):
+    """A request over HTTP is refused."""
+
+    def __init__(self, kind: str, message: str, *, fix: str = "", field: str = "") -> None:
+        """Make an error.
+
+        Args:
+            kind: a key of :data:`ANSWERS`.
+            message: what is wrong.
+            fix: what to do about it.
+            field: of the request.
+        """
+        super().__init__(message, fix=fix, field=field)
+        self.kind = kind
 
 
 class AccessError(SpeculantError):
-    """The sidecar does not let the client do what it asked for."""
+    """A server does not let the client do what it asked for."""
+
+    kind = "no_access"
 
 
 class UnauthenticatedError(AccessError):
-    """The sidecar does not know the client."""
+    """A server does not know the client."""
+
+    kind = "unauthenticated"
 
 
 class GenerationError(SpeculantError):
@@ -121,3 +259,11 @@ class GenerationError(SpeculantError):
 
 class GenerationRequestError(GenerationError):
     """A prompt or its settings are wrong: the same request would fail again."""
+
+    kind = "wrong_request"
+
+
+class GenerationMemoryError(GenerationError):
+    """There was no memory left to continue a prompt."""
+
+    kind = "out_of_memory"

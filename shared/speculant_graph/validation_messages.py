@@ -21,10 +21,19 @@ _EXPECTED = {
 }
 """Beginning of an error's type -> what should be there."""
 _ENDS = ("", "_type", "_parsing", "_from_float", "_number", "_attributes_type", "_unit")
-_BY_TYPE = {f"{kind}{end}": f"must be {expected}" for kind, expected in _EXPECTED.items() for end in _ENDS} | {
-    "extra_forbidden": "there is no such setting",
-    "missing": "is missing; give it",
-}
+_EXPECTED_BY_TYPE = {f"{kind}{end}": expected for kind, expected in _EXPECTED.items() for end in _ENDS}
+_BY_TYPE = {"extra_forbidden": "there is no such setting", "missing": "is missing; give it"}
+
+
+def expected_by(error: Mapping[str, Any]) -> str:
+    """Return what should stand there: ``a whole number``. Empty if the error says something else.
+
+    Args:
+        error: one of pydantic's ``ValidationError.errors()``.
+    """
+    if error["type"] == "value_error":
+        return ""
+    return _EXPECTED_BY_TYPE.get(error["type"]) or str(error["msg"]).partition(" should be ")[2]
 
 
 def humanise(error: Mapping[str, Any]) -> str:
@@ -35,6 +44,8 @@ def humanise(error: Mapping[str, Any]) -> str:
     """
     if message := _BY_TYPE.get(error["type"]):
         return message
+    if expected := expected_by(error):
+        return f"must be {expected}"
     text = str(error["msg"]).removeprefix("Value error, ").partition(" after validation")[0]
     _, is_rule, rule = text.partition(" should ")
     return f"must {rule}" if is_rule and error["type"] != "value_error" else text[:1].lower() + text[1:]

@@ -67,6 +67,7 @@ def test_wrong_credentials_do_not_look_like_a_slow_server(
     logger.enable("speculant_graph.client")
     sink = logger.add(lambda line: texts.append(line.record["message"]), level="WARNING")
     with make_client(address, strict=True, **credentials | fields) as client:
+        # A promise: the status tells a wrong key from a slow server.
         with pytest.raises(kind, match=message):
             client.open(1)
         assert not client.draft([STEP])[0]

@@ -101,6 +101,7 @@ def test_the_number_of_addresses_decides() -> None:
     with client_of(config("a:1", "b:2"), tokenizer=None, draft=draft) as several:
         assert isinstance(several, SidecarFleet)
         assert several.draft([]) == []
-    for wrong, message in (("a:1,", "is not an address"), ("a:1,a:1", "there twice")):
-        with pytest.raises(ConfigError, match=message):
+    for wrong in ("a:1,", "a:1,a:1"):
+        with pytest.raises(ConfigError) as caught:
             client_of(config(wrong), tokenizer=None, draft=draft)
+        assert caught.value.field == "address"

@@ -85,10 +85,10 @@ def test_what_opening_raises(shared_sidecar: Sidecar, tmp_path: Path) -> None:
     nobody, other = f"unix://{tmp_path}/nobody.sock", Fingerprint("mine", "cd" * 32, 50)
     with (
         make_client(shared_sidecar.address, other) as client,
-        pytest.raises(TokenizerMismatchError, match=r"mine .*tests/alphabet"),
+        pytest.raises(TokenizerMismatchError),
     ):
         client.open(next(SESSION_IDS))
-    with make_client(nobody, strict=True) as client, pytest.raises(DrafterUnavailableError, match="UNAVAILABLE"):
+    with make_client(nobody, strict=True) as client, pytest.raises(DrafterUnavailableError):
         client.open(1)
 
     with make_client(nobody) as client:

@@ -35,6 +35,7 @@ def test_why_an_address_can_not_be_listened_on_is_said(
             async with DrafterServer(ServerConfig(graph=graph_path, listen=wanted), DraftConfig()):
                 pass
 
+        # A promise: the reason of the system is told.
         with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with server.listen$"):
             run_in_loop(start())
 
@@ -70,8 +71,9 @@ def test_the_socket_of_another_program_is_left_alone(serve: Serve, tmp_path: Pat
     with socket.socket(socket.AF_UNIX) as another:
         another.bind(str(tmp_path / "drafter.sock"))
         another.listen()
-        with pytest.raises(ConfigError, match="another server answers"):
+        with pytest.raises(ConfigError) as caught:
             serve()
+        assert caught.value.field == "server.listen"
         assert (tmp_path / "drafter.sock").is_socket()
 
 
@@ -83,8 +85,9 @@ def test_sockets_and_their_folder_are_private(serve: Serve, tmp_path: Path) -> N
 
 def test_what_is_no_socket_is_left_alone(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "drafter.sock").write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is not a socket"):
+    with pytest.raises(ConfigError) as caught:
         serve()
+    assert caught.value.field == "server.listen"
     assert (tmp_path / "drafter.sock").read_text(encoding="utf-8") == "mine"
 
 

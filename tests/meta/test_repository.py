@@ -55,6 +55,18 @@ def test_no_python_file_is_longer_than_400_lines() -> None:
             assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
 
 
+def test_few_tests_compare_sentences() -> None:
+    """They ask for an error's kind and field. A sentence that is a promise may be held to, and a comment says why."""
+    kept = 0
+    for path in tracked_files():
+        lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".py" else []
+        for before, line in zip(["", *lines], lines, strict=False):
+            if re.search(r"\b(raises|warns)\(.*\bmatch=|^ +\S+, match=", line):
+                kept += 1
+                assert "promise" in (before + line).lower(), f"{path}: {line.strip()}"
+    assert kept <= 20
+
+
 def test_no_address_of_a_registry_or_hub() -> None:
     halves = [("pypi", r"\.org"), ("python", "hosted"), ("npm", "js"), ("hugging", r"face\.co"), ("docker", r"\.io")]
     pattern = re.compile("|".join(first + second for first, second in halves))  # this file must not match itself

@@ -12,6 +12,7 @@ import httpx2
 from openai import OpenAI
 
 from speculant_graph.config import AccessConfig, DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.errors import UnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http import HttpServer
 from speculant_graph.serving.listening import tls_context
@@ -48,7 +49,7 @@ class Api:
     def __init__(self, server: HttpServer, address: str, decoder: SpeculativeDecoder) -> None:
         self.server, self.address, self.decoder = server, address, decoder
         self.url = f"http://{address}"
-        self.problem = ""
+        self.problem: UnavailableError | None = None
         self.http = httpx2.Client(base_url=self.url, verify=NO_AUTHORITIES, timeout=PATIENCE_S)
         self.clients: list[OpenAI] = []
 

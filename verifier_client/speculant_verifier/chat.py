@@ -229,7 +229,7 @@ class Conversation:
             return
         asked = [*self._messages, {"role": "user", "content": message}]
         answer, meter = Answer(self._answers, self._decoder.chat_format.parser()), RunMeter(self._decoder)
-        reason, error, interruption = "", "", None
+        reason, error, interruption = "", None, None
         try:
             with closing(self._events(asked)) as events:
                 for event in events:
@@ -240,7 +240,7 @@ class Conversation:
         except KeyboardInterrupt as interrupt:
             reason, interruption = "interrupted", interrupt
         except SpeculantError as failure:
-            error = str(failure)
+            error = failure
         # A half answer is a part of the conversation; what got none, or failed, is as if it had not been asked.
         if not error and (answer.text or reason != "interrupted"):
             self._messages = [*asked, {"role": "assistant", "content": answer.text}]

@@ -323,7 +323,9 @@ class SpeculativeDecoder:
             or (prompts and not any(hasattr(each, "__len__") for each in prompts))  # such as the token ids of one
         ):
             raise GenerationRequestError(
-                "a prompt is a text, and several are a list of texts or lists of token ids; give these"
+                "a {field} is a text, and several are a list of texts or lists of token ids",
+                fix="give these",
+                field="prompt",
             )
         one = GenerationConfig() if config is None else config
         configs: Sequence[GenerationConfig] = one if isinstance(one, Sequence) else [one] * len(prompts)

@@ -12,18 +12,17 @@ from pydantic import ValidationError
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
 from speculant_graph.errors import (
-    DrafterUnavailableError,
-    DraftLimitError,
+    ApiError,
     GenerationError,
     GenerationRequestError,
-    SpeculantError,
+    OverloadError,
+    ShutdownError,
 )
 from speculant_graph.serving.access import ALL, Principal
 from speculant_graph.types import SessionOptions
 from speculant_graph.validation_messages import humanise
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.engine.sequence import OUT_OF_MEMORY
-from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.results import StepEvent
 from speculant_verifier.text import Prompts
 
 _RETRY_S = 1.0
@@ -84,43 +83,56 @@ class Load:
 
         Raises:
             GenerationRequestError: they are more than any request may have.
-            DraftLimitError: there is no capacity; the same request may be taken a little later.
-            DrafterUnavailableError: the service is about to end.
+            OverloadError: there is no capacity; the same request may be taken a little later.
+            ShutdownError: the service is about to end.
         """
         if self.is_draining:
-            raise DrafterUnavailableError("the verifier is shutting down; ask another")
+            raise shutting_down()
         most = self._most_samples
         if num_prompts > most:
             raise GenerationRequestError(
-                f"prompt holds {num_prompts} prompts, but a request may have {most}; send fewer",
+                f"{{field}} holds {num_prompts} prompts, but a request may have {most}",
+                fix="send fewer",
                 field="prompt",
             )
         if num_sequences > most:
             each = f" ({num_sequences // num_prompts} for each of {num_prompts} prompts)" if num_prompts > 1 else ""
             raise GenerationRequestError(
-                f"n asks for {num_sequences} samples{each}, but a request may have {most}; ask for fewer", field="n"
+                f"{{field}} asks for {num_sequences} samples{each}, but a request may have {most}",
+                fix="ask for fewer",
+                field="n",
             )
         if self.num_sequences + num_sequences > self._most:
             self.num_refused += 1
-            raise DraftLimitError(
-                f"{self.num_sequences} sequences are under way; try again in {_RETRY_S:g} s", _RETRY_S
+            raise OverloadError(
+                "too many requests wait or are being answered", _RETRY_S, fix=f"try again in {_RETRY_S:g} s"
             )
 
 
-def context_problem(num_prompt_tokens: int, max_tokens: int, max_length: int) -> str:
-    """Return why the context can't hold as many new tokens as a client asked for, or nothing.
+def shutting_down() -> ShutdownError:
+    """Return why a verifier that is about to end takes no more requests."""
+    return ShutdownError("the verifier is shutting down", fix="ask another")
+
+
+def context_problem(
+    num_prompt_tokens: int, max_tokens: int, max_length: int, field: str = "max_tokens"
+) -> ApiError | None:
+    """Return why the context can't hold as many new tokens as a client asked for; None if it can.
 
     Args:
         num_prompt_tokens: length of the prompt.
         max_tokens: what the client asked for; the limit of the server's settings ends with the context instead.
         max_length: the model's context, in tokens, prompt and answer together.
+        field: where the client asked for them.
     """
     if num_prompt_tokens + max_tokens <= max_length:
-        return ""
-    return (
-        f"the prompt ({num_prompt_tokens}) and the new tokens asked for ({max_tokens}) are more than the "
-        f"{max_length} tokens of the model's context; ask for at most {max_length - num_prompt_tokens}, "
-        "or shorten the prompt"
+        return None
+    return ApiError(
+        "context_length_exceeded",
+        f"{{field}}: the prompt ({num_prompt_tokens}) and the new tokens asked for ({max_tokens}) are more than the "
+        f"{max_length} tokens of the model's context",
+        fix=f"ask for at most {max_length - num_prompt_tokens}, or shorten the prompt",
+        field=field,
     )
 
 
@@ -196,25 +208,20 @@ async def paced_events_of(
                     continue
                 if item is None:
                     break
-                if isinstance(item, GenerationError) and not isinstance(item, GenerationRequestError):
+                if isinstance(item, GenerationError) and item.kind == "internal":
                     # At the end of the grace period the server has logged already how many it cuts off.
                     logger.log("DEBUG" if load.is_draining else "WARNING", "requests ended: {}", item)
-                    raise DrafterUnavailableError("the server stopped decoding") from item
+                    raise ShutdownError("the server stopped decoding", fix="try again later") from item
                 if isinstance(item, BaseException):
                     raise item
-                if item.result is not None and item.result.error:
-                    raise _failure_of(item.result)
+                if item.result is not None and (error := item.result.error) is not None:
+                    if isinstance(error, GenerationError):
+                        raise error
+                    raise GenerationError("the drafter failed") from error  # clients know nothing of it
                 yield item
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-
-
-def _failure_of(result: GenerationResult) -> SpeculantError:
-    """Return why a sequence failed, as servers report it."""
-    if result.is_refused:
-        return GenerationRequestError(result.error)
-    return DrafterUnavailableError(result.error) if result.error == OUT_OF_MEMORY else GenerationError(result.error)
 
 
 def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:
@@ -228,8 +235,7 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"])) or "the settings"
-        reason = humanise(first).removeprefix(f"{name} ")
-        raise GenerationRequestError(f"{name} {reason}", field=name) from None
+        raise GenerationRequestError(f"{{field}} {humanise(first)}", field=name) from None
 
 
 def session_options(principal: Principal, tenant: str, graph: str, learn: bool | None) -> SessionOptions | None:

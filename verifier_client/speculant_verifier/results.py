@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from speculant_graph.errors import SpeculantError
 from speculant_graph.types import TokenId
 
 FinishReason = Literal["stop", "length", "error"]
@@ -93,10 +94,8 @@ class GenerationResult:
     """Tokens of the prompt that were not read, as an earlier request began in the same way."""
     sample: int = 0
     """Which sample of its prompt it is, from 0."""
-    error: str = ""
+    error: SpeculantError | None = None
     """What went wrong, if the finish reason is ``error``."""
-    is_refused: bool = False
-    """Whether an error is of the request's own making: its prompt or its settings."""
     warning: str = ""
     """Why there were no drafts, if the request is the reason: it names a graph that the drafter does not serve."""
 

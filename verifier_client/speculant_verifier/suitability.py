@@ -114,7 +114,7 @@ def suited(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -
     try:
         require_request(generation, chosen)
     except GenerationRequestError as error:
-        raise ConfigError(error.message, fix=error.fix, field=f"generation.{error.field}") from None
+        raise error.as_class(ConfigError, f"generation.{error.field}") from None
     return chosen
 
 
@@ -171,10 +171,10 @@ def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
         if name == "max_depth" and draft.strategy not in readers:
             setting, most = "k", draft.k
         elif draft.strategy not in readers:
-            problem = f"{name} does nothing with strategy {draft.strategy}: only {_listed(readers)} reads it"
+            problem = f"{{field}} does nothing with strategy {draft.strategy}: only {_listed(readers)} reads it"
             raise GenerationRequestError(problem, fix="leave it out", field=name)
         if name in _BOUNDED and value > most:
-            problem = f"{name} is {value}, more than draft.{setting} of {most}"
+            problem = f"{{field}} is {value}, more than draft.{setting} of {most}"
             raise GenerationRequestError(problem, fix=f"give at most {most}", field=name)
 
 

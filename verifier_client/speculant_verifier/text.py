@@ -148,13 +148,12 @@ class Batch:
         self.requests: list[Request] = []
         """What the engine decodes."""
         for index, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
-            refusal = ""
-            grammar = None
+            refusal = grammar = None
             try:
                 token_ids = self._token_ids(prompt)
                 grammar = target.grammar(config, token_ids)
             except GenerationError as error:
-                token_ids, refusal = (), str(error)
+                token_ids, refusal = (), error
             hint = hint_of(token_ids, self._token_ids(config.prediction)) if config.prediction else ()
             for sample in range(config.n):
                 self._sources.append((index, sample))
@@ -225,7 +224,9 @@ class Batch:
             GenerationError: it is neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            wrong = GenerationRequestError("a prompt is neither a text nor a list of token ids; give one of them")
+            wrong = GenerationRequestError(
+                "a {field} is neither a text nor a list of token ids", fix="give one of them", field="prompt"
+            )
             if isinstance(prompt, bytes | bytearray):
                 raise wrong
             try:
@@ -238,7 +239,9 @@ class Batch:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise GenerationRequestError(f"a prompt is not valid text ({error.reason}); give UTF-8") from error
+            raise GenerationRequestError(
+                f"a {{field}} is not valid text ({error.reason})", fix="give UTF-8", field="prompt"
+            ) from error
         return tuple(self._target.encode(prompt))
 
     def _result(self, output: StepOutput) -> GenerationResult:
@@ -261,7 +264,6 @@ class Batch:
             num_from_prefix_cache=sequence.num_from_prefix_cache,
             sample=self._sources[sequence.index][1],
             error=sequence.error,
-            is_refused=sequence.is_refused,
             warning=self._warning(sequence),
         )
 
@@ -278,5 +280,5 @@ def _visible(sequence: ActiveSequence, token_ids: Sequence[TokenId]) -> Sequence
 
 
 def _raise_error_of(result: GenerationResult) -> None:
-    if result.finish_reason == "error":
-        raise (GenerationRequestError if result.is_refused else GenerationError)(result.error)
+    if result.error is not None:
+        raise result.error

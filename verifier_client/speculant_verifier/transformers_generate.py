@@ -120,8 +120,8 @@ def speculant_generate(
             )
             ended: dict[int, ActiveSequence] = {}
             for output in engine.run(requests):
-                if output.sequence.error:
-                    raise GenerationError(f"row {output.sequence.index}: {output.sequence.error}")
+                if (error := output.sequence.error) is not None:
+                    raise GenerationError(f"row {output.sequence.index}: {error.message}", fix=error.fix) from error
                 if spec_streamer is not None and output.token_ids:
                     spec_streamer(output.sequence.index, output.token_ids)
                 if output.finish_reason is not None:

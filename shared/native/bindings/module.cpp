@@ -17,7 +17,11 @@ void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const LimitError& error) {
-    raise("DraftLimitError", error.what(), error.retry_delay_s);
+    if (error.retry_delay_s > 0.0) {
+      raise("OverloadError", error.what(), error.retry_delay_s);
+    } else {
+      raise("DraftLimitError", error.what());
+    }
   } catch (const RequestError& error) {
     raise("DraftRequestError", error.what());
   } catch (const UnavailableError& error) {

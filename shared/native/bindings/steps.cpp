@@ -56,7 +56,7 @@ void bind_table(nb::module_& module) {
             });
           },
           "session_id"_a, "drafter"_a, "generation"_a, "tenant"_a, "memory"_a, "learns"_a, "now_ns"_a,
-          "Open a session on a generation of a graph; its number must not be in use. DraftLimitError: there is no\n"
+          "Open a session on a generation of a graph; its number must not be in use. OverloadError: there is no\n"
           "capacity, and no session is idle.")
       .def(
           "position",

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.corpus.files import STANDARD_INPUT
 
     if STANDARD_INPUT in settings.corpus:
-        raise ConfigError("a bench can't be repeated with standard input; name files")
+        raise ConfigError("a bench can't be repeated with standard input", fix="name files", field="corpus")
     built = _built(settings.corpus, settings.graph)
     token_ids, fingerprint = words_of_standard_library(settings.dict_tokens)
     figures = built | {

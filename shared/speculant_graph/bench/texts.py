@@ -76,8 +76,9 @@ def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
-                f"several files are of workload '{name}'; put them into one file or change the field 'workload' of the "
-                "first line"
+                f"several files are of {{field}} '{name}'",
+                fix="put them into one file or change the field '{field}' of the first line",
+                field="workload",
             )
     return workloads
 

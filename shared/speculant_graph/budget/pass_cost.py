@@ -141,7 +141,9 @@ def curve_of(name: str, setting: str) -> CostCurve:
         return CURVES[name]
     if not Path(name).is_file():
         raise ConfigError(
-            f"{setting}: there is no curve and no file '{name}'; choose from {', '.join(CURVES)}, or name a file"
+            f"{{field}}: there is no curve and no file '{name}'",
+            fix=f"choose from {', '.join(CURVES)}, or name a file",
+            field=setting,
         )
     return CostCurve.from_file(name)
 

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         status: int = importlib.import_module(module).run(arguments[1:])
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError(f"{name}: {error.message}", fix=error.fix, field=error.field) from error
     except ImportError as error:
         explained = missing_extra(error, "verifier") if module.startswith("speculant_verifier.") else None
         if explained is None:

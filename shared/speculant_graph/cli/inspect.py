@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(InspectSettings, "inspect", arguments)
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
     if settings.places and not prompt:
-        raise ConfigError("--places needs a text to look for", fix="give one by --prompt")
+        raise ConfigError("--places needs a text to look for", fix="give one by --prompt", field="places")
     from rich.console import Console
 
     from speculant_graph.corpus.files import list_corpus_files

@@ -8,8 +8,8 @@ from typing import Literal
 from speculant_graph.errors import (
     AccessError,
     DrafterUnavailableError,
-    DraftLimitError,
     DraftRequestError,
+    OverloadError,
     SpeculantError,
     TokenizerMismatchError,
 )
@@ -24,12 +24,12 @@ SILENT = DrafterUnavailableError("no answer to a probe either")
 
 def is_refusal(error: SpeculantError) -> bool:
     """Return whether a drafter refused, rather than gave no answer."""
-    return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError)
+    return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError | OverloadError)
 
 
 def retry_delay_s(refusal: SpeculantError) -> float:
     """Return for how long what was refused is not asked for again."""
-    return (refusal.retry_delay_s if isinstance(refusal, DraftLimitError) else 0.0) or PAUSE_S
+    return (refusal.retry_delay_s if isinstance(refusal, OverloadError) else 0.0) or PAUSE_S
 
 
 class Breaker:

@@ -38,8 +38,8 @@ from speculant_graph.client.sessions import (
 )
 from speculant_graph.errors import (
     DrafterUnavailableError,
-    DraftLimitError,
     DraftRequestError,
+    OverloadError,
     SpeculantError,
     TokenizerMismatchError,
     UnknownGraphError,
@@ -374,7 +374,7 @@ class ClientCore:
 
     def _refused(self, sent: SentMessage | None, error: SpeculantError, now_s: float) -> None:
         """Note a message that was answered with an error."""
-        if isinstance(error, DraftLimitError):
+        if isinstance(error, OverloadError):
             self.breaker.retry_after_s = max(self.breaker.retry_after_s, now_s + error.retry_delay_s)
         if sent is None:
             self.breaker.note_probe(error)

@@ -94,7 +94,9 @@ class LocalDrafter:
         wanted = options or SessionOptions()
         if wanted.graph:
             raise GenerationRequestError(
-                f"there is no graph '{wanted.graph}' in this process; name none, or use a sidecar"
+                f"there is no {{field}} '{wanted.graph}' in this process",
+                fix="name none, or use a sidecar",
+                field="graph",
             )
         memory = self._drafter.learned.memory(wanted.tenant or "")
         self._steps.open(session_id, memory.tenant, memory.core, self._drafter.learns(wanted.learn is not False))

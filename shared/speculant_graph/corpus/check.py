@@ -96,6 +96,8 @@ class _Check:
         """Whether anything of the file is to be read."""
         self.problem = f"{file.path}: {file.problem}" if file.problem else ""
         """What is wrong with the file, or with its first bad record."""
+        self.field = ""
+        """The setting that is wrong then, if it is one."""
         self._num_bad = self._num_good = 0
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
@@ -109,7 +111,7 @@ class _Check:
                 on_bytes = _ignore
             self._read(on_bytes)
         except CorpusError as error:
-            self.problem, self.is_read, self._num_bad = str(error), False, 0
+            self.problem, self.field, self.is_read, self._num_bad = str(error), error.field, False, 0
         if self._num_bad and not self._num_good:
             self.is_read = False
 
@@ -150,7 +152,8 @@ class _Check:
             self._num_good += 1
 
     def _on_bad_record(self, error: RecordError) -> None:
-        self.problem = self.problem or str(error)
+        if not self.problem:
+            self.problem, self.field = str(error), error.field
         self._num_bad += 1
 
 
@@ -167,7 +170,8 @@ def _error(problems: Sequence[_Check], num_files: int) -> CorpusError:
     """Return one error for all that is wrong."""
     texts = tuple(f"{check.problem}{check.others}" for check in problems)
     if len(texts) == 1:
-        return CorpusError(texts[0], fix="" if num_files == 1 else "or leave it out (graph.on_error skip)")
+        fix = "" if num_files == 1 else "or leave it out (graph.on_error skip)"
+        return CorpusError(texts[0], fix=fix, field=problems[0].field)
     return CorpusError(f"{len(texts)} of {num_files} files can't be read as they are", fix=_FIX, problems=texts)
 
 

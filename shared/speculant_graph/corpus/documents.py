@@ -205,7 +205,7 @@ def _read_json(source: Source) -> Iterator[tuple[str, object]]:
         fix = "correct it, or name the file .jsonl if it holds one record a line, .txt to read it as plain text"
         value = _parse(text, source.label, fix)
     except RecordError as error:  # nothing of the file can be read
-        raise CorpusError(str(error)) from error.__cause__
+        raise error.as_class(CorpusError) from error.__cause__
     if isinstance(value, list):
         for index, record in enumerate(value, start=1):
             yield f"{source.label}: record {index}", record
@@ -241,8 +241,9 @@ def _document_of(record: object, label: str, field: str, vocabulary_size: int) -
         token_ids: list[Any] = list(chain.from_iterable(values))  # type: ignore[arg-type]
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
             raise RecordError(
-                f"{label}: field {field!r} has other ids than 0 to {vocabulary_size - 1}; "
-                "set graph.tokenizer_name to the tokenizer of these ids"
+                f"{label}: field {field!r} has other ids than 0 to {vocabulary_size - 1}",
+                fix="set {field} to the tokenizer of these ids",
+                field="graph.tokenizer_name",
             )
         return Document(label, iter(()), np.array(token_ids, np.uint32))
     text = "\n".join(_checked_text(value, label, field) for value in values)
@@ -252,8 +253,8 @@ def _document_of(record: object, label: str, field: str, vocabulary_size: int) -
 def _checked_text(value: object, label: str, field: str) -> str:
     if not isinstance(value, str):
         kind = _KINDS.get(type(value), "a list of other things than token ids")
-        fix = "correct the record, or set graph.text_field"
-        raise RecordError(f"{label}: field {field!r} is {kind}, neither text nor token ids; {fix}")
+        what = f"{label}: field {field!r} is {kind}, neither text nor token ids"
+        raise RecordError(what, fix="correct the record, or set {field}", field="graph.text_field")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -277,8 +278,9 @@ def _values(record: object, path: list[str], label: str, field: str) -> list[obj
             if not isinstance(value, dict) or name not in value:
                 fields = ", ".join(list(value)[:_LISTED_FIELDS]) if isinstance(value, dict) else ""
                 raise RecordError(
-                    f"{label}: no field {field!r} (there are: {fields or 'none'}); "
-                    "set graph.text_field to one with text or token ids"
+                    f"{label}: no field {field!r} (there are: {fields or 'none'})",
+                    fix="set {field} to one with text or token ids",
+                    field="graph.text_field",
                 )
         values = [value[name] for value in values]  # type: ignore[index]
     return values

@@ -173,7 +173,9 @@ def _guess(source: Source, problem: str) -> Encoding:
         return Encoding(UTF_8)  # what can't be decoded is a bad record
     if num_damaged <= _MOST_DAMAGED * num_whole:
         raise CorpusError(
-            f"{source.label}: is UTF-8 but for {problem}; correct it, or name the encoding (graph.encoding)"
+            f"{source.label}: is UTF-8 but for {problem}",
+            fix="correct it, or name the encoding ({field})",
+            field="graph.encoding",
         )
     sample = b"\n".join(samples)
     matches = charset_normalizer.from_bytes(sample, cp_isolation=list(ENCODINGS), preemptive_behaviour=False)

@@ -34,7 +34,7 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
     if os.path.isdir(name):
         return False
     if os.path.exists(name) or name.startswith((os.sep, ".", "~")) or name.count("/") > 1:
-        raise ConfigError(f"there is no folder {name}", fix=f"set {setting} to one")
+        raise ConfigError(f"there is no folder {name}", fix="set {field} to one", field=setting)
     with needed_for("fetching from the hub", "build"):
         from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -52,8 +52,9 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
         token_setting = f"{setting.rpartition('.')[0]}.hf_token"
         raise ConfigError(
             f"there is no folder {name} here, and the hub does not give it ({reason})",
-            fix=f"set {setting} to a folder or a hub name, with {token_setting} and an accepted licence if it asks for "
+            fix=f"set {{field}} to a folder or a hub name, with {token_setting} and an accepted licence if it asks for "
             "them",
+            field=setting,
         ) from error
     return False
 

@@ -149,7 +149,9 @@ class Source:
             name = "UTF-8" if self.encoding == UTF_8 else self.encoding
             reason = error.reason if isinstance(error, UnicodeDecodeError) else error
             raise CorpusError(
-                f"{self.label}: is not {name} ({reason}); set graph.encoding, or convert the file to UTF-8"
+                f"{self.label}: is not {name} ({reason})",
+                fix="set {field}, or convert the file to UTF-8",
+                field="graph.encoding",
             ) from error
         except OSError as error:
             raise CorpusError(

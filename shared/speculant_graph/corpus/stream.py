@@ -112,8 +112,9 @@ def _write(
         raise CorpusError(f"{named} holds {'no ' if num_files == 1 else ''}text; name files that do")
     if num_tokens == 0:
         raise CorpusError(
-            f"tokenizer {tokenizer.fingerprint.name} makes no tokens of this text; "
-            "set graph.tokenizer_name to another, or name other files"
+            f"tokenizer {tokenizer.fingerprint.name} makes no tokens of this text",
+            fix="set {field} to another, or name other files",
+            field="graph.tokenizer_name",
         )
     return TokenStream(path, num_tokens, corpus.num_documents, tuple(corpus.files), checked.skipped)
 

@@ -207,7 +207,9 @@ class CorpusTokenizer:
             name = str(Path(name).resolve())  # a graph remembers it, and is read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
             if not file.is_file():
-                raise ConfigError(f"folder {name} has no {_TOKENIZER_FILE}", fix=f"set {_SETTING} to one that has")
+                raise ConfigError(
+                    f"folder {name} has no {_TOKENIZER_FILE}", fix="set {field} to one that has", field=_SETTING
+                )
         else:
             is_local = only_local(str(name_or_folder), _SETTING, hf_token)
             file, config_file = _download(name, hf_token, is_local=is_local)
@@ -217,7 +219,7 @@ class CorpusTokenizer:
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(
-                f"tokenizer {name} can't be read ({first_line(error)})", fix="download it again"
+                f"tokenizer {name} can't be read ({first_line(error)})", fix="download it again", field=_SETTING
             ) from error
         bos_id, eos_id = (_special_id(tokenizer, config, role) for role in ("bos", "eos"))
         return cls(name, tokenizer, bos_id, eos_id, revision, special_tokens)
@@ -386,6 +388,6 @@ def _download(name: str, hf_token: str | None, *, is_local: bool) -> tuple[Path,
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no tokenizer {name} ({first_line(error)})", fix=f"set {_SETTING} to a folder or a hub name"
+            f"no tokenizer {name} ({first_line(error)})", fix="set {field} to a folder or a hub name", field=_SETTING
         ) from error
     return file, config_file

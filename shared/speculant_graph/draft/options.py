@@ -52,7 +52,11 @@ def options_of(config: DraftConfig) -> DraftOptions:
         if name in READ_BY and not set(READ_BY[name]).intersection(NGRAM_STRATEGIES):
             continue  # a sidecar never reads it
         if given[name] != DraftConfig.model_fields[name].default:
-            raise ConfigError(f"draft.{name} is for all clients of a sidecar; leave it out here, and set it there")
+            raise ConfigError(
+                "{field} is for all clients of a sidecar",
+                fix="leave it out here, and set it there",
+                field=f"draft.{name}",
+            )
     return DraftOptions(**{name: value for name, value in given.items() if name in REQUEST_OPTIONS})
 
 
@@ -68,7 +72,9 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name, problem = first["loc"][0], humanise(first)
-        raise DraftRequestError(f"the option {name} {problem}; correct it, or leave it out") from None
+        raise DraftRequestError(
+            f"the option {{field}} {problem}", fix="correct it, or leave it out", field=str(name)
+        ) from None
 
 
 def require_k(k: int) -> int:
@@ -80,7 +86,7 @@ def require_k(k: int) -> int:
     try:
         return DraftConfig(k=int(k) if isinstance(k, np.integer) else k).k
     except ConfigError as error:
-        raise DraftRequestError(error.message.removeprefix("draft."), fix=error.fix, field="k") from None
+        raise error.as_class(DraftRequestError, "k") from None
 
 
 def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:
@@ -128,9 +134,17 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
         ConfigError: the strategy needs a graph, or is a verifier's own.
     """
     if config.strategy not in NGRAM_STRATEGIES:
-        raise ConfigError(f"strategy {config.strategy} drafts in a verifier, without a graph; choose tree here")
+        raise ConfigError(
+            f"strategy {config.strategy} drafts in a verifier, without a graph",
+            fix="choose tree here",
+            field="draft.strategy",
+        )
     if STRATEGIES[config.strategy].needs_graph and not has_graph:
-        raise ConfigError(f"strategy {config.strategy} drafts from a graph; give one, or choose adaptive or tree")
+        raise ConfigError(
+            f"strategy {config.strategy} drafts from a graph",
+            fix="give one, or choose adaptive or tree",
+            field="draft.strategy",
+        )
 
 
 def target_row_width(config: DraftConfig) -> int:

@@ -103,7 +103,11 @@ class SessionDrafter:
         has_graph = graph is not None
         strategy, sources = self.config.strategy, self.config.sources
         if "sources" in STRATEGIES[strategy].reads and not (sources - {"corpus"} if graph is None else sources):
-            raise ConfigError(f"strategy {strategy} has nothing to draft from; give a graph, or add the source session")
+            raise ConfigError(
+                f"strategy {strategy} has nothing to draft from",
+                fix="give a graph, or add the source session",
+                field="draft.sources",
+            )
         require_source(self.config, graph is not None)
         vocabulary_size = (vocabulary_size or MAX_VOCABULARY) if graph is None else graph.vocabulary_size
         self.learned = learned or LearnedStore(self.config.max_learned_tokens)

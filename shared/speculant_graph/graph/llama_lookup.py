@@ -64,9 +64,9 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
         GraphFileError: the file can't be written, or the graph is damaged.
     """
     if min_count < 1:
-        raise ConfigError(f"min_count = {min_count} is below 1; take 1 to keep every context")
+        raise ConfigError(f"{{field}} = {min_count} is below 1", fix="take 1 to keep every context", field="min_count")
     if not 0.0 <= min_share <= 1.0:
-        raise ConfigError(f"min_share = {min_share} is no share; take a number from 0 to 1")
+        raise ConfigError(f"{{field}} = {min_share} is no share", fix="take a number from 0 to 1", field="min_share")
     num_contexts, length = 0, min(LONGEST, graph.max_order)
 
     def check(written: Path) -> None:

@@ -31,7 +31,8 @@ def split_addresses(addresses: str) -> tuple[str, ...]:
     for address in found:
         socket_path(address)
     if len(set(found)) < len(found):
-        raise ConfigError(f"an address is there twice in {addresses!r}; name every server once")
+        what = f"an {{field}} is there twice in {addresses!r}"
+        raise ConfigError(what, fix="name every server once", field="address")
     return tuple(found)
 
 
@@ -46,12 +47,18 @@ def socket_path(address: str) -> Path | None:
         num_bytes = len(str(path).encode())
         if num_bytes > MAX_SOCKET_PATH_BYTES:
             raise ConfigError(
-                f"the socket path {path} has {num_bytes} bytes; choose one of at most {MAX_SOCKET_PATH_BYTES}"
+                f"the socket path {path} has {num_bytes} bytes",
+                fix=f"choose one of at most {MAX_SOCKET_PATH_BYTES}",
+                field="address",
             )
         return path
     parts = _HOST_AND_PORT.fullmatch(address)
     if parts is None or int(parts[1]) > MAX_PORT:
-        raise ConfigError(f"{address!r} is not an address; write host:port, [::1]:port or unix:///path/to.sock")
+        raise ConfigError(
+            f"{address!r} is not an {{field}}",
+            fix="write host:port, [::1]:port or unix:///path/to.sock",
+            field="address",
+        )
     return None
 
 
@@ -69,7 +76,7 @@ def require_addresses(addresses: str, option: str) -> None:
         try:
             socket_path(address)
         except ConfigError as error:
-            raise ConfigError(f"{option}: {error}") from error
+            raise ConfigError(f"{option}: {error.message}", fix=error.fix, field=option) from error
 
 
 def require_port(address: str, option: str) -> None:
@@ -85,9 +92,9 @@ def require_port(address: str, option: str) -> None:
     try:
         path = socket_path(address) if address else None
     except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from error
+        raise ConfigError(f"{option}: {error.message}", fix=error.fix, field=option) from error
     if path is not None:
-        raise ConfigError(f"{option}: {address} is a Unix socket; write host:port")
+        raise ConfigError(f"{{field}}: {address} is a Unix socket", fix="write host:port", field=option)
 
 
 def grpc_target(address: str) -> str:

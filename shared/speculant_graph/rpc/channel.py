@@ -125,35 +125,41 @@ def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Ch
 
 
 @contextmanager
-def explained(what: str, otherwise: str) -> Iterator[None]:
+def explained(field: str, file: str, fault: str, fix: str) -> Iterator[None]:
     """Raise ConfigError where the block can't read files of certificates or use them.
 
     gRPC takes any bytes, and later reports only that it can't connect.
 
     Args:
-        what: the setting and its file.
-        otherwise: what they are if they can be read, and what to do.
+        field: the setting.
+        file: its file, as it is shown.
+        fault: what is wrong with it if it can be read.
+        fix: what to do then.
     """
     try:
         yield
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"{what} {otherwise}") from error
+        raise ConfigError(f"{{field}}: {file} {fault}", fix=fix, field=field) from error
     except OSError as error:
         reason = error.strerror or "it can't be read"
-        raise ConfigError(f"{what}: {reason}; check the path and its permissions") from error
+        fix = "check the path and its permissions"
+        raise ConfigError(f"{{field}}: {file}: {reason}", fix=fix, field=field) from error
 
 
 def _credentials(config: ClientConfig) -> grpc.ChannelCredentials:
     ca, certificate, key = config.tls_ca, config.tls_certificate, config.tls_key
     if (certificate is None) != (key is None):
-        raise ConfigError("client.tls_certificate and client.tls_key belong together; set both or neither")
+        raise ConfigError(
+            "{field} and client.tls_key belong together", fix="set both or neither", field="client.tls_certificate"
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca is not None:
-        with explained(f"client.tls_ca: '{ca}'", "holds no usable certificate; give a PEM file"):
+        with explained("client.tls_ca", f"'{ca}'", "holds no usable certificate", "give a PEM file"):
             context.load_verify_locations(ca)
     if certificate is not None:
-        pair = f"client.tls_certificate: '{certificate}' and client.tls_key: '{key}'"
-        with explained(pair, "are no pair; give PEM files of a certificate and its key without a passphrase"):
+        pair = f"'{certificate}' and client.tls_key: '{key}'"
+        fix = "give PEM files of a certificate and its key without a passphrase"
+        with explained("client.tls_certificate", pair, "are no pair", fix):
             context.load_cert_chain(certificate, key, password="")
     files = (None if path is None else path.read_bytes() for path in (ca, key, certificate))
     return grpc.ssl_channel_credentials(*files)
@@ -164,10 +170,15 @@ def _metadata(config: ClientConfig, *, may_be_read: bool, address: str) -> tuple
         return ()
     token = config.token.get_secret_value()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError("client.token must be visible ASCII characters without spaces; check what it is read from")
+        raise ConfigError(
+            "{field} must be visible ASCII characters without spaces",
+            fix="check what it is read from",
+            field="client.token",
+        )
     if may_be_read:
         raise ConfigError(
-            f"client.token would travel to {address} unencrypted; set client.tls_ca, or use a Unix socket or a "
-            "loopback address"
+            f"{{field}} would travel to {address} unencrypted",
+            fix="set client.tls_ca, or use a Unix socket or a loopback address",
+            field="client.token",
         )
     return (("authorization", f"Bearer {token}"),)

@@ -32,7 +32,7 @@ from speculant_graph.rpc.messages import (
     StepAnswer,
     StepRequest,
 )
-from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status, to_status
+from speculant_graph.rpc.status import CODE_OF_NUMBER, advised_delay_s, from_status, to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
 from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName
@@ -117,14 +117,20 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
         DraftRequestError: it breaks a rule of the wire.
     """
     if message.session_id == 0:
-        raise DraftRequestError("session id 0 means no session; choose another, at random for instance")
+        raise DraftRequestError(
+            "session id 0 means no session", fix="choose another, at random for instance", field="session_id"
+        )
     if len(message.tenant) > MAX_TENANT_CHARACTERS:
         raise DraftLimitError(
-            f"the tenant's name has {len(message.tenant)} characters; send at most {MAX_TENANT_CHARACTERS}"
+            f"the {{field}}'s name has {len(message.tenant)} characters",
+            fix=f"send at most {MAX_TENANT_CHARACTERS}",
+            field="tenant",
         )
     num_bytes = len(message.tokenizer_sha256)
     if num_bytes not in (0, _SHA256_BYTES):
-        raise DraftRequestError(f"tokenizer_sha256 has {num_bytes} bytes; send {_SHA256_BYTES}")
+        raise DraftRequestError(
+            f"{{field}} has {num_bytes} bytes", fix=f"send {_SHA256_BYTES}", field="tokenizer_sha256"
+        )
     return OpenRequest(
         session_id=message.session_id,
         tokenizer_sha256=message.tokenizer_sha256.hex(),
@@ -204,8 +210,8 @@ def encode_step_failure(step_id: int, error: BaseException) -> bytes:
     """Return the StreamDraftResponse of a step that failed, without any text that is not ours."""
     code, message = to_status(error)
     failure = pb.StepError(code=code.value[0], message=message)
-    if isinstance(error, DraftLimitError):
-        failure.retry_delay.CopyFrom(duration_of(error.retry_delay_s))
+    if (delay_s := advised_delay_s(error)) is not None:
+        failure.retry_delay.CopyFrom(duration_of(delay_s))
     return pb.StreamDraftResponse(step_id=step_id, error=failure).SerializeToString()
 
 
@@ -222,7 +228,5 @@ def _failure_of(payload: bytes) -> SpeculantError:
         failed = pb.StepError.FromString(payload)
     except DecodeError:
         return DrafterUnavailableError("what answers is no drafter, or a broken one; check the address")
-    error = from_status(CODE_OF_NUMBER.get(failed.code, StatusCode.UNKNOWN), failed.message)
-    if isinstance(error, DraftLimitError):
-        error.retry_delay_s = failed.retry_delay.ToNanoseconds() / 1e9
-    return error
+    code = CODE_OF_NUMBER.get(failed.code, StatusCode.UNKNOWN)
+    return from_status(code, failed.message, failed.retry_delay.ToNanoseconds() / 1e9)

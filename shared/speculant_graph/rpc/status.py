@@ -15,11 +15,12 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from speculant_graph.errors import (
+    ANSWERS,
     AccessError,
     DrafterUnavailableError,
     DraftLimitError,
     DraftRequestError,
-    GenerationRequestError,
+    OverloadError,
     SpeculantError,
     TokenizerMismatchError,
     UnauthenticatedError,
@@ -32,29 +33,14 @@ STATUS_DETAILS = "grpc-status-details-bin"
 INTERNAL_MESSAGE = "the server failed on this request; its log says why"
 """All that a client learns of an error that is not its own."""
 
-STATUS_OF_ERROR: dict[type[SpeculantError], grpc.StatusCode] = {
-    TokenizerMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
-    DraftRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    UnknownGraphError: grpc.StatusCode.NOT_FOUND,
-    DraftLimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    UnservedRequestError: grpc.StatusCode.UNIMPLEMENTED,
-    DrafterUnavailableError: grpc.StatusCode.UNAVAILABLE,
-    AccessError: grpc.StatusCode.PERMISSION_DENIED,
-    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
-    GenerationRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-}
-"""What a server answers; a subclass that is not listed takes its base's code, everything else is INTERNAL."""
-
-ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: DraftRequestError,
-    grpc.StatusCode.NOT_FOUND: UnknownGraphError,
+_REFUSALS = (
+    AccessError, DraftLimitError, DraftRequestError, TokenizerMismatchError, UnauthenticatedError, UnknownGraphError,
+    UnservedRequestError,
+)  # fmt: skip
+_ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
     grpc.StatusCode.ALREADY_EXISTS: DraftRequestError,
-    grpc.StatusCode.PERMISSION_DENIED: AccessError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: DraftLimitError,
-    grpc.StatusCode.FAILED_PRECONDITION: TokenizerMismatchError,
     grpc.StatusCode.OUT_OF_RANGE: DraftRequestError,
-    grpc.StatusCode.UNIMPLEMENTED: UnservedRequestError,
-    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    **{grpc.StatusCode[ANSWERS[refusal.kind].grpc]: refusal for refusal in _REFUSALS},
 }
 """What a client makes of an answer; every other code is a drafter that is not available."""
 
@@ -68,30 +54,33 @@ _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refuse
 
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """Return the status code and the message that a client may see for ``error``."""
-    for base in type(error).__mro__:
-        if base in STATUS_OF_ERROR:
-            return STATUS_OF_ERROR[base], str(error)
-    return grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE
+    code = grpc.StatusCode[ANSWERS[error.kind if isinstance(error, SpeculantError) else "internal"].grpc]
+    return code, INTERNAL_MESSAGE if code is grpc.StatusCode.INTERNAL else str(error)
 
 
-def from_status(code: grpc.StatusCode, details: str | None) -> SpeculantError:
-    """Return the error that a status stands for; its message is one line and begins with the code's name."""
+def from_status(code: grpc.StatusCode, details: str | None, retry_delay_s: float = 0.0) -> SpeculantError:
+    """Return the error that a status stands for; its message is one line and begins with the code's name.
+
+    Args:
+        code: the status.
+        details: the server's text.
+        retry_delay_s: when the server wants to be asked again; 0 where waiting does not help.
+    """
     reason = " ".join((details or "no details").split())
     if found := _NO_SERVER.fullmatch(reason):
         reason = f"no server answers there ({found[1]})"
     if code is grpc.StatusCode.UNIMPLEMENTED and reason == "Method not found!":
         reason = "another service answers there; give the address of the one that is meant"
-    return ERROR_OF_STATUS.get(code, DrafterUnavailableError)(f"{code.name}: {reason}")
+    message = f"{code.name}: {reason}"
+    kind = _ERROR_OF_STATUS.get(code, DrafterUnavailableError)
+    return OverloadError(message, retry_delay_s) if kind is DraftLimitError and retry_delay_s else kind(message)
 
 
 def error_of(call: Any) -> SpeculantError:
-    """Return the error that a failed call stands for, with the delay that a drafter over its limits sets."""
-    error = from_status(call.code(), call.details())
-    if isinstance(error, DraftLimitError):
-        for key, value, *_ in call.trailing_metadata() or ():
-            if key == STATUS_DETAILS:
-                error.retry_delay_s = _retry_delay_s(value)
-    return error
+    """Return the error that a failed call stands for, with the delay that a drafter with too much to do sets."""
+    trailing = call.trailing_metadata() or ()
+    delays_s = (_retry_delay_s(value) for key, value, *_ in trailing if key == STATUS_DETAILS)
+    return from_status(call.code(), call.details(), max(delays_s, default=0.0))
 
 
 def _retry_delay_s(status: bytes) -> float:
@@ -102,3 +91,10 @@ def _retry_delay_s(status: bytes) -> float:
     except DecodeError:  # of a proxy's making
         pass
     return 0.0
+
+
+def advised_delay_s(error: BaseException) -> float | None:
+    """Return the delay that goes with an answer; 0: waiting does not help, None: the answer has none."""
+    if isinstance(error, OverloadError):
+        return error.retry_delay_s
+    return 0.0 if isinstance(error, DraftLimitError) else None

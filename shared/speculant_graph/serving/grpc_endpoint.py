@@ -25,12 +25,12 @@ from grpc_reflection.v1alpha import reflection
 from loguru import logger
 
 from speculant_graph.config import AccessConfig
-from speculant_graph.errors import DraftLimitError
+from speculant_graph.errors import OverloadError
 from speculant_graph.rpc.addresses import grpc_target, socket_path
 from speculant_graph.rpc.channel import message_limits
 from speculant_graph.rpc.convert import duration_of
 from speculant_graph.rpc.messages import VERSION_KEY
-from speculant_graph.rpc.status import STATUS_DETAILS, to_status
+from speculant_graph.rpc.status import STATUS_DETAILS, advised_delay_s, to_status
 from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, Principal, request_id_of
 from speculant_graph.serving.listening import bind_tcp, certificate_names, failure_of, lock_socket, warn_of_exposure
 from speculant_graph.version import VERSION
@@ -122,7 +122,7 @@ class CallInterceptor:
 
     def _require_capacity(self) -> None:
         if self._num_running > self._max_concurrent:
-            raise DraftLimitError(
+            raise OverloadError(
                 f"{self._max_concurrent} calls are running; try again in {_BUSY_S} s, or send steps on one stream",
                 _BUSY_S,
             )
@@ -139,9 +139,9 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
         raise error
     code, message = to_status(error)
     trailing = tuple(context.trailing_metadata() or ())
-    if isinstance(error, DraftLimitError):
+    if (delay_s := advised_delay_s(error)) is not None:
         details = AnyMessage()
-        details.Pack(RetryInfo(retry_delay=duration_of(error.retry_delay_s)))
+        details.Pack(RetryInfo(retry_delay=duration_of(delay_s)))
         status = Status(code=code.value[0], message=message, details=[details])
         trailing = (*trailing, (STATUS_DETAILS, status.SerializeToString()))
     await context.abort(code, message, trailing)

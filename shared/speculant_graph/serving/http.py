@@ -18,12 +18,11 @@ from typing import Any, cast
 
 import uvicorn
 from loguru import logger
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from speculant_graph.errors import DrafterUnavailableError, DraftLimitError, UnauthenticatedError
+from speculant_graph.errors import ApiError, OverloadError, UnauthenticatedError, UnavailableError
 from speculant_graph.rpc.addresses import require_port
 from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, request_id_of
 from speculant_graph.serving.listening import bind_tcp
@@ -237,7 +236,7 @@ class AccessMiddleware:
         rules: AccessRules,
         read_policy: Callable[[], AccessPolicy],
         refuse: Callable[[Exception], Response],
-        read_problem: Callable[[], str] = str,
+        read_problem: Callable[[], UnavailableError | None] = lambda: None,
         count_request: Callable[[str, int], None] = lambda path, status: None,
     ) -> None:
         """Stand before an application.
@@ -246,8 +245,8 @@ class AccessMiddleware:
             app: what is behind.
             rules: what is required of requests.
             read_policy: returns which clients may call now.
-            refuse: the answer to a ``SpeculantError``, an ``HTTPException``, or any other failure of ours.
-            read_problem: returns why no client may call, one line; empty if all is well.
+            refuse: the answer to a ``SpeculantError``, or to any other failure of ours.
+            read_problem: returns why no client may call; None if all is well.
             count_request: called for every request with a prefix that is over: its path and the status.
         """
         self._app, self._rules = app, rules
@@ -262,7 +261,7 @@ class AccessMiddleware:
                 await send({"type": "websocket.close"})
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        request_id = request_id_of(headers)
+        request_id = scope[REQUEST_ID_KEY] = request_id_of(headers)
         is_guarded = scope["path"].startswith(self._rules.prefixes)
         status = 0
 
@@ -304,9 +303,9 @@ class AccessMiddleware:
             logger.debug("refused: {}", error)
             raise
         if problem := self._read_problem():
-            raise DrafterUnavailableError(problem)
+            raise problem
         if self._num_running > self._rules.max_requests:
-            raise DraftLimitError("too many requests are being answered; try again in a second", 1.0)
+            raise OverloadError("too many requests are being answered", 1.0, fix="try again in a second")
 
     async def _whole_body(self, receive: Receive, headers: dict[str, str]) -> Receive:
         """Read the body, and return what hands it on."""
@@ -331,7 +330,7 @@ class AccessMiddleware:
                         break
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise HTTPException(408, "the body did not come in time; send it again") from None
+            raise ApiError("late_body", "the body did not come in time", fix="send it again") from None
         if length > most:
             raise _too_large(most)
         is_handed_on = False
@@ -350,5 +349,5 @@ class _ClientLeftError(Exception):
     """No client waits for an answer."""
 
 
-def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"the body may have {most} bytes; send less")
+def _too_large(most: int) -> ApiError:
+    return ApiError("large_body", f"the body may have {most} bytes", fix="send less")

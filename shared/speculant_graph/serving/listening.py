@@ -53,7 +53,7 @@ def bind_tcp(address: str, option: str) -> socket.socket:
 
 def failure_of(address: str, reason: str, option: str) -> ConfigError:
     """Return why an address can't be listened on."""
-    return ConfigError(f"can't listen on {address}: {reason} with {option}")
+    return ConfigError(f"can't listen on {address}: {reason} with {{field}}", field=option)
 
 
 def lock_socket(path: Path, option: str) -> int:
@@ -68,13 +68,17 @@ def lock_socket(path: Path, option: str) -> int:
         ConfigError: another server has it, or there is something that is no socket.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    taken = ConfigError(f"another server answers on unix://{path}; stop it, or choose another path with {option}")
+    taken = ConfigError(
+        f"another server answers on unix://{path}", fix="stop it, or choose another path with {field}", field=option
+    )
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.lexists(path):
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise ConfigError(f"{path} exists and is not a socket; choose another path with {option}")
+                raise ConfigError(
+                    f"{path} exists and is not a socket", fix="choose another path with {field}", field=option
+                )
             with socket.socket(socket.AF_UNIX) as probe:  # one of a program that takes no such lock
                 probe.settimeout(_PROBE_S)
                 if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
@@ -99,20 +103,21 @@ def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
     if certificate is None or key is None:
         if (certificate, key, authorities) != (None, None, None):
             raise ConfigError(
-                "access.tls_certificate and access.tls_key belong together, and access.tls_client_ca needs "
-                "both; set what is missing"
+                "{field} and access.tls_key belong together, and access.tls_client_ca needs both",
+                fix="set what is missing",
+                field="access.tls_certificate",
             )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
-    no_certificate = "holds no valid certificate; name a PEM file"
-    with explained(f"access.tls_certificate: '{certificate}'", no_certificate):
+    no_certificate = "holds no valid certificate", "name a PEM file"
+    with explained("access.tls_certificate", f"'{certificate}'", *no_certificate):
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
-    no_key = "is not the unencrypted private key (PEM) of access.tls_certificate; name it"
-    with explained(f"access.tls_key: '{key}'", no_key):
+    no_key = "is not the unencrypted private key (PEM) of access.tls_certificate"
+    with explained("access.tls_key", f"'{key}'", no_key, "name it"):
         context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL prompts on the terminal
     if authorities is not None:
-        with explained(f"access.tls_client_ca: '{authorities}'", no_certificate):
+        with explained("access.tls_client_ca", f"'{authorities}'", *no_certificate):
             context.load_verify_locations(authorities)
         context.verify_mode = ssl.CERT_REQUIRED
     return context

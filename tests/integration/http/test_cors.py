@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from speculant_graph.config import ServiceConfig
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, UnavailableError
 from speculant_verifier.decoder import SpeculativeDecoder
 from support.access import entry, policy
 from support.browser import chromium, needs_chromium
@@ -63,7 +63,7 @@ def test_pages_of_named_origins_may_call(decoder: SpeculativeDecoder, tmp_path: 
         response = api.post("completions", BODY, headers=KEY)
         assert response.status_code == 200
         assert ALLOWED not in response.headers
-        api.problem = "it starts"
+        api.problem = UnavailableError("it starts", fix="try again later")
         response = api.post("completions", BODY, headers={"origin": OURS} | KEY)
         assert (response.status_code, response.headers[ALLOWED]) == (503, OURS)
         exposed = response.headers["access-control-expose-headers"]

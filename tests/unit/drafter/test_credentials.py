@@ -78,8 +78,9 @@ def test_names_of_a_verified_certificate(files: Certificates, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["tls_certificate", "tls_key", "tls_client_ca"])
 def test_half_of_the_settings_is_refused(files: Certificates, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"access\.tls_certificate and access\.tls_key belong together"):
+    with pytest.raises(ConfigError) as caught:
         server_credentials(AccessConfig.model_validate({name: files.ca}))
+    assert caught.value.field == "access.tls_certificate"
 
 
 @pytest.mark.parametrize("setting", ["tls_certificate", "tls_key", "tls_client_ca"])
@@ -91,8 +92,9 @@ def test_wrong_files_are_named(files: Certificates, tmp_path: Path, setting: str
         wrong.write_bytes(files.client["tls_key"].read_bytes())
     elif isinstance(content, bytes):
         wrong.write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"access\.{setting}: '{wrong}'") as caught:
+    with pytest.raises(ConfigError) as caught:
         server_credentials(AccessConfig.model_validate(settings | {setting: wrong}))
+    assert caught.value.field == f"access.{setting}"
     assert "\n" not in str(caught.value)
 
 
@@ -113,5 +115,6 @@ def test_an_encrypted_key_is_refused_without_asking_the_terminal(files: Certific
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
-    with pytest.raises(ConfigError, match=r"access\.tls_key: .* is not the unencrypted private key"):
+    with pytest.raises(ConfigError) as caught:
         server_credentials(AccessConfig(tls_certificate=files.server["tls_certificate"], tls_key=encrypted))
+    assert caught.value.field == "access.tls_key"

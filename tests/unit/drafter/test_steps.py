@@ -310,7 +310,7 @@ def test_refusals_in_an_envelope_keep_their_step_id(graph_path: Path) -> None:
     assert (answer.step_id, answer.error.code) == (9, 3)
     assert server.counted("failed_steps", code="RESOURCE_EXHAUSTED") == 1
     assert server.counted("failed_steps", code="INVALID_ARGUMENT") == 1
-    with pytest.raises(DraftRequestError, match="can't be parsed"):
+    with pytest.raises(DraftRequestError):
         asyncio.run(server.service.answer_enveloped(b"\x12\x05\xff", ANONYMOUS))
     assert server.counted("steps") == 1
 

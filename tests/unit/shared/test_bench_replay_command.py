@@ -47,10 +47,12 @@ def test_reading_traces(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
     path.write_text(text.replace('"workload"', '"other"') + "\nno JSON", encoding="utf-8")
     (workload,) = read_workloads([path], tokenizer, limit=4)
     assert (workload.name, len(workload.traces)) == ("answers", 3), "lines beyond the limit are not looked at"
-    with pytest.raises(CorpusError, match=r"answers\.jsonl:8: invalid JSON"):
+    with pytest.raises(CorpusError) as caught:
         read_workloads([path], tokenizer)
-    with pytest.raises(ConfigError, match="several files are of workload 'answers'"):
+    assert "answers.jsonl:8" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
         read_workloads([path, path], tokenizer, limit=1)
+    assert caught.value.field == "workload"
 
 
 @pytest.mark.parametrize(
@@ -65,10 +67,11 @@ def test_reading_traces(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
 def test_files_that_are_no_traces(content: bytes, message: str, tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
+    # A promise: the file, the line and the fault are named.
     with pytest.raises(CorpusError, match=message) as raised:
         read_workloads([path], tokenizer)
     assert "\n" not in str(raised.value)
-    with pytest.raises(CorpusError, match="can't be read"):
+    with pytest.raises(CorpusError):
         read_workloads([tmp_path / "missing.jsonl"], tokenizer)
 
 

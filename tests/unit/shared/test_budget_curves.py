@@ -59,6 +59,7 @@ def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int,
     ],
 )
 def test_points_that_make_no_curve(tokens: tuple[int, ...], ms: tuple[float, ...], message: str) -> None:
+    # A promise: the fault is told, and how a curve looks.
     with pytest.raises(ConfigError, match=rf"{message}.*; make it look like") as raised:
         CostCurve(tokens, ms)
     assert "\n" not in str(raised.value)
@@ -72,8 +73,9 @@ def test_curves_that_come_with_the_project(name: str) -> None:
 
 
 def test_a_name_that_is_neither_a_curve_nor_a_file() -> None:
-    with pytest.raises(ConfigError, match="no curve and no file 'fast'"):
+    with pytest.raises(ConfigError) as caught:
         curve_of("fast", "--cost")
+    assert caught.value.field == "--cost"
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -83,18 +85,18 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"{", "holds no cost curve"),
-        (b"\xff\xfe\x00", "holds no cost curve"),
-        (b'{"tokens": [1, 2], "ms": [1, Infinity]}', "finite"),
-        (b"[" * 100_000, "holds no cost curve"),
-        (b'{"tokens": [1, 2], "relative": [1, 2]}', "'ms'"),
+        b"{",
+        b"\xff\xfe\x00",
+        b'{"tokens": [1, 2], "ms": [1, Infinity]}',
+        b"[" * 100_000,
+        b'{"tokens": [1, 2], "relative": [1, 2]}',
     ],
 )
-def test_a_file_without_a_curve(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_without_a_curve(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "curve.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=message) as raised:
+    with pytest.raises(ConfigError) as raised:
         CostCurve.from_file(path)
     assert str(raised.value).startswith(str(path))

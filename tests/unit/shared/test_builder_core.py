@@ -85,5 +85,5 @@ def test_damaged_keys_are_sorted_emitted_and_merged(seed: int, size: int) -> Non
 @pytest.mark.parametrize("token_id", [7, 2**31, 2**32 - 2])
 def test_tokens_outside_of_the_vocabulary_are_refused(token_id: int) -> None:
     token_ids = np.array([0, token_id, 0], np.uint32)
-    with pytest.raises(ValueError, match="vocabulary"):
+    with pytest.raises(ValueError, match="vocabulary"):  # a promise: the core's own errors say what is over
         _core.count_values(token_ids, np.empty(0, np.uint64), np.zeros(8, np.int64))

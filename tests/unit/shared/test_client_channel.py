@@ -27,14 +27,16 @@ def config(address: str = SOCKET, **fields: object) -> ClientConfig:
 
 @pytest.mark.parametrize("address", ["", "drafter", "a:1,b:2"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="is not an address; write host:port"):
+    with pytest.raises(ConfigError) as caught:
         DrafterClient(config(address), tokenizer=None, draft=DraftConfig())
+    assert caught.value.field == "address"
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7:50051", "drafter.example:50051", "[2001:db8::1]:50051", "127.evil:1"])
 def test_a_token_does_not_travel_unencrypted(address: str, trusted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"client.token would travel .* unencrypted; set client.tls_ca"):
+    with pytest.raises(ConfigError) as caught:
         Endpoint.of(address, config(token="secret"))
+    assert caught.value.field == "client.token"
     encrypted = config(token="secret", tls_ca=trusted)
     assert Endpoint.of(address, encrypted).metadata == (("authorization", "Bearer secret"),)
 
@@ -48,8 +50,9 @@ def test_a_token_may_travel_within_this_machine(address: str) -> None:
 
 @pytest.mark.parametrize("token", ["", "two words", "line\n", "gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n"])
 def test_tokens_that_no_header_can_hold_are_refused(token: str) -> None:
-    with pytest.raises(ConfigError, match=r"client.token must be visible ASCII"):
+    with pytest.raises(ConfigError) as caught:
         Endpoint.of(SOCKET, config(token=token))
+    assert caught.value.field == "client.token"
 
 
 @pytest.mark.parametrize(
@@ -68,5 +71,6 @@ def test_tokens_that_no_header_can_hold_are_refused(token: str) -> None:
 )
 def test_files_that_are_no_certificates_are_named(fields: dict[str, str], message: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("nothing", encoding="utf-8")
+    # A promise: the file and its fault are named.
     with pytest.raises(ConfigError, match=message):
         Endpoint.of("localhost:1", config(**{name: tmp_path / file for name, file in fields.items()}))

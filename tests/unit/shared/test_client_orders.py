@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.client.batches import InFlightBatch
-from speculant_graph.errors import DraftLimitError, DraftRequestError, TokenizerMismatchError
+from speculant_graph.errors import DraftRequestError, OverloadError, TokenizerMismatchError
 from speculant_graph.types import SequenceStep
 from support.dict_drafter import drafted
 from support.network import UNAVAILABLE, Network
@@ -44,14 +44,14 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
             case "open" if network.openings:
                 network.settle_opening(number)
             case "refuse" if network.openings:
-                errors = (UNAVAILABLE, DraftLimitError("full", 0.01), TokenizerMismatchError("other"))
+                errors = (UNAVAILABLE, OverloadError("full", 0.01), TokenizerMismatchError("other"))
                 network.settle_opening(number, errors[number % 3])
             case "answer" | "repeat answer" if network.answers:
                 network.deliver(number, keeps=name == "repeat answer")
             case "lose answer" if network.answers:
                 network.answers.pop(number % len(network.answers))
             case "end stream":
-                errors = (UNAVAILABLE, DraftLimitError("full", 0.01), DraftRequestError("odd"))
+                errors = (UNAVAILABLE, OverloadError("full", 0.01), DraftRequestError("odd"))
                 core.stream_ended(errors[number % 3], network.now_s)
             case "lose session":
                 held = network.drafter.sessions

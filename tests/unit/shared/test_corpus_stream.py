@@ -90,7 +90,7 @@ def test_a_stream_is_its_documents_one_after_another(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "_PIECE_CHARACTERS", piece)
         if not any(documents):
-            with pytest.raises(CorpusError, match=r"^(none of [2-9] files|.*) holds (no )?text; name files"):
+            with pytest.raises(CorpusError):
                 write_token_stream(tokenizer, paths, folder / "out", config)
             return
         stream = write_token_stream(tokenizer, paths, folder / "out", config, lambda *report: reports.append(report))
@@ -143,8 +143,9 @@ def test_text_of_which_a_tokenizer_makes_nothing(tmp_path: Path) -> None:
     separator = DOCUMENT_SEPARATOR
     assert ids_of(stream) == [separator, 0, 1, separator, separator, 1]
     assert (stream.num_tokens, stream.num_documents) == (3, 4)
-    with pytest.raises(CorpusError, match=r"^tokenizer letters makes no tokens of this text; set graph\.tok"):
+    with pytest.raises(CorpusError) as caught:
         write_token_stream(letters, [paths[0], paths[2]], tmp_path / "out", config)
+    assert caught.value.field == "graph.tokenizer_name"
 
 
 def test_standard_input_and_pipes(

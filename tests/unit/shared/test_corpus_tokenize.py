@@ -36,8 +36,10 @@ def test_transformers_tokenizers_have_the_same_fingerprint(tokenizer_folder: Pat
 
 
 def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no tokenizer\.json; set graph\.tokenizer_name"):
+    with pytest.raises(ConfigError) as caught:
         CorpusTokenizer.load(tmp_path)
+    assert caught.value.field == "graph.tokenizer_name"
     (tmp_path / "tokenizer.json").write_text("{}", "utf-8")
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError) as caught:
         CorpusTokenizer.load(tmp_path)
+    assert caught.value.field == "graph.tokenizer_name"

@@ -44,14 +44,16 @@ def test_every_strategy_of_ngrams() -> None:
     generator = generator_of([1, 2, 3], config=DraftConfig(strategy="tree"))
     assert generator.generate([7, 8, 7]).token_ids[0] == 8, "the prompt itself is drafted from, too"
     assert generator.draft([1], 2, "adaptive").token_ids == (2, 3)
-    with pytest.raises(DraftRequestError, match="strategy must be 'greedy', 'sampling'"):
+    with pytest.raises(DraftRequestError) as caught:
         generator.generate([1], strategy="best")  # type: ignore[arg-type]
+    assert caught.value.field == "strategy"
     with pytest.raises(DraftRequestError) as refused:
         generator.generate([1], strategy="beam")  # type: ignore[arg-type]
     for offered in re.findall(r"'(\w+)'", str(refused.value).partition("(got")[0]):
         assert generator.generate([1], k=1, strategy=offered).strategy == offered
-    with pytest.raises(ConfigError, match="strategy model drafts in a verifier"):
+    with pytest.raises(ConfigError) as caught:
         generator.generate([1], strategy="model")
+    assert caught.value.field == "draft.strategy"
 
 
 def test_text_prompts_use_the_graph_s_tokenizer(
@@ -69,5 +71,5 @@ def test_text_prompts_use_the_graph_s_tokenizer(
     assert draft == DraftGenerator(graph, tokenizer=tokenizer).generate("The parties agree to", k=4)
 
     other = make_tokenizer(vocabulary_size=300)
-    with pytest.raises(TokenizerMismatchError, match=f"with tokenizer {tokenizer_folder} .*not with {other} "):
+    with pytest.raises(TokenizerMismatchError):
         DraftGenerator(graph, tokenizer=CorpusTokenizer.load(other))

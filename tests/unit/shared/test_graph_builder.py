@@ -51,24 +51,25 @@ def test_jobs_and_parts_fit_into_memory(jobs: int, vocabulary_size: int, max_ord
 
 
 def test_bad_streams_are_refused() -> None:
-    with pytest.raises(CorpusError, match="no tokens"):
+    with pytest.raises(CorpusError):
         build_from_token_ids([], FINGERPRINT)
-    with pytest.raises(GraphError, match="outside a vocabulary of 10"):
+    with pytest.raises(GraphError):
         build_from_token_ids([1, 10], FINGERPRINT)
-    with pytest.raises(GraphError, match="0 or more"):
+    with pytest.raises(GraphError):
         build_from_token_ids([1, -1], FINGERPRINT)
     for wrong in ([1.5], [float("nan")], [[1, 2]], ["1"]):
-        with pytest.raises(GraphError, match="whole numbers"):
+        with pytest.raises(GraphError):
             build_from_token_ids(wrong, FINGERPRINT)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="max_order"):
+    with pytest.raises(ConfigError) as caught:
         build_from_token_ids([1], FINGERPRINT, max_order=11)
+    assert caught.value.field == "graph.max_order"
 
 
 def test_only_graphs_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     for content in (b"somebody's text", pickle.dumps({"somebody's": "values"}), pickle.dumps([small_graph()])):
         path.write_bytes(content)
-        with pytest.raises(GraphFileError, match="is not a graph; remove it"):
+        with pytest.raises(GraphFileError):
             small_graph().save(path)
         assert path.read_bytes() == content
     path.write_bytes(b"")
@@ -101,7 +102,7 @@ def test_documents_are_wrapped_and_joined(tmp_path: Path, tokenizer_folder: Path
 
 @pytest.mark.parametrize("output", ["none/graph.pkl", "."])
 def test_a_place_that_can_not_be_written_is_refused_before_the_work(tmp_path: Path, output: str) -> None:
-    with pytest.raises(GraphFileError, match="choose another path"):
+    with pytest.raises(GraphFileError):
         GraphBuilder("there is no such tokenizer").build([tmp_path], tmp_path / output)
 
 
@@ -115,7 +116,7 @@ def test_what_a_killed_build_left_is_swept_and_what_runs_is_left_alone(
     left_over.touch()
     with workspace(output) as running:
         assert not list(running.iterdir())
-        with pytest.raises(GraphFileError, match="another command is writing"):
+        with pytest.raises(GraphFileError):
             GraphBuilder(tokenizer_folder).build(tmp_path / "a.txt", output)
         assert running.is_dir()
     GraphBuilder(tokenizer_folder).build(tmp_path / "a.txt", output)

@@ -120,7 +120,7 @@ def test_what_is_no_node(small: nx.DiGraph, node: Any) -> None:
     with pytest.raises(KeyError):
         small.nodes[node]
     for neighbours in (small.successors, small.predecessors):
-        with pytest.raises(nx.NetworkXError, match="not in the digraph"):
+        with pytest.raises(nx.NetworkXError):
             neighbours(node)
 
 
@@ -134,7 +134,7 @@ def test_what_is_no_node(small: nx.DiGraph, node: Any) -> None:
 )
 def test_changes_are_refused(small: nx.DiGraph, change: Callable[[nx.DiGraph], object]) -> None:
     before = nx.DiGraph(small)
-    with pytest.raises(nx.NetworkXError, match="Frozen graph"):
+    with pytest.raises(nx.NetworkXError):
         change(small)
     assert nx.is_frozen(small)
     assert nx.utils.graphs_equal(small, before)
@@ -181,8 +181,9 @@ def test_the_graph_says_where_the_names_of_networkx_are() -> None:
     names = [name for name in view if not re.search(r"^_|_factory$|_class$|_from$|^clear|^name$|^update$", name)]
     assert {"edges", "nodes", "out_edges", "has_edge", "in_degree"} <= set(names)
     for name in names:
+        # A promise: it says where the method is.
         with pytest.raises(AttributeError, match=rf"graph\.nx\.{name}$"):
             getattr(found, name)
-    with pytest.raises(AttributeError, match=r"no attribute 'edgse'$"):
+    with pytest.raises(AttributeError):
         getattr(found, "edgse")  # noqa: B009
     assert copy.copy(found).metadata == found.metadata

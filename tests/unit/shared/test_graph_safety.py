@@ -169,7 +169,7 @@ def test_wrong_descriptions_are_refused(path: Path, key: str, value: object) -> 
 def test_descriptions_that_are_none_are_refused(path: Path, text: bytes) -> None:
     before, after = around(aligned(text.ljust(256), MIN_BLOCK_BYTES), MIN_BLOCK_BYTES)
     path.write_bytes(before + bytes(MIN_BLOCK_BYTES) + after)
-    with pytest.raises(GraphFileError, match="description is incomplete"):
+    with pytest.raises(GraphFileError):
         NgramGraph.load(path)
 
 

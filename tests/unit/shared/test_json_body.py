@@ -61,7 +61,7 @@ def test_depth() -> None:
         text = "[" * count + "]" * count
         assert (read_model_json(text) == text) is is_deep
         if is_deep:
-            with pytest.raises(JsonBodyError, match="more than 100 lists and objects"):
+            with pytest.raises(JsonBodyError):
                 read_json(text.encode())
         else:
             assert read_json(text.encode()) == json.loads(text)
@@ -73,7 +73,7 @@ def test_types() -> None:
     for kind in ("application/json", "Application/JSON ; charset=utf-8", 'application/x+json; charset="UTF-8"'):
         require_json_type(kind)
     for kind in ("", "text/json", "application/jsonp", "application/json; charset=latin-1", "a\nb"):
-        with pytest.raises(JsonBodyError, match="the header content-type"):
+        with pytest.raises(JsonBodyError):
             require_json_type(kind)
 
 

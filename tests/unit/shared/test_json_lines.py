@@ -28,16 +28,18 @@ def test_a_corpus_with_such_a_record_is_refused_by_its_place(
 ):
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(CorpusError, match=name):
+    with pytest.raises(CorpusError) as caught:
         GraphBuilder(tokenizer_name=str(tokenizer_folder)).build([path], tmp_path / "graph.pkl")
+    assert name in str(caught.value)
     assert not (tmp_path / "graph.pkl").exists()
 
 
 def test_traces_with_such_a_line_are_refused_by_its_number(tmp_path: Path, tokenizer_folder: Path):
     path = tmp_path / "traces.jsonl"
     path.write_text('{"prompt": "a", "output": "b"}\n{"prompt": "a", "output": "b", "output": "c"}', encoding="utf-8")
-    with pytest.raises(CorpusError, match=":2"):
+    with pytest.raises(CorpusError) as caught:
         read_workloads([path], CorpusTokenizer.load(str(tokenizer_folder)))
+    assert f"{path}:2" in str(caught.value)
 
 
 @pytest.mark.parametrize("command", ["build", "bench engine-loop", "bench replay"])

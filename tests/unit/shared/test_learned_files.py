@@ -159,8 +159,9 @@ def test_a_folder_has_one_process(tmp_path: Path) -> None:
 def test_other_tokenizers_are_refused_and_the_folder_is_free_again(tmp_path: Path) -> None:
     opened(tmp_path).close()
     other = Fingerprint("other/tokenizer", "cd" * 32, 50_000)
-    with pytest.raises(TokenizerMismatchError, match=r"some/tokenizer \(abababababab\), not with other/tokenizer"):
+    with pytest.raises(TokenizerMismatchError) as caught:
         opened(tmp_path, tokenizer=other)
+    assert all(name in str(caught.value) for name in ("some/tokenizer", "other/tokenizer"))
     opened(tmp_path, tokenizer=Fingerprint("/a/copy", TOKENIZER.sha256, 50_000)).close()
 
 

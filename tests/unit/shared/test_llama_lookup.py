@@ -85,16 +85,17 @@ def test_the_file_holds_what_is_likely_enough(
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     graph = graph_of([[1, 2, 1, 2, 3]], 3, VOCABULARY_SIZE)
     for wrong in ({"min_count": 0}, {"min_share": 2}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
+        with pytest.raises(ConfigError) as caught:
             export_llama_lookup(graph, tmp_path / "lookup.bin", **wrong)
-    with pytest.raises(GraphFileError, match="check folder"):
+        assert caught.value.field == next(iter(wrong))
+    with pytest.raises(GraphFileError):
         export_llama_lookup(graph, tmp_path / "none" / "lookup.bin")
     for record, child in ((2, 0), (1, 2**32 - 1)):
         words = graph.trie.words.copy()
         broken = NgramGraph(trie_of(words, graph.trie.nodes_per_level, VOCABULARY_SIZE), graph.metadata)
         broken.trie.level(3)[record, CHILD] = child
         (tmp_path / "lookup.bin").write_bytes(b"older")
-        with pytest.raises(GraphFileError, match="damaged"):
+        with pytest.raises(GraphFileError):
             export_llama_lookup(broken, tmp_path / "lookup.bin")
         assert (tmp_path / "lookup.bin").read_bytes() == b"older"
         (tmp_path / "lookup.bin").unlink()

@@ -29,13 +29,15 @@ def test_addresses() -> None:
     ],
 )
 def test_other_addresses_are_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"write host:port, \[::1\]:port or unix:///path/to\.sock"):
+    with pytest.raises(ConfigError) as caught:
         grpc_target(address)
+    assert caught.value.field == "address"
 
 
 def test_too_long_socket_paths_are_refused() -> None:
-    with pytest.raises(ConfigError, match=f"at most {MAX_SOCKET_PATH_BYTES}"):
+    with pytest.raises(ConfigError) as caught:
         socket_path("unix:///" + "a" * MAX_SOCKET_PATH_BYTES)
+    assert caught.value.field == "address"
 
 
 LOCAL = ("unix:///d.sock", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "0.0.0.0:1", "LocalHost:1")

@@ -173,12 +173,12 @@ def test_step_requests_say_what_was_asked(request: StepRequest) -> None:
 
 @pytest.mark.parametrize("tokens", [[-1], [2**32], [1.5], ["a"], [None], 5, [[1]], [2**70]])
 def test_what_is_no_token_is_not_sent(tokens: Any) -> None:
-    with pytest.raises(DraftRequestError, match="does not fit"):
+    with pytest.raises(DraftRequestError):
         convert.encode_step(None, StepRequest((SequenceRequest(tokens),)))
 
 
 def test_budgets_are_for_all_or_for_none() -> None:
-    with pytest.raises(DraftRequestError, match="mixed"):
+    with pytest.raises(DraftRequestError):
         convert.encode_step(None, StepRequest((SequenceRequest((1,), node_budget=1), SequenceRequest((1,)))))
 
 
@@ -307,6 +307,7 @@ WITHOUT_Q: dict[str, Any] = {"candidate_counts": [], "candidate_tokens": [], "ca
 )
 def test_bad_answers_are_refused(fields: dict[str, Any], reason: str) -> None:
     assert len(decode_answer(pb.DraftResponse(**GOOD_ANSWER).SerializeToString(), 1).sequences[0].draft) == 2
+    # A promise: the log tells which rule of the wire a server breaks.
     with pytest.raises(DraftRequestError, match=reason):
         decode_answer(pb.DraftResponse(**{**GOOD_ANSWER, **fields}).SerializeToString(), 1)
 
@@ -319,20 +320,21 @@ def test_siblings_that_were_drawn_may_be_the_same() -> None:
 
 def test_drafts_beyond_the_budget_are_refused() -> None:
     payload = pb.DraftResponse(**GOOD_ANSWER).SerializeToString()
-    with pytest.raises(DraftRequestError, match="1 were asked for"):
+    with pytest.raises(DraftRequestError):
         convert.decode_step_answer(
             payload, budgets=[1], strategy="greedy", vocabulary_size=VOCABULARY_SIZE, is_enveloped=False
         )
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "field"),
     [
-        ({"session_id": 0}, "session id 0"),
-        ({"session_id": 1, "tokenizer_sha256": b"short"}, "5 bytes"),
-        ({"session_id": 1, "tenant": "a" * 257}, "at most 256"),
+        ({"session_id": 0}, "session_id"),
+        ({"session_id": 1, "tokenizer_sha256": b"short"}, "tokenizer_sha256"),
+        ({"session_id": 1, "tenant": "a" * 257}, "tenant"),
     ],
 )
-def test_bad_openings_are_refused(fields: dict[str, Any], reason: str) -> None:
-    with pytest.raises(DraftRequestError, match=reason):
+def test_bad_openings_are_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(DraftRequestError) as caught:
         convert.decode_open_request(pb.OpenSessionRequest(**fields))
+    assert caught.value.field == field

@@ -49,21 +49,23 @@ def test_rows_of_nodes_that_are_not_there() -> None:
     size = len(started(drafter, 1, [1, 2, 1, 2, 1]))
     assert size
     for node in (-1, size + 1):
-        with pytest.raises(DraftRequestError, match=f"the latest draft has nodes 0 to {size}; send rows of those"):
+        with pytest.raises(DraftRequestError):
             drafter.recycle(1, [0, node], [[1], [2]])
-    with pytest.raises(DraftRequestError, match="2 rows came with 1 nodes; give one row per node"):
+    with pytest.raises(DraftRequestError):
         drafter.recycle(1, [0], [[1], [2]])
     drafter.recycle(1, [0, size], [[1], [2]])
     drafter.accept(1, [2])
-    with pytest.raises(DraftRequestError, match="nodes 0 to 0"):
+    with pytest.raises(DraftRequestError):
         drafter.recycle(1, [1], [[3]])
 
 
 def test_strategies_that_there_are_not(graph: NgramGraph) -> None:
-    with pytest.raises(ConfigError, match="strategy greedy drafts from a graph; give one"):
+    with pytest.raises(ConfigError) as caught:
         SessionDrafter(None, DraftConfig(strategy="greedy"))
-    with pytest.raises(ConfigError, match="strategy tree has nothing"):
+    assert caught.value.field == "draft.strategy"
+    with pytest.raises(ConfigError) as caught:
         drafter_of(graph, sources=[])
+    assert caught.value.field == "draft.sources"
 
 
 @pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
@@ -108,7 +110,7 @@ def test_foreign_tokens_end_what_is_known(graph: NgramGraph, foreign: int) -> No
 def test_what_is_no_list_of_tokens_is_refused(token_ids: Any) -> None:
     drafter = drafter_of()
     drafter.open(1)
-    with pytest.raises(DraftRequestError, match="give whole numbers"):
+    with pytest.raises(DraftRequestError):
         drafter.accept(1, token_ids)
     drafter.accept(1, [])
     drafter.accept(1, np.array([4, 5, 4], np.uint64))

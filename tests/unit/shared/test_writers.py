@@ -168,7 +168,7 @@ def test_only_ordinary_files_are_replaced(tmp_path: Path, kind: str) -> None:
             path.mkdir()
         case _:
             path.symlink_to(path)
-    with pytest.raises(SpeculantError, match="not an ordinary file"):
+    with pytest.raises(SpeculantError):
         replace_bytes(path, b"new")
     assert not Path("/dev/null").is_file()
     assert list(tmp_path.iterdir()) == [path]

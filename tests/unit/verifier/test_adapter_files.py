@@ -97,6 +97,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, sp
     with_adapter(model, "elsewhere/tiny", folder)
     spoil(folder)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    # A promise: every fault of an adapter has its own sentence.
     with pytest.raises(ConfigError, match=message) as caught:
         with_adapter(model, "elsewhere/tiny", folder)
     assert "\n" not in str(caught.value)

@@ -111,7 +111,7 @@ def test_a_setting_that_peft_does_not_know_is_named_and_ignored(tmp_path: Path, 
 def test_starts_that_change_the_base_model_are_refused_by_name(tmp_path: Path, start: object) -> None:
     write_adapter(tmp_path, "plain", tied=False)
     change_config(tmp_path, init_lora_weights=start)
-    with pytest.raises(ConfigError, match="path_initial_model_for_weight_conversion") as caught:
+    with pytest.raises(ConfigError) as caught:
         with_adapter(base("plain", tied=False), "", tmp_path)
     assert f"init_lora_weights = {start!r}" in str(caught.value)
 
@@ -130,5 +130,6 @@ def test_starts_that_change_the_base_model_are_refused_by_name(tmp_path: Path, s
 def test_what_is_more_than_added_numbers_is_refused_by_name(tmp_path: Path, name: str, value: object) -> None:
     write_adapter(tmp_path, "plain", tied=False)
     change_config(tmp_path, **{name: value})
-    with pytest.raises(ConfigError, match=f"sets {name}, .*; train one without it"):
+    with pytest.raises(ConfigError) as caught:
         with_adapter(base("plain", tied=False), "", tmp_path)
+    assert name in str(caught.value)

@@ -49,8 +49,9 @@ def test_the_decoder_names_an_argument_of_a_wrong_type(name: str, value: object)
 
 def test_the_second_argument_is_no_name_of_a_model() -> None:
     model: Any = "my-model"
-    with pytest.raises(ConfigError, match=r"^verifier_config must be a VerifierConfig, not of type str; give a Ver"):
+    with pytest.raises(ConfigError) as caught:
         SpeculativeDecoder("graph.pkl", model)
+    assert caught.value.field == "verifier_config"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,9 @@ def test_drafters_do_the_same(field: str, arguments: Callable[[], tuple[Any, Any
 
 @pytest.mark.parametrize("name", [5, None, ["folder"]])
 def test_the_builder_takes_no_tokenizer_but_a_name(name: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^graph\.tokenizer_name: must be text"):
+    with pytest.raises(ConfigError) as caught:
         GraphBuilder(tokenizer_name=name)
+    assert caught.value.field == "graph.tokenizer_name"
 
 
 @pytest.mark.parametrize("wrong", ["1", None, 1.5, {1: 2}, object()])
@@ -97,13 +99,14 @@ def test_look_ups_refuse_what_is_neither_ids_nor_a_number(wrong: Any) -> None:
         with pytest.raises(GraphError) as caught:
             look_up()
         assert "; " in str(caught.value), number
-    with pytest.raises(GraphError, match="token ids"):
+    with pytest.raises(GraphError):
         graph.count(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompts", [5, [1, 2], [None], [1.5], b"text"])
 def test_a_list_without_prompts_is_refused_at_once(prompts: Any) -> None:
     with SpeculativeDecoder(target=tiny_gpt_oss(), verifier_config=VerifierConfig(measure_costs=False)) as decoder:
-        with pytest.raises(GenerationRequestError, match="a prompt is a text, and several are a list"):
+        with pytest.raises(GenerationRequestError) as caught:
             decoder.generate(prompts)
+        assert caught.value.field == "prompt"
         assert decoder.generate([]) == []

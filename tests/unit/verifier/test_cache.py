@@ -130,10 +130,9 @@ def test_growing_and_shrinking_keep_what_is_cached(rows):
     cache.resize(3, 128)
     assert cache.num_bytes < before
     assert rows.verify([0, 1, 2]) < TOLERANCE
-    with pytest.raises(ValueError, match="clear rows first"):
-        cache.resize(2, 128)
-    with pytest.raises(ValueError, match="clear rows first"):
-        cache.resize(3, 16)
+    for wrong in ((2, 128), (3, 16)):
+        with pytest.raises(ValueError, match="clear rows first"):  # a promise: whoever calls it learns what to do
+            cache.resize(*wrong)
 
 
 def test_growing_by_itself_keeps_to_the_bound(gpt_oss):
@@ -142,7 +141,7 @@ def test_growing_by_itself_keeps_to_the_bound(gpt_oss):
     gpt_oss.prefill([list(range(90))], cache, [0])
     assert cache.num_rows * cache.capacity <= 300
     assert cache.slots_needed(3, 96) <= 300 < cache.slots_needed(3, 97)
-    with pytest.raises(ValueError, match="300"):
+    with pytest.raises(ValueError, match="300"):  # a promise: it names the bound
         gpt_oss.prefill([list(range(20))], cache, [0])
     assert cache.lengths == [90, 0, 0]
     cache.resize(1, 96)

@@ -141,5 +141,5 @@ def test_a_model_with_another_tokenizer_is_refused(tmp_path):
     tokenizer = other._tokenizer
     tokenizer.add_tokens(["<|more|>"])
     tokenizer.save_pretrained(folder)
-    with pytest.raises(TokenizerMismatchError, match="has another tokenizer"):
+    with pytest.raises(TokenizerMismatchError):
         load_draft_model(DraftModelConfig(name=str(folder)), VerifierConfig(), target)

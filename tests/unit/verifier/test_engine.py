@@ -26,22 +26,23 @@ def test_long_prompts_do_not_stall_those_that_run(gpt_oss):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "config", "message"),
+    ("prompt", "config", "field"),
     [
-        ((), CONFIG, "empty"),
-        (tuple([1] * 600), CONFIG, "shorten"),
-        ((1, 258), CONFIG, "own tokenizer"),
-        ((1, -1), CONFIG, "own tokenizer"),
-        (tuple([1] * 150), CONFIG, "verifier.max_kv_tokens"),
+        ((), CONFIG, "prompt"),
+        (tuple([1] * 600), CONFIG, "prompt"),
+        ((1, 258), CONFIG, "prompt"),
+        ((1, -1), CONFIG, "prompt"),
+        (tuple([1] * 150), CONFIG, "max_tokens"),
     ],
 )
-def test_a_request_that_can_never_run_fails_alone(gpt_oss, prompt, config, message):
+def test_a_request_that_can_never_run_fails_alone(gpt_oss, prompt, config, field):
     engine = make_engine(gpt_oss, max_kv_tokens=128)
     engine.add(Request(0, prompt, config))
     engine.add(Request(1, (1, 2, 3), CONFIG))
     ended = finish(engine)
     assert ended[0].finish_reason == "error"
-    assert message in ended[0].sequence.error
+    error = ended[0].sequence.error
+    assert (error.kind, error.field) == ("wrong_request", field)
     assert ended[1].sequence.output == alone(gpt_oss, (1, 2, 3))
 
 
@@ -59,7 +60,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(temperature):
         engine.add(Request(index, (1, 2, 3), config))
     ended = finish(engine)
     assert ended[0].finish_reason == "error"
-    assert "NaN" in ended[0].sequence.error
+    assert ended[0].sequence.error.kind == "internal"
     for index in (1, 2, 3):
         assert ended[index].sequence.output == expected
 

@@ -53,7 +53,7 @@ def test_memory_that_does_not_suffice_ends_the_youngest_and_spares_the_others(ta
     ended = finish(engine)
     reasons = [ended[index].finish_reason for index in range(3)]
     assert reasons == ["length", "length", "error"]
-    assert "verifier.max_kv_tokens" in ended[2].sequence.error
+    assert ended[2].sequence.error.kind == "out_of_memory"
     assert [ended[index].sequence.output for index in range(2)] == expected[:2]
 
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from speculant_graph.errors import ApiError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.http import AccessMiddleware, AccessRules
 from speculant_verifier.http.app import API, endpoint_of
 from speculant_verifier.http.app import refuse as answer_to
-from speculant_verifier.http.errors import ApiError
 
 
 async def answer(scope, receive, send):
@@ -23,7 +23,7 @@ async def fail_before(scope, receive, send):
 
 
 async def refuse(scope, receive, send):
-    raise ApiError(404, "there is nothing; look elsewhere")
+    raise ApiError("no_such_path", "there is nothing; look elsewhere")
 
 
 async def fail_within(scope, receive, send):

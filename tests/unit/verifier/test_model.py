@@ -32,7 +32,7 @@ SMALL = {"vocab_size": 258, "bos_token_id": None, "eos_token_id": None}
     ],
 )  # fmt: skip
 def test_models_that_would_be_verified_wrongly_are_refused(config: PreTrainedConfig) -> None:
-    with pytest.raises(ConfigError, match="exactly"):
+    with pytest.raises(ConfigError):
         TargetModel(Auto.from_config(config), byte_tokenizer(), "tiny")
 
 

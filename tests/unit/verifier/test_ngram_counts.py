@@ -149,8 +149,9 @@ def test_tenants_learn_over_sequences_and_not_from_each_other() -> None:
     assert draft(4, [7, 8, 7], tenant="other", learn=False) == (8,)
     assert draft(5, [7], tenant="other") == (), "it was not to be learned from"
     assert draft(6, [1, 2], learn=False) == (3,)
-    with pytest.raises(GenerationRequestError, match="leave 'docs' out"):
+    with pytest.raises(GenerationRequestError) as caught:
         drafter.open(7, SessionOptions(graph="docs"))
+    assert caught.value.field == "graph"
     drafter.close()
     assert draft(8, [1, 2]) == ()
 

@@ -146,8 +146,9 @@ def test_a_plan_keeps_within_the_budget():
 
 
 def test_a_budget_that_is_too_small_is_refused(checkpoint):
-    with pytest.raises(ConfigError, match=r"must stay in memory, .* raise verifier.memory_budget"):
+    with pytest.raises(ConfigError) as caught:
         TargetModel.load(VerifierConfig(model_name=str(checkpoint), memory_budget=1_000_000))
+    assert caught.value.field == "verifier.memory_budget"
 
 
 def test_a_file_that_can_not_be_read_fails_passes_until_it_can(checkpoint, whole):
@@ -156,7 +157,7 @@ def test_a_file_that_can_not_be_read_fails_passes_until_it_can(checkpoint, whole
     content = path.read_bytes()
     try:
         os.truncate(path, len(content) // 3)
-        with pytest.raises(GenerationError, match=r"weights can't be read from .*; see to the disk"):
+        with pytest.raises(GenerationError):
             [logits(target, 60) for _ in range(8)]  # what was read ahead is still right
     finally:
         with open(path, "r+b") as file:

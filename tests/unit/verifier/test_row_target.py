@@ -111,8 +111,9 @@ def test_logits_that_are_no_numbers_are_an_error_of_that_row_alone(config, bad, 
     first, second = (RowTarget(sampler_of(config), logits[i], [1, 2], draft, chosen[i]) for i in range(2))
     assert first.choice_after(0) >= 0  # nobody looked at the bad node yet
     for look in (first.choice_after, first.after):
-        with pytest.raises(GenerationError, match=r"token 3 of the sequence hold NaN or infinity; .*float32"):
+        with pytest.raises(GenerationError) as caught:
             look(1)
+        assert caught.value.kind == "internal"
     assert second.choice_after(1) == second.choice_after(1)
 
 
@@ -121,8 +122,9 @@ def test_logits_that_are_no_numbers_are_an_error_of_that_row_alone(config, bad, 
 def test_no_token_left_is_an_error(temperature, top_p):
     config = GenerationConfig(temperature=temperature, top_p=top_p, logit_bias=dict.fromkeys(range(60), -math.inf))
     target = RowTarget(sampler_of(config), logits_of(1, 60), [1, 2], EMPTY_DRAFT)
-    with pytest.raises(GenerationError, match="no token is left for position 2"):
+    with pytest.raises(GenerationError) as caught:
         target.choice_after(0)
+    assert caught.value.kind == "wrong_request"
     assert all(math.isnan(evidence) or not math.isfinite(evidence) for _, evidence in (
         choices_at_once(logits_of(1, 1, 60), [RowContext(sampler_of(config), [1, 2], EMPTY_DRAFT)])[0]
     ))  # fmt: skip

@@ -105,15 +105,16 @@ def test_two_tokens_have_the_joint_distribution_of_transformers_processors(confi
     assert chisquare(counts[possible], trials * expected[possible] / expected[possible].sum()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("config", "message"), [
-    (GenerationConfig(logit_bias={258: 1.0}), r"logit_bias names token 258.*0\.\.257"),
-    (GenerationConfig(logit_bias={3: math.nan}), "logit_bias of token 3 is nan"),
-    (GenerationConfig(stop=("x", "")), "stop text has no characters"),
-    (GenerationConfig(end_token_ids=(3, 258)), "end_token_ids names token 258"),
-    (GenerationConfig(max_tokens=4, min_tokens=5), "min_tokens 5 is more than max_tokens 4"),
+@pytest.mark.parametrize(("config", "field"), [
+    (GenerationConfig(logit_bias={258: 1.0}), "logit_bias"),
+    (GenerationConfig(logit_bias={3: math.nan}), "logit_bias"),
+    (GenerationConfig(stop=("x", "")), "stop"),
+    (GenerationConfig(end_token_ids=(3, 258)), "end_token_ids"),
+    (GenerationConfig(max_tokens=4, min_tokens=5), "min_tokens"),
 ])  # fmt: skip
-def test_settings_that_do_not_fit_are_refused_with_what_to_do(config, message):
-    with pytest.raises(GenerationError, match=message) as raised:
+def test_settings_that_do_not_fit_are_refused_with_what_to_do(config, field):
+    with pytest.raises(GenerationError) as raised:
         sampler_of(config)
+    assert raised.value.field == field
     assert ";" in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -99,6 +99,7 @@ def test_a_training_learns_what_is_repeated_and_what_is_saved_is_what_was_measur
     # It loads in plain peft, and merged it does what was measured.
     plain = base()
     plain.set_attn_implementation("sdpa")
+    # A promise: not ours; this one warning is expected.
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         PeftModel.from_pretrained(plain, str(result.candidate))
     judges = [make_example(each, 512) for each in result.held_out]
@@ -134,5 +135,5 @@ def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records, 
     assert result.candidate is None
     assert math.isfinite(result.after.loss)
     assert result.after == result.before
-    with pytest.raises(ConfigError, match="two requests at least"):
+    with pytest.raises(ConfigError):
         train(tmp_path, records[:1])

@@ -15,6 +15,7 @@ from speculant_verifier.draft_model.passes import DraftPasses
 from speculant_verifier.draft_model.price import WIDEST, DraftPrice
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import load_model, load_tokenizer
+from speculant_verifier.sources import MODEL_SETTING
 from speculant_verifier.speculation import ObservedCosts, batches_up_to, load_or_measure
 
 
@@ -38,7 +39,9 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
     try:
         return load_model(loading, may_stream=False), load_tokenizer(loading)[1]
     except ConfigError as error:
-        raise ConfigError(str(error).replace("verifier.model_name", "draft_model.name")) from error
+        if error.field != MODEL_SETTING:
+            raise
+        raise error.renamed("draft_model.name") from error
 
 
 def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target: TargetModel) -> TargetModel:

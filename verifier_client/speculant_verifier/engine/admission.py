@@ -58,20 +58,25 @@ class Admission:
         """
         length, longest = len(request.prompt), self._target.max_length
         if not length:
-            raise GenerationRequestError("the prompt is empty; give at least one token")
+            raise GenerationRequestError("the {field} is empty", fix="give at least one token", field="prompt")
         if length >= longest:
             raise GenerationRequestError(
-                f"the prompt has {length} tokens, but the model takes at most {longest - 1}; shorten it"
+                f"the {{field}} has {length} tokens, but the model takes at most {longest - 1}",
+                fix="shorten it",
+                field="prompt",
             )
         if not all(0 <= token < self._target.vocabulary_size for token in request.prompt):
             raise GenerationRequestError(
-                f"the prompt holds token ids outside 0..{self._target.vocabulary_size - 1}; "
-                "use the model's own tokenizer"
+                f"the {{field}} holds token ids outside 0..{self._target.vocabulary_size - 1}",
+                fix="use the model's own tokenizer",
+                field="prompt",
             )
         if self._slots(1, [request]) > self.max_tokens:
             raise GenerationRequestError(
                 f"prompt and output may take {self._slots(1, [request])} tokens, but there is memory for "
-                f"{self.max_tokens}; lower max_tokens, or raise verifier.max_kv_tokens"
+                f"{self.max_tokens}",
+                fix="lower {field}, or raise verifier.max_kv_tokens",
+                field="max_tokens",
             )
 
     def most_output(self, prompt_length: int) -> int:
@@ -124,7 +129,7 @@ class Admission:
 
     def release(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> None:
         """Take a row back; the last one moves to its index, as rows that are neighbours are read without a copy."""
-        if not sequence.error:
+        if sequence.error is None:
             self.prefixes.keep(sequence)
         last = max((each for each in running if each.row > sequence.row), key=lambda each: each.row, default=None)
         if last is None:

@@ -16,7 +16,7 @@ from loguru import logger
 
 from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
-from speculant_graph.errors import GenerationError, GenerationRequestError, SpeculantError, TokenizerMismatchError
+from speculant_graph.errors import SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter, TokenId, capabilities_of
 from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
@@ -25,11 +25,11 @@ from speculant_verifier.engine.prompts import Prefill
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import (
     MOST_PENDING,
-    OUT_OF_MEMORY,
     ActiveSequence,
     Request,
     StepOutput,
     is_out_of_memory,
+    out_of_memory,
 )
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
@@ -152,8 +152,8 @@ class Engine:
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
         sequence.arrived_s = time.perf_counter()
         try:
-            if request.refusal:
-                raise GenerationRequestError(request.refusal)
+            if request.refusal is not None:
+                raise request.refusal
             require_request(request.config, self._draft)
             self.admission.check(request)
             sequence.end_token_ids = self._ends_of(request)
@@ -272,7 +272,7 @@ class Engine:
                 if not is_out_of_memory(error):
                     raise
                 if not self._pressure.relieve():
-                    self._failed.append(_failure(self._waiting.popleft(), GenerationError(OUT_OF_MEMORY)))
+                    self._failed.append(_failure(self._waiting.popleft(), out_of_memory()))
                 continue
             self._running.append(self._waiting.popleft())
             self.totals.num_prompt_tokens += len(sequence.prompt)
@@ -338,7 +338,7 @@ class Engine:
                 continue
             youngest = max(left, key=lambda each: each.number)
             left.remove(youngest)
-            failures.append(_failure(youngest, GenerationError(OUT_OF_MEMORY)))
+            failures.append(_failure(youngest, out_of_memory()))
             self._leave(youngest)  # another may get its row
             left.sort(key=lambda each: each.row)
         return failures
@@ -353,5 +353,5 @@ class Engine:
 
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> StepOutput:
-    sequence.error, sequence.is_refused = str(error), isinstance(error, GenerationRequestError)
+    sequence.error = error
     return StepOutput(sequence, (), 0, "error")

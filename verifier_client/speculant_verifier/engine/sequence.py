@@ -10,6 +10,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import GenerationMemoryError, SpeculantError
 from speculant_graph.types import Feedback, SessionOptions, TokenId
 from speculant_verifier.cache.slots import KeysAndValues
 from speculant_verifier.records.record import Trace
@@ -48,7 +49,7 @@ class Request:
     """Replaces the model's choices, as teacher forcing does; None: the model's own count."""
     shared_length: int = 0
     """Tokens at the beginning of the prompt that other prompts will probably begin with, too."""
-    refusal: str = ""
+    refusal: SpeculantError | None = None
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None
     """Options of its session with the drafter beside the drafter's own settings."""
@@ -96,9 +97,7 @@ class ActiveSequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     trace: Trace | None = None
     """What is to be recorded of it; None if it is not recorded."""
-    error: str = ""
-    is_refused: bool = False
-    """Whether the error is in the request."""
+    error: SpeculantError | None = None
     times: PhaseTimes = field(default_factory=PhaseTimes)
     arrived_s: float = 0.0
     """When it came, by the clock of ``time.perf_counter``."""
@@ -161,10 +160,12 @@ class StepOutput:
     """One per token, if they were asked for."""
 
 
-OUT_OF_MEMORY = (
-    "there was no memory left for this request; lower verifier.max_kv_tokens or verifier.max_batch_size, or send "
-    "shorter prompts"
-)
+def out_of_memory() -> GenerationMemoryError:
+    """Return why a request ends that memory did not suffice for."""
+    return GenerationMemoryError(
+        "there was no memory left for this request",
+        fix="lower verifier.max_kv_tokens or verifier.max_batch_size, or send shorter prompts",
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -11,17 +11,12 @@ from torch import Tensor
 
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import target_row_width
-from speculant_graph.errors import GenerationError, GenerationRequestError
+from speculant_graph.errors import GenerationError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.drafting import Drafting, depths_of
 from speculant_verifier.engine.records import Records
-from speculant_verifier.engine.sequence import (
-    OUT_OF_MEMORY,
-    ActiveSequence,
-    StepOutput,
-    is_out_of_memory,
-)
+from speculant_verifier.engine.sequence import ActiveSequence, StepOutput, is_out_of_memory, out_of_memory
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.papers.logits_cache import LogitsCache
@@ -146,7 +141,7 @@ class Verification:
                 sequence.trace.add(draft, path, len(token_ids))
             self._logits_cache.keep(sequence, draft, path, logits[: len(draft) + 1])
         except Exception as error:  # processors and stop checks are anybody's code
-            sequence.error, sequence.is_refused = _message(error), isinstance(error, GenerationRequestError)
+            sequence.error = _error_of(error)
             return _Outcome(None, StepOutput(sequence, (), 0, "error"))
         sequence.token_ids += token_ids
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
@@ -175,12 +170,13 @@ class Verification:
         return logprobs
 
 
-def _message(error: Exception) -> str:
+def _error_of(error: Exception) -> GenerationError:
     if isinstance(error, GenerationError):
-        return str(error)
+        return error
     if is_out_of_memory(error):
-        return OUT_OF_MEMORY
-    return f"a logits processor or a stop check failed ({type(error).__name__}: {error}); fix or leave it out"
+        return out_of_memory()
+    what = f"a logits processor or a stop check failed ({type(error).__name__}: {error})"
+    return GenerationError(what, fix="fix or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -
         check_settings(settings.generation, decoder.target.vocabulary_size)
         decoder.target.grammar(settings.generation, ())
     except GenerationRequestError as error:
-        raise ConfigError(error.message, fix=error.fix, field=error.field) from error
+        raise error.as_class(ConfigError) from error
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
@@ -129,9 +129,9 @@ def _generate(
             if event.result is None:
                 continue
             reasons.append(event.result.finish_reason)
-            if event.result.error:
+            if event.result.error is not None:
                 location = lines[event.prompt_index].location
-                message = f"{location}: {event.result.error}" if location else event.result.error
+                message = f"{location}: {event.result.error}" if location else str(event.result.error)
                 sys.stderr.write(f"speculant: generate: {printable(message)}\n")
     except BrokenPipeError:
         raise  # no reader is left
@@ -190,6 +190,7 @@ class _JsonOutput:
         if (result := event.result) is None:
             return
         report = {name: getattr(result, name) for name in _REPORTED} | {
+            "error": str(result.error or ""),
             "prompt_index": event.prompt_index,
             "num_prompt_tokens": len(result.prompt_token_ids),
             "times": result.times.as_dict(),

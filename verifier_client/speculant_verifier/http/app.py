@@ -23,7 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speculant_graph.config import GenerationConfig, ServiceConfig
-from speculant_graph.errors import SpeculantError
+from speculant_graph.errors import ANSWERS, SpeculantError, UnavailableError
 from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy
 from speculant_graph.serving.http import METRICS_TYPE, PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.version import VERSION
@@ -35,11 +35,11 @@ from speculant_verifier.http.builders import (
     ServedModel,
     to_json,
 )
-from speculant_verifier.http.errors import error_of, no_such_model
+from speculant_verifier.http.errors import anthropic_fields, error_of, no_such_model, openai_fields
 from speculant_verifier.http.json_route import JsonRoute
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.messages import count_tokens, map_messages, shows_thoughts
-from speculant_verifier.http.messages_answers import AnthropicForm, MessagesBuilder
+from speculant_verifier.http.messages_answers import AnthropicKeys, MessagesBuilder, is_anthropic
 from speculant_verifier.http.messages_schemas import MessagesRequest, TokenCountRequest
 from speculant_verifier.http.responses import ResponsesBuilder, map_responses
 from speculant_verifier.http.responses_schemas import ResponsesRequest
@@ -62,6 +62,7 @@ _ENDPOINTS = (
 _CORS_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 _CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
 """Headers of answers that pages may read."""
+_RETRY_AFTER_S = "1"
 _PAUSE_S = 3.0
 """A stream in which nothing happens for so long gets a comment, so that nobody on the way takes it for dead."""
 _COMMENT = ": nothing yet\n\n"
@@ -81,7 +82,7 @@ def create_app(
     defaults: GenerationConfig,
     *,
     load: Load,
-    read_problem: Callable[[], str],
+    read_problem: Callable[[], UnavailableError | None],
     render_metrics: Callable[[], bytes],
     count_request: Callable[[str, int], None] = lambda endpoint, status: None,
 ) -> ASGIApp:
@@ -93,7 +94,7 @@ def create_app(
         read_policy: returns the access policy; called for every request.
         defaults: settings that requests do not name.
         load: counts what is under way, here and elsewhere.
-        read_problem: why nothing is served, one line; empty if it is. Called in the event loop.
+        read_problem: why nothing is served; None if it is. Called in the event loop.
         render_metrics: text for Prometheus. Called in the event loop.
         count_request: called in the event loop for every request to the API that is over, with endpoint and status.
 
@@ -188,7 +189,8 @@ def create_app(
     async def health() -> Response:
         """Say whether the server serves, and if not, why."""
         problem = read_problem()
-        return PlainTextResponse(f"{problem or 'ok'}\n", 503 if problem else 200, {"cache-control": "no-store"})
+        text, status = (problem.message, 503) if problem else ("ok", 200)
+        return PlainTextResponse(f"{text}\n", status, {"cache-control": "no-store"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -199,7 +201,7 @@ def create_app(
     guarded: ASGIApp = AccessMiddleware(
         app, rules, read_policy, refuse, read_problem, lambda path, status: count_request(endpoint_of(path), status)
     )
-    guarded = AnthropicForm(guarded)
+    guarded = AnthropicKeys(guarded)
     if not config.cors_origins:
         return guarded
     # Before access, as browsers ask first without a key, and as pages must be able to read refusals, too.
@@ -221,11 +223,39 @@ def endpoint_of(path: str) -> str:
 
 def refuse(error: Exception) -> Response:
     """Return the answer to a request that failed before or behind its endpoint."""
-    return error_of(error).response()
+    return ErrorResponse(error_of(error))
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
     return refuse(error)
+
+
+class ErrorResponse(Response):
+    """Sends an error, in the form of the API that was asked."""
+
+    def __init__(self, error: SpeculantError) -> None:
+        """Make a response.
+
+        Args:
+            error: by the names that its client knows.
+        """
+        super().__init__(status_code=ANSWERS[error.kind].http)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        headers = {}
+        if self.status_code == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.status_code in (429, 503):
+            headers["retry-after"] = _RETRY_AFTER_S
+        if is_anthropic(scope):
+            fields = anthropic_fields(self._error)
+            if REQUEST_ID_KEY in scope:
+                fields["request_id"] = scope[REQUEST_ID_KEY]
+        else:
+            fields = openai_fields(self._error)
+        await Response(to_json(fields), self.status_code, headers, media_type="application/json")(scope, receive, send)
 
 
 class GenerationResponse(Response):
@@ -296,7 +326,7 @@ class GenerationResponse(Response):
             if not has_begun:
                 raise
             found = error_of(error)
-            if found.status == 500:
+            if found.kind == "internal":
                 logger.opt(exception=error).error("a stream failed")
             await send(_event(self._builder.failure(found)))
         await send(_event(self._builder.ending, more_body=False))

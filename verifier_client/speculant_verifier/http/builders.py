@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
 from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import SpeculantError
 from speculant_graph.serving.json_body import escape_half_pairs
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.tool_calls import Splitter
 from speculant_verifier.http.custom_calls import AnswerPiece, CustomCalls
-from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.errors import openai_fields
 from speculant_verifier.http.token_texts import Fields, TokenTexts
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprobs
@@ -140,9 +141,9 @@ class AnswerBuilder(ABC):
         """Return a chunk as it is sent."""
         return f"data: {to_json(fields)}\n\n"
 
-    def failure(self, error: ApiError) -> str:
+    def failure(self, error: SpeculantError) -> str:
         """Return what ends a stream that has begun, before its ending."""
-        return self.frame(error.content)
+        return self.frame(openai_fields(error))
 
     def _read(self, event: StepEvent) -> tuple[int, _Choice, list[AnswerPiece]]:
         """Note an event; return its choice, and what it adds to that."""

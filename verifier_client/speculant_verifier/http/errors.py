@@ -1,34 +1,33 @@
-"""Errors as OpenAI's clients expect them: a status and one object with message, type, param and code.
+"""Errors as clients of OpenAI's and of Anthropic's APIs expect them.
 
 Messages are ours, one line that ends in what to do. The text of an exception of Python or of a library is for the log.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from speculant_graph.errors import (
+    ANSWERS,
     AccessError,
-    DrafterUnavailableError,
-    DraftLimitError,
+    ApiError,
     GenerationRequestError,
+    SpeculantError,
     UnauthenticatedError,
 )
-from speculant_graph.serving.json_body import JsonBodyError
-from speculant_graph.validation_messages import humanise
+from speculant_graph.validation_messages import expected_by, humanise
 from speculant_verifier.http.fields import INCOMPLETE, NO_SHAPE, REFUSED, resembled
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest, SpeculantOptions
 from speculant_verifier.http.tool_schemas import ChosenTool
 
-_RETRY_AFTER_S = "1"
 _TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}'
+Fields = dict[str, Any]
+"""An object of JSON."""
 _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
@@ -52,73 +51,44 @@ _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_e
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
 
 
-class ApiError(HTTPException):
-    """Why a request gets no answer, as the client gets it."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-    ) -> None:
-        """Make an error.
-
-        Args:
-            status: of HTTP.
-            message: one line.
-            kind: the field ``type``.
-            param: the field of the request that is wrong.
-            code: for programs.
-        """
-        super().__init__(status, message)
-        self.status = status
-        self.content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-    def response(self) -> Response:
-        """Return the answer."""
-        headers = {}
-        if self.status == 401:
-            headers["www-authenticate"] = "Bearer"
-        if self.status in (429, 503):
-            headers["retry-after"] = _RETRY_AFTER_S
-        return Response(json.dumps(self.content), self.status, headers, media_type="application/json")
+def openai_fields(error: SpeculantError) -> Fields:
+    """Return an error as OpenAI's clients get it."""
+    answer = ANSWERS[error.kind]
+    return {
+        "error": {"message": str(error), "type": answer.openai, "param": error.field or None, "code": answer.code},
+    }
 
 
-def error_of(error: Exception) -> ApiError:
-    """Return what a client gets for a failure, wherever in the server it came up."""
-    message = str(error)
+def anthropic_fields(error: SpeculantError) -> Fields:
+    """Return an error as Anthropic's clients get it."""
+    return {"type": "error", "error": {"type": ANSWERS[error.kind].anthropic, "message": str(error)}}
+
+
+def error_of(error: Exception) -> SpeculantError:
+    """Return what a client is told of a failure, wherever in the server it came up."""
     match error:
-        case ApiError():
-            return error
         case RequestValidationError():
             return of_validation(error.errors())
         case UnauthenticatedError():
-            message = "the key is missing or unknown; send 'Authorization: Bearer KEY'"
-            return ApiError(401, message, code="invalid_api_key")
-        case JsonBodyError():
-            return ApiError(400, message, param=error.field or None)
-        case AccessError():
-            return ApiError(403, message, kind="permission_error", param=f"speculant.{error.field}")
+            fix = "send 'Authorization: Bearer KEY'"
+            return ApiError(error.kind, "the key is missing or unknown", fix=fix)
+        case AccessError() if error.field:
+            return error.renamed(f"speculant.{error.field}")
         case GenerationRequestError():
-            for name, ours in _OF_LIBRARY.items():
-                message = message.replace(name, ours)
-            words = [error.field, *re.findall(r"\w+", message)[:3]]  # messages of the library begin with the setting
-            param = next((word for word in words if word in _FIELDS), None)
-            is_of_drafts = error.field in SpeculantOptions.model_fields and error.field not in _FIELDS
-            return ApiError(400, message, param=f"speculant.{error.field}" if is_of_drafts else param)
-        case DraftLimitError():
-            message = "too many requests wait or are being answered; try again in a moment"
-            return ApiError(429, message, kind="rate_limit_error", code="queue_full")
-        case DrafterUnavailableError():
-            message = message if ";" in message else f"{message}; try again later"
-            return ApiError(503, message, kind="server_error", code="unavailable")
+            return of_library(error)
         case HTTPException():
             return _of_framework(error)
-    message = "the server failed; give its operator the x-request-id"
-    return ApiError(500, message, kind="server_error", code="internal_error")
+        case SpeculantError() if ANSWERS[error.kind].http != 500:
+            return error
+    return ApiError("internal", "the server failed", fix="give its operator the x-request-id")
+
+
+def of_library(error: GenerationRequestError) -> GenerationRequestError:
+    """Return an error of the library by the names that its settings have here."""
+    field = _OF_LIBRARY.get(error.field, error.field)
+    if field in SpeculantOptions.model_fields and field not in _FIELDS:
+        field = f"speculant.{field}"
+    return error.renamed(field)
 
 
 def no_such_model(model_id: str) -> ApiError:
@@ -127,7 +97,7 @@ def no_such_model(model_id: str) -> ApiError:
     Args:
         model_id: how clients call this one.
     """
-    return ApiError(404, f"there is no such model; ask for '{model_id}'", param="model", code="model_not_found")
+    return ApiError("model_not_found", "there is no such model", fix=f"ask for '{model_id}'", field="model")
 
 
 def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -144,36 +114,32 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         if problem["type"] == "extra_forbidden" and _unshaped(path[:-1], path) is None
     ]
     if unknown:
-        names = ", ".join(f"'{name}'" for name in unknown[:8])
         meant = resembled(unknown[0], _FIELDS - {unknown[0]}) if unknown[0] not in REFUSED else ""
         remedy = f"write '{meant}', or leave it out" if meant else "leave it out"
-        message = f"not supported here: {names}; {remedy}"
-        return ApiError(400, message, param=unknown[0], code="unsupported_parameter")
+        return unsupported(unknown[0], remedy, unknown[1:8])
     path, problem = paths[0], problems[0]
     if problem["type"] == "misplaced":
         found = problem["ctx"]["names"]
-        message = f"not supported here: {', '.join(map(repr, found))}; {problem['msg']}"
-        return ApiError(400, message, param=found[0], code="unsupported_parameter")
+        return unsupported(found[0], problem["msg"], found[1:])
     if not path:
-        return ApiError(400, "the body is JSON, but no object; send one")
+        return wrong("the body is JSON, but no object", fix="send one")
     param = ".".join(path)
     if problem["type"] == NO_SHAPE:
-        return ApiError(400, f"{param}: {problem['msg']}", param=param)
+        return wrong(f"{{field}}: {problem['msg']}", param)
     if problem["type"] == "missing" and _unshaped(path[:-1], path) is None:
         return missing(param)
     if (index := _unshaped(path, path)) is not None:
         param = ".".join(path[: index + 1])
-        return ApiError(400, f"{param}: {_EXPECTED[path[index]]}", param=param)
+        return wrong(f"{{field}}: {_EXPECTED[path[index]]}", param)
     branches = [
-        humanise(each)
+        expected_by(each)
         for there, each in zip(paths, problems, strict=True)
         if there[:-1] == path[:-1] and there and _BRANCH.match(there[-1])
     ]
-    if len(branches) > 1 and all(reason.startswith("must be ") for reason in branches):
+    if len(branches) > 1 and all(branches):
         param = ".".join(path[:-1])
-        kinds = dict.fromkeys(reason.removeprefix("must be ") for reason in branches)
-        return ApiError(400, f"{param} must be {' or '.join(kinds)}", param=param)
-    return ApiError(400, f"{param} {humanise(problem)}", param=param)
+        return wrong(f"{{field}} must be {' or '.join(dict.fromkeys(branches))}", param)
+    return wrong(f"{{field}} {humanise(problem)}", param)
 
 
 def missing(param: str) -> ApiError:
@@ -182,7 +148,31 @@ def missing(param: str) -> ApiError:
     Args:
         param: the field.
     """
-    return ApiError(400, f"{param} {MISSING}; give it", param=param)
+    return wrong(f"{{field}} {MISSING}", param, fix="give it")
+
+
+def wrong(message: str, param: str = "", *, fix: str = "") -> ApiError:
+    """Return the error for a field that is wrong.
+
+    Args:
+        message: what is wrong; ``{field}`` stands for the field.
+        param: the field.
+        fix: what to do.
+    """
+    return ApiError("wrong_request", message, fix=fix, field=param)
+
+
+def unsupported(param: str, fix: str, others: Sequence[str] = (), reason: str = "") -> ApiError:
+    """Return the error for fields that are not served.
+
+    Args:
+        param: the first of them.
+        fix: what to do.
+        others: the others.
+        reason: why, with what joins it to their names.
+    """
+    names = ", ".join(("'{field}'", *(f"'{name}'" for name in others)))
+    return ApiError("unsupported_parameter", f"not supported here: {names}{reason}", fix=fix, field=param)
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,12 +206,11 @@ def _unshaped(parts: Sequence[str], path: Sequence[str]) -> int | None:
 
 
 def _of_framework(error: HTTPException) -> ApiError:
-    messages = {
-        404: "there is nothing at this path; /openapi.json lists what there is",
-        405: "this path does not take the method; /openapi.json lists them",
-    }
-    code = "request_too_large" if error.status_code == 413 else None
-    return ApiError(error.status_code, messages.get(error.status_code, error.detail), code=code)
+    if error.status_code == 405:
+        return ApiError("wrong_method", "this path does not take the method", fix="/openapi.json lists them")
+    if error.status_code == 404:
+        return ApiError("no_such_path", "there is nothing at this path", fix="/openapi.json lists what there is")
+    return wrong(error.detail)
 
 
 def printable(name: str) -> str:

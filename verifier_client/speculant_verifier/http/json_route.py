@@ -8,8 +8,9 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from speculant_graph.errors import ApiError
 from speculant_graph.serving.json_body import read_json, require_json_type
-from speculant_verifier.http.errors import ApiError, printable
+from speculant_verifier.http.errors import printable
 
 
 class JsonRoute(APIRoute):
@@ -39,8 +40,8 @@ def _require_no_encoding(values: Sequence[str]) -> None:
     """
     encodings = [name for value in values for part in value.split(",") if (name := part.strip().lower())]
     if encoded := [name for name in encodings if name != "identity"]:
-        message = f"the header content-encoding is '{printable(encoded[0])}'; send the body uncompressed, without it"
-        raise ApiError(415, message)
+        message = f"the header content-encoding is '{printable(encoded[0])}'"
+        raise ApiError("wrong_media_type", message, fix="send the body uncompressed, without it")
 
 
 class _ReadRequest(Request):

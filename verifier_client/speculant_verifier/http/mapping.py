@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -17,13 +18,13 @@ from jinja2.exceptions import TemplateError, UndefinedError
 from transformers import PreTrainedTokenizerBase
 
 from speculant_graph.config import GenerationConfig
-from speculant_graph.errors import GenerationError, GenerationRequestError
+from speculant_graph.errors import ApiError, GenerationError, GenerationRequestError
 from speculant_graph.serving.access import Principal
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.conversation.tool_calls import STRICT
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.builders import RequestContext
-from speculant_verifier.http.errors import MISSING, ApiError, missing, no_such_model
+from speculant_verifier.http.errors import MISSING, missing, no_such_model, of_library, unsupported, wrong
 from speculant_verifier.http.schemas import (
     ChatMessage,
     ChatRequest,
@@ -136,7 +137,7 @@ class RequestMapping:
         try:
             return await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
         except GenerationError as error:
-            raise ApiError(400, _template_refusal(error), param="messages") from error
+            raise _template_refusal(error) from error
 
     def _shared_length(
         self, tenant: str, prompt: list[TokenId], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -172,18 +173,21 @@ class RequestMapping:
         """
         options = dict(request.chat_template_kwargs or {})
         if taken := sorted(options.keys() & _TAKEN):
-            message = f"chat_template_kwargs.{taken[0]} is no variable of a template; leave it out"
-            raise ApiError(400, message, param=f"chat_template_kwargs.{taken[0]}", code="unsupported_parameter")
+            raise ApiError(
+                "unsupported_parameter",
+                "{field} is no variable of a template",
+                fix="leave it out",
+                field=f"chat_template_kwargs.{taken[0]}",
+            )
         name, effort = "chat_template_kwargs.reasoning_effort", options.get("reasoning_effort")
         if request.reasoning_effort is not None:
             name, effort = "reasoning_effort", request.reasoning_effort
         if effort is None or (effort == "none" and not self._decoder.chat_format.takes_effort):
             return {key: value for key, value in options.items() if key != "reasoning_effort"}
         if not self._decoder.chat_format.takes_effort:
-            message = f"not supported here: '{name}', the model's chat template does not take it; leave it out"
-            raise ApiError(400, message, param=name, code="unsupported_parameter")
+            raise unsupported(name, "leave it out", reason=", the model's chat template does not take it")
         if effort not in _EFFORTS:
-            raise ApiError(400, f"{name} must be one of {', '.join(_EFFORTS)}", param=name)
+            raise wrong(f"{{field}} must be one of {', '.join(_EFFORTS)}", name)
         return options | {"reasoning_effort": _EFFORTS[effort]}
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> RequestContext:
@@ -231,12 +235,15 @@ class RequestMapping:
         longest = self._decoder.target.max_length
         for prompt in prompts:
             if len(prompt) >= longest:
-                param = "messages" if isinstance(request, ChatRequest) else "prompt"
-                message = f"{param}: {len(prompt)} tokens, but the model's context holds {longest}, answer included"
-                raise ApiError(400, f"{message}; shorten it", param=param, code="context_length_exceeded")
+                raise ApiError(
+                    "context_length_exceeded",
+                    f"{{field}}: {len(prompt)} tokens, but the model's context holds {longest}, answer included",
+                    fix="shorten it",
+                    field="messages" if isinstance(request, ChatRequest) else "prompt",
+                )
             name, asked = _asked_tokens(request)
-            if asked is not None and (problem := context_problem(len(prompt), asked, longest)):
-                raise ApiError(400, f"{name}: {problem}", param=name, code="context_length_exceeded")
+            if asked is not None and (problem := context_problem(len(prompt), asked, longest, name)):
+                raise problem
             await self._require_form(config, prompt, request, form_param)
             await asyncio.to_thread(self._decoder.check, prompt, config)  # a stream that has begun has its status
         with_usage = request.stream_options is not None and request.stream_options.include_usage
@@ -249,7 +256,7 @@ class RequestMapping:
             await asyncio.to_thread(self._decoder.target.grammar, config, prompt)
         except GenerationRequestError as error:
             param = "structured_outputs" if request.structured_outputs is not None else param
-            raise ApiError(400, f"{param}: {error}", param=param) from error
+            raise wrong(f"{{field}}: {of_library(error)}", param) from error
 
     async def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
         """Return the tokens of what the answer may resemble."""
@@ -261,7 +268,7 @@ class RequestMapping:
                 if isinstance(prompt, str):
                     prompt.encode()
         except UnicodeEncodeError as error:
-            raise ApiError(400, f"{param} is not valid Unicode; give UTF-8", param=param) from error
+            raise wrong("{field} is not valid Unicode", param, fix="give UTF-8") from error
         return [self._decoder.target.encode(each) if isinstance(each, str) else each for each in prompts]
 
 
@@ -271,12 +278,13 @@ def _asked_tokens(request: ChatRequest | CompletionRequest) -> tuple[str, int | 
     return ("max_tokens", request.max_tokens) if newer is None else ("max_completion_tokens", newer)
 
 
-def _template_refusal(error: GenerationError) -> str:
+def _template_refusal(error: GenerationError) -> ApiError:
     """Return what a template raises on purpose; nothing of its accidents."""
     cause = error.__cause__
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
-        return str(error)
-    return "the model's chat template can't make anything of the messages; change their roles or contents"
+        return error.as_class(partial(ApiError, "wrong_request"), "messages")
+    message = "the model's chat template can't make anything of the messages"
+    return wrong(message, "messages", fix="change their roles or contents")
 
 
 def generation_config(
@@ -316,9 +324,9 @@ def generation_config(
 def _of_chat(request: ChatRequest) -> dict[str, Any]:
     newer = request.max_completion_tokens
     if newer is not None and request.max_tokens not in (None, newer):
-        raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_tokens")
+        raise wrong("{field} and max_completion_tokens differ", "max_tokens", fix="give one")
     if request.top_logprobs and not request.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs = true; set it", param="top_logprobs")
+        raise wrong("{field} needs logprobs = true", "top_logprobs", fix="set it")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return {"logprobs": logprobs} | ({} if newer is None else {"max_tokens": newer})
 
@@ -343,8 +351,8 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     choice = None if other.choice is None else grammar_of_choices(other.choice)
     grammars = [each for each in (other.grammar, regex, choice) if each is not None]
     if len(form) + (own is not None) + len(grammars) != 1:
-        message = "structured_outputs takes one of json, regex, choice and grammar, and no response_format beside it"
-        raise ApiError(400, message, param="structured_outputs")
+        message = "{field} takes one of json, regex, choice and grammar, and no response_format beside it"
+        raise wrong(message, "structured_outputs")
     return {"grammar": grammars[0]} if grammars else {"json_schema": own}
 
 
@@ -358,24 +366,23 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         problem = None
         is_said = message.role == "assistant" and (message.tool_calls or message.thoughts or message.refusal)
         if message.content is None and not message.tool_calls and not is_said:
-            problem = "content", f"{MISSING}; give it"
+            problem = "content", MISSING, "give it"
         elif message.tool_calls and message.role != "assistant":
-            problem = "tool_calls", "belongs to messages of the assistant; leave it out"
+            problem = "tool_calls", "belongs to messages of the assistant", "leave it out"
         elif message.role == "tool" and message.tool_call_id is None:
-            problem = "tool_call_id", f"{MISSING}; name the call that the message answers"
+            problem = "tool_call_id", MISSING, "name the call that the message answers"
         elif message.role != "tool" and message.tool_call_id is not None:
-            problem = "tool_call_id", "belongs to messages of tools; leave it out"
+            problem = "tool_call_id", "belongs to messages of tools", "leave it out"
         if problem is not None:
-            param = f"messages.{index}.{problem[0]}"
-            raise ApiError(400, f"{param} {problem[1]}", param=param)
+            raise wrong(f"{{field}} {problem[1]}", f"messages.{index}.{problem[0]}", fix=problem[2])
     # What is earlier stays a remark: a conversation must not end for good because of one picture in it.
     index = len(messages) - 1
     if messages[index].role == "user" and (found := unreadable_part(messages[index].content)):
         raise ApiError(
-            400,
-            f"not supported here: '{found[1].type}' in the latest message, as only text can be read; send text alone",
-            param=f"messages.{index}.content.{found[0]}",
-            code="unsupported_parameter",
+            "unsupported_parameter",
+            f"not supported here: '{found[1].type}' in the latest message, as only text can be read",
+            fix="send text alone",
+            field=f"messages.{index}.content.{found[0]}",
         )
 
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from loguru import logger
 from pydantic import TypeAdapter, ValidationError
 
+from speculant_graph.errors import ApiError
 from speculant_graph.serving.access import Principal
 from speculant_verifier.http.builders import RequestContext
-from speculant_verifier.http.errors import ApiError, error_of, missing, of_validation
+from speculant_verifier.http.errors import error_of, missing, of_validation, wrong
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.messages_schemas import AnthropicTool, Block, Blocks, MessagesRequest, TokenCountRequest
 from speculant_verifier.http.schemas import ChatRequest
@@ -21,8 +22,7 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block that Claude Code sends for Anthropic alone; it differs from request to request."""
 _NAMES = {
-    ".function.parameters": ".input_schema",
-    ".function.": ".",
+    "parameters": "input_schema",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
@@ -65,10 +65,12 @@ def _own_names() -> Iterator[None]:
         yield
     except Exception as error:
         found = error_of(error)
-        message = str(found.content["error"]["message"])
-        for name, ours in _NAMES.items():
-            message = message.replace(name, ours)
-        raise ApiError(found.status, message) from error
+        raise found.renamed(_own_name(found.field)) from error
+
+
+def _own_name(field: str) -> str:
+    """Return what a field of a chat is called here."""
+    return ".".join(_NAMES.get(part, part) for part in field.split(".") if part != "function")
 
 
 def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
@@ -112,7 +114,7 @@ def shows_thoughts(request: TokenCountRequest) -> bool:
 
 def _stops(stops: Sequence[str] | None) -> list[str] | None:
     if stops is not None and not all(0 < len(stop) <= 1024 for stop in stops):
-        raise ApiError(400, "stop_sequences: give texts of 1 to 1024 characters", param="stop_sequences")
+        raise wrong("{field}: give texts of 1 to 1024 characters", "stop_sequences")
     return list(stops) if stops else None
 
 
@@ -130,9 +132,8 @@ def _messages(request: TokenCountRequest) -> list[Fields]:
         messages.append({"role": "system", "content": "\n".join(filter(None, told))})
     last = len(request.messages) - 1
     if request.messages[last].role == "assistant":
-        raise ApiError(
-            400, "not supported here: a beginning of the answer; let the last message be the user's", param="messages"
-        )
+        what = "not supported here: a beginning of the answer"
+        raise wrong(what, "messages", fix="let the last message be the user's")
     for index, message in enumerate(request.messages):
         if message.role == "assistant":
             messages.append(_of_assistant(message.content, f"messages.{index}.content"))
@@ -180,10 +181,10 @@ def _of_user(role: str, blocks: Sequence[Block], param: str, *, is_latest: bool)
             continue
         if is_latest and _text_of(block) is None:
             raise ApiError(
-                400,
-                f"not supported here: blocks of type '{block.type}'; leave it out, or describe it in text",
-                param=f"{param}.{number}",
-                code="unsupported_parameter",
+                "unsupported_parameter",
+                f"not supported here: blocks of type '{block.type}'",
+                fix="leave it out, or describe it in text",
+                field=f"{param}.{number}",
             )
         texts.append(_told_of(block))
     if texts or not blocks:
@@ -194,17 +195,14 @@ def _as_json(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "an input is nested too deeply; make it flatter", param="messages") from error
+        raise wrong("an input is nested too deeply", "messages", fix="make it flatter") from error
 
 
 def _require_none(blocks: Sequence[Block], kind: str, author: str, param: str) -> None:
     for number, block in enumerate(blocks):
         if block.type == kind:
-            raise ApiError(
-                400,
-                f"{param}.{number}: a block of type '{kind}' belongs into messages of {author}; move it",
-                param=f"{param}.{number}",
-            )
+            message = f"{{field}}: a block of type '{kind}' belongs into messages of {author}"
+            raise wrong(message, f"{param}.{number}", fix="move it")
 
 
 def _result_of(result: Block, param: str) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from speculant_graph.errors import SpeculantError
 from speculant_verifier.http.builders import AnswerBuilder, RequestContext, ServedModel, speculation_of, to_json
-from speculant_verifier.http.errors import ApiError
+from speculant_verifier.http.errors import anthropic_fields
 from speculant_verifier.http.token_texts import Fields
 from speculant_verifier.results import GenerationResult, StepEvent
 
-PATH = "/v1/messages"
+_PATH = "/v1/messages"
 _BLOCKS: dict[str, tuple[Fields, str, str]] = {
     "content": ({"type": "text", "text": ""}, "text_delta", "text"),
     "reasoning": ({"type": "thinking", "thinking": "", "signature": ""}, "thinking_delta", "thinking"),
@@ -23,16 +23,6 @@ _BLOCKS: dict[str, tuple[Fields, str, str]] = {
 _SIGNATURE = "unsigned"
 """Of thoughts, which are in the open; clients send back only those that have one."""
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
 class MessagesBuilder(AnswerBuilder):
@@ -58,9 +48,9 @@ class MessagesBuilder(AnswerBuilder):
         """Return an event as it is sent."""
         return f"event: {fields['type']}\ndata: {to_json(fields)}\n\n"
 
-    def failure(self, error: ApiError) -> str:
+    def failure(self, error: SpeculantError) -> str:
         """Return what ends a stream that has begun."""
-        return self.frame(error_fields(error.status, str(error.content["error"]["message"])))
+        return self.frame(anthropic_fields(error))
 
     def opening(self) -> Iterator[Fields]:
         """Yield what a stream begins with, before the model has read anything."""
@@ -170,21 +160,13 @@ def _usage(result: GenerationResult) -> Fields:
     }
 
 
-def error_fields(status: int, message: str) -> Fields:
-    """Return an error in the form that Anthropic's clients expect.
-
-    Args:
-        status: of HTTP.
-        message: one line.
-    """
-    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
+def is_anthropic(scope: Scope) -> bool:
+    """Tell whether a request is one of Anthropic's API."""
+    return f"{scope['path']}/".startswith(f"{_PATH}/")
 
 
-class AnthropicForm:
-    """Lets Anthropic's clients in as they come: their keys in ``x-api-key``, and errors in their form.
-
-    It stands before everything else, as errors come from everywhere.
-    """
+class AnthropicKeys:
+    """Lets Anthropic's clients in, whose keys come in ``x-api-key``."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Stand before an application."""
@@ -192,45 +174,8 @@ class AnthropicForm:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve."""
-        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{PATH}/"):
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        if b"authorization" not in headers and (key := headers.get(b"x-api-key")):
-            scope = {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key)]}
-        await self._app(scope, receive, _ErrorForm(send))
-
-
-class _ErrorForm:
-    """Sends a response; the body of an error is rewritten."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._start: Any = None
-        self._body = b""
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= 400:
-            self._start = message
-            return
-        if self._start is None:
-            await self._send(message)
-            return
-        self._body += message.get("body", b"")
-        if message.get("more_body", False):
-            return
-        start, status = self._start, self._start["status"]
-        fields = error_fields(status, _message_of(self._body))
-        if request_id := dict(start["headers"]).get(b"x-request-id"):
-            fields["request_id"] = request_id.decode("latin-1")
-        body = to_json(fields).encode()
-        headers = [header for header in start["headers"] if header[0].lower() != b"content-length"]
-        await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
-        await self._send({"type": "http.response.body", "body": body})
-
-
-def _message_of(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip() or "the request failed"
+        if scope["type"] == "http" and is_anthropic(scope):
+            headers = dict(scope["headers"])
+            if b"authorization" not in headers and (key := headers.get(b"x-api-key")):
+                scope = {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key)]}
+        await self._app(scope, receive, send)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from speculant_graph.errors import ANSWERS, ApiError, SpeculantError
 from speculant_graph.serving.access import Principal
 from speculant_verifier.http.builders import (
     AnswerBuilder,
@@ -15,12 +16,12 @@ from speculant_verifier.http.builders import (
     splitter_of,
     to_json,
 )
-from speculant_verifier.http.errors import ApiError, error_of
+from speculant_verifier.http.errors import error_of
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.responses_items import (
     ToolOrigin,
     as_chat,
-    as_error,
+    own_name,
     require_something_said,
     resolved,
     shortened,
@@ -33,6 +34,7 @@ from speculant_verifier.http.token_texts import Fields
 from speculant_verifier.http.tool_schemas import ChosenTool
 from speculant_verifier.results import GenerationResult, StepEvent
 
+_TOO_LONG = "context_length_exceeded"
 Keep = Callable[[Fields], None]
 """Takes a response that has ended, as it is sent."""
 
@@ -67,7 +69,8 @@ async def map_responses(
         require_something_said(request.input, request.instructions, items)
         context = await _fitting(mapping, request, items, principal)
     except Exception as error:
-        raise as_error(error_of(error)) from error
+        found = error_of(error)
+        raise found.renamed(own_name(found.field)) from error
 
     def keep(answer: Fields) -> None:
         if request.store:
@@ -88,7 +91,7 @@ async def _fitting(
     try:
         return await chat(0)
     except ApiError as error:
-        if request.truncation != "auto" or not _is_too_long(error) or len(items) < 2:
+        if request.truncation != "auto" or error.kind != _TOO_LONG or len(items) < 2:
             raise
     too_few, enough = 0, len(items) - 1
     best = await chat(enough)
@@ -97,7 +100,7 @@ async def _fitting(
         try:
             found = await chat(count)
         except ApiError as error:
-            if not _is_too_long(error):
+            if error.kind != _TOO_LONG:
                 raise
             too_few = count
             continue
@@ -106,10 +109,6 @@ async def _fitting(
         else:
             too_few = count
     return best
-
-
-def _is_too_long(error: ApiError) -> bool:
-    return bool(error.content["error"]["code"] == "context_length_exceeded")
 
 
 class ResponsesBuilder(AnswerBuilder):
@@ -153,13 +152,13 @@ class ResponsesBuilder(AnswerBuilder):
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, {"response": self._response()})
 
-    def failure(self, error: ApiError) -> str:
+    def failure(self, error: SpeculantError) -> str:
         """Return what ends a stream that has begun: an event of its own, and the response that failed by it."""
-        detail = error.content["error"]
-        code = detail["code"] or ("server_error" if error.status >= 500 else "invalid_prompt")
-        failed = self._response() | {"status": "failed", "error": {"code": code, "message": detail["message"]}}
+        code = ANSWERS[error.kind].code or "invalid_prompt"
+        told = {"code": code, "message": str(error)}
+        failed = self._response() | {"status": "failed", "error": told}
         events = (
-            ("error", {"code": code, "message": detail["message"], "param": detail["param"]}),
+            ("error", told | {"param": error.field or None}),
             ("response.failed", {"response": failed}),
         )
         return "".join(self.frame(self._event(name, fields)) for name, fields in events)

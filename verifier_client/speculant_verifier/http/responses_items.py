@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speculant_verifier.http.errors import ApiError, missing
+from speculant_verifier.http.errors import missing, wrong
 from speculant_verifier.http.responses_schemas import WANTS_LOGPROBS, Item, ResponsesRequest
 from speculant_verifier.http.responses_store import ResponseStore, Seal
 from speculant_verifier.http.schemas import ChatRequest, text_of
@@ -111,8 +111,8 @@ def resolved(
     called = {item.call_id for item in found if item.type in _CALLS}
     for index, item in enumerate(items):
         if item.type in _OUTPUTS and item.call_id not in called and item.name is None:
-            message = f"no call has the call_id of this {item.type}; send the call before it, or leave it out"
-            raise ApiError(400, message, param=f"input.{index}.call_id")
+            message = f"no call has the call_id of this {item.type}"
+            raise wrong(message, f"input.{index}.call_id", fix="send the call before it, or leave it out")
     return [item for item in found if item.type not in _OUTPUTS or item.call_id in called]
 
 
@@ -125,8 +125,8 @@ def require_something_said(given: Sequence[Item], instructions: str | None, item
         ApiError: there are items, and neither they nor the instructions have a text or a call.
     """
     if given and not instructions and not any(map(_says_something, items)):
-        message = "input must have at least 1 item with a text or a call that is known here; give it"
-        raise ApiError(400, message, param="input")
+        message = "{field} must have at least 1 item with a text or a call that is known here"
+        raise wrong(message, "input", fix="give it")
 
 
 def _says_something(item: Item) -> bool:
@@ -164,18 +164,9 @@ def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     return ChatRequest(**fields)
 
 
-def as_error(error: ApiError) -> ApiError:
-    """Return the error of a chat with the names that a response's fields have."""
-    detail = error.content["error"]
-    message, param = _FLAT.sub(".", str(detail["message"])), detail["param"]
-    for name, new in _NAMES.items():
-        if name != "messages":
-            message = message.replace(name, new)
-        if param is not None and param.partition(".")[0] == name:
-            message, param = message.replace(param, new), new
-    if param is not None:
-        param = _FLAT.sub(".", param)
-    return ApiError(error.status, message, kind=str(detail["type"]), param=param, code=detail["code"])
+def own_name(field: str) -> str:
+    """Return what a field of a chat is called in a response."""
+    return _FLAT.sub(".", _NAMES.get(field.partition(".")[0], field))
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:

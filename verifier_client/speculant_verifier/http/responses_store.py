@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from speculant_graph.errors import ApiError
 from speculant_graph.serving.access import Principal
-from speculant_verifier.http.errors import ApiError
 from speculant_verifier.http.responses_schemas import Item
 
 _MAX_CHARACTERS = 64_000_000
@@ -75,11 +75,10 @@ class ResponseStore:
         kept = self._kept.get(response_id)
         if kept is None or kept.tenant != tenant:
             raise ApiError(
-                400,
-                "previous_response_id is not known, or no longer: responses are kept in memory, unless store is "
-                "false; send the whole conversation as input",
-                param="previous_response_id",
-                code="previous_response_not_found",
+                "previous_response_not_found",
+                "{field} is not known, or no longer: responses are kept in memory, unless store is false",
+                fix="send the whole conversation as input",
+                field="previous_response_id",
             )
         return kept.items
 
@@ -99,7 +98,7 @@ class ResponseStore:
         kept = self._kept.get(response_id)
         if kept is None or not principal.owns_tenant(kept.tenant):
             message = "there is no such response, or no longer: they are kept in memory, unless store is false"
-            raise ApiError(404, f"{message}; ask for another", param="response_id", code="response_not_found")
+            raise ApiError("response_not_found", message, fix="ask for another", field="response_id")
         return kept
 
     def delete(self, principal: Principal, response_id: str) -> None:

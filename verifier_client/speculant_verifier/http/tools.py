@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from speculant_graph.config import GenerationConfig
+from speculant_graph.errors import ApiError
 from speculant_verifier.conversation.call_forms import ANY_TEXT, call_form
 from speculant_verifier.conversation.tool_calls import STRICT, CallStyle
-from speculant_verifier.http.errors import ApiError, missing
+from speculant_verifier.http.errors import missing, unsupported, wrong
 from speculant_verifier.http.schemas import ChatRequest
 from speculant_verifier.http.tool_schemas import ChosenTool, Grammar, Tool, ToolCall
 from speculant_verifier.structured.grammar import LOOSE, example_of, form_of, grammar_of_regex
@@ -70,7 +71,7 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTo
     ]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise ApiError(400, "two tools have one name; give each its own", param="tools")
+        raise wrong("two tools have one name", "tools", fix="give each its own")
     choice = request.tool_choice
     if isinstance(choice, ChosenTool):
         if nameless := choice.nameless("tool_choice"):
@@ -82,26 +83,21 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTo
             choice = allowed.mode
         elif choice.chosen_name not in names:
             name = choice.chosen_name or choice.type
-            raise ApiError(400, f"tool_choice names '{name[:64]}', which is not among the tools", param="tool_choice")
+            raise wrong(f"{{field}} names '{name[:64]}', which is not among the tools", "tool_choice")
     if not tools and choice not in (None, "none", "auto"):
-        message = "tool_choice requires a call, but there are no tools that can be called; give some"
-        raise ApiError(400, message, param="tool_choice")
+        message = "{field} requires a call, but there are no tools that can be called"
+        raise wrong(message, "tool_choice", fix="give some")
     if choice == "none" or not tools:
         return []
     if style is None:
-        raise ApiError(
-            400,
-            "not supported here: 'tools', the model's chat template takes none, or calls of an unknown kind; "
-            "leave them out",
-            param="tools",
-            code="unsupported_parameter",
-        )
+        reason = ", the model's chat template takes none, or calls of an unknown kind"
+        raise unsupported("tools", "leave them out", reason=reason)
     if style.name != "harmony" and any(tool.grammar is not None for tool in tools):
         raise ApiError(
-            400,
-            "not supported here: a grammar of a custom tool, as this model writes its calls in JSON; leave it out",
-            param="tools",
-            code="unsupported_parameter",
+            "unsupported_parameter",
+            "not supported here: a grammar of a custom tool, as this model writes its calls in JSON",
+            fix="leave it out",
+            field="tools",
         )
     return tools
 
@@ -119,7 +115,7 @@ def _usable(index: int, tool: Tool) -> UsableTool:
     function = tool.function
     if (function.parameters or {}).get("type", "object") != "object":
         param = f"tools.{index}.function.parameters"
-        raise ApiError(400, f"{param} is the schema of an object, which has the arguments; fix it", param=param)
+        raise wrong("{field} is the schema of an object, which has the arguments", param, fix="fix it")
     return UsableTool(function.name, function.description or "", function.parameters, is_strict=bool(function.strict))
 
 
@@ -163,8 +159,8 @@ def with_form(
     form = form_of(config)
     if must_call(request):
         if form:
-            message = "an answer that must call a tool takes no other form; leave one out"
-            raise ApiError(400, message, param="tool_choice")
+            message = "an answer that must call a tool takes no other form"
+            raise wrong(message, "tool_choice", fix="leave one out")
         choice = request.tool_choice
         wanted = choice.chosen_name if isinstance(choice, ChosenTool) and choice.allowed is None else ""
         calls = [(tool.name, _form_of(tool, STRICT)) for tool in tools if not wanted or tool.name == wanted]
@@ -172,8 +168,8 @@ def with_form(
         return config.model_copy(update={"grammar": grammar})
     final = json.loads(form) if form else ANY_TEXT
     if "grammars" in final:
-        message = "tools take one grammar beside them, not several; give one, or leave the tools out"
-        raise ApiError(400, message, param="structured_outputs")
+        message = "tools take one grammar beside them, not several"
+        raise wrong(message, "structured_outputs", fix="give one, or leave the tools out")
     if form or any(tool.grammar is not None for tool in tools):
         calls = [(tool.name, _form_of(tool, LOOSE)) for tool in tools]
         grammar = call_form(style, calls, parallel=request.parallel_tool_calls, final=final)

@@ -37,7 +37,8 @@ from speculant_verifier.sources import (
     is_tokenizer_local,
 )
 
-_FIX = "Give a folder with a checkpoint, or the hub name of a model you may download (verifier.model_name)."
+_FIX = "Give a folder with a checkpoint, or the hub name of a model you may download ({field})."
+_DEVICE = "verifier.device"
 _SAMPLE = 1 << 28
 """Bytes that are read to find out how fast that is."""
 
@@ -94,16 +95,20 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True) -> PreTrained
         # On a CPU torch reports full memory by an error without a type of its own.
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
             raise ConfigError(
-                f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}"
+                f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}",
+                field=MODEL_SETTING,
             ) from error
-        raise ConfigError(f"can't load model '{config.model_name}': {sentence(error)} {_FIX}") from error
+        raise ConfigError(
+            f"can't load model '{config.model_name}': {sentence(error)} {_FIX}", field=MODEL_SETTING
+        ) from error
     model: PreTrainedModel
     model, report = loaded
     # transformers fills what is missing with random numbers, which would decode without complaint.
     if missing := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
         raise ConfigError(
             f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
-            f"first {missing[0]}; download it again, or give another with verifier.model_name"
+            f"first {missing[0]}; download it again, or give another with {{field}}",
+            field=MODEL_SETTING,
         )
     if plan is not None and folder is not None:
         with patient_progress():
@@ -126,10 +131,12 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
         if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "tokenizer.json")):
             raise ConfigError(
                 f"folder {name} holds no tokenizer: it needs tokenizer.json and tokenizer_config.json; "
-                f"set {setting} to one that has them"
+                "set {field} to one that has them",
+                field=setting,
             ) from error
         raise ConfigError(
-            f"can't load tokenizer '{name}': {sentence(error)} Set {setting} to a folder with another, or a hub name."
+            f"can't load tokenizer '{name}': {sentence(error)} Set {{field}} to a folder with another, or a hub name.",
+            field=setting,
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"the tokenizer of '{name}' is not a fast one; choose a model with a tokenizer.json")
@@ -152,14 +159,16 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"unknown device '{name}'; {usable} (verifier.device)") from error
+        raise ConfigError(f"unknown device '{name}'", fix=f"{usable} ({{field}})", field=_DEVICE) from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"models are not run on '{name}'", fix=f"{usable} (verifier.device)", field="verifier.device")
+        raise ConfigError(f"models are not run on '{name}'", fix=f"{usable} ({{field}})", field=_DEVICE)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}' was asked for but torch sees no GPU; use verifier.device cpu")
+        raise ConfigError(f"device '{name}' was asked for but torch sees no GPU", fix="use {field} cpu", field=_DEVICE)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs; use verifier.device auto"
+            f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs",
+            fix="use {field} auto",
+            field=_DEVICE,
         )
     return device
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from speculant_graph.errors import ConfigError, GenerationError
+from speculant_verifier.sources import MODEL_SETTING
 
 _CHUNK = 4 << 20
 _ALIGNED = 4096
@@ -236,7 +237,8 @@ class PinnedWeights:
         if int(failure):
             raise ConfigError(
                 f"memory can't be pinned for '{self._device}' ({failure}); allow more of it (ulimit -l), or choose a "
-                "smaller model (verifier.model_name)"
+                "smaller model ({field})",
+                field=MODEL_SETTING,
             )
         self._held.append(tensor)
         reader.wait(reader.read([(stored, tensor)]))

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
+from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
 """Share of the budget for keys and values, and for what passes compute with."""
@@ -39,7 +40,7 @@ _TOLERANCE = 1.05
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
 """Bytes that are free where that can't be found out."""
-SMALLER = "choose a smaller model (verifier.model_name) or fewer bytes per weight (verifier.dtype bfloat16)"
+SMALLER = "choose a smaller model ({field}) or fewer bytes per weight (verifier.dtype bfloat16)"
 """What helps."""
 
 
@@ -172,9 +173,10 @@ def plan_for(
     if num_slots < least:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_readable(fixed)} must stay in memory, and with all else that takes "
-            f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}; raise "
-            "verifier.memory_budget, lower verifier.max_kv_tokens if it is set, or choose fewer bytes per weight "
-            "(verifier.dtype bfloat16)"
+            f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}",
+            fix="raise {field}, lower verifier.max_kv_tokens if it is set, or choose fewer bytes per weight "
+            "(verifier.dtype bfloat16)",
+            field="verifier.memory_budget",
         )
     if not experts:
         num_slots = min(num_slots, least + len(modules) - 1)
@@ -211,7 +213,7 @@ def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     for name, each in decoder.named_children():
         if isinstance(each, nn.ModuleList) and len(each) == model.config.get_text_config().num_hidden_layers:
             return {f"{prefix}{name}.{index}": layer for index, layer in enumerate(each)}
-    raise ConfigError(f"a model of the kind {type(model).__name__} can't be streamed; {SMALLER}")
+    raise ConfigError(f"a model of the kind {type(model).__name__} can't be streamed; {SMALLER}", field=MODEL_SETTING)
 
 
 def _require_streamable(
@@ -238,12 +240,12 @@ def _require_streamable(
     if not may_stream:
         why = f"its weights are not streamed; {SMALLER}"
     elif quantization is not None:
-        why = "quantised weights can't be streamed: give a checkpoint in bfloat16 (verifier.model_name)"
+        why = "quantised weights can't be streamed: give a checkpoint in bfloat16 ({field})"
     elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):
         why = f"layers of a {type(model).__name__} can't be streamed, as they hold more than weights; {SMALLER}"
     else:
         return
-    raise ConfigError(f"model '{name}' {reason}; {why}")
+    raise ConfigError(f"model '{name}' {reason}; {why}", field=MODEL_SETTING)
 
 
 def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
@@ -256,7 +258,8 @@ def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
     if available is not None and num_bytes + anonymous_bytes() > available:
         raise ConfigError(
             f"of model '{verifier.model_name}' {_readable(num_bytes)} must lie in this machine's memory, more than the "
-            f"{_readable(available)} that it may take; {SMALLER}"
+            f"{_readable(available)} that it may take; {SMALLER}",
+            field=MODEL_SETTING,
         )
 
 

@@ -289,12 +289,16 @@ def ngram_assisted_speculative_generate(
         ) from error
     if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary_size:
         raise GenerationRequestError(
-            f"the prompt is empty, or has tokens outside of the model's {vocabulary_size}; use its own tokenizer"
+            f"the {{field}} is empty, or has tokens outside of the model's {vocabulary_size}",
+            fix="use its own tokenizer",
+            field="prompt",
         )
     max_length = getattr(config, "max_position_embeddings", sys.maxsize)
     if len(prompt) >= max_length:
         raise GenerationRequestError(
-            f"the prompt has {len(prompt)} tokens and the model {max_length} positions; shorten the prompt"
+            f"the {{field}} has {len(prompt)} tokens and the model {max_length} positions",
+            fix="shorten it",
+            field="prompt",
         )
     length = min(max_length, len(prompt) + max(0, max_gen_len))
     input_ids = torch.full((1, length), pad_token_id)

@@ -174,7 +174,9 @@ class NasdDrafter:
         """
         wanted = options or SessionOptions()
         if wanted.graph:
-            raise GenerationRequestError(f"strategy nasd drafts from no graph; leave '{wanted.graph}' out")
+            raise GenerationRequestError(
+                "strategy nasd drafts from no {field}", fix=f"leave '{wanted.graph}' out", field="graph"
+            )
         most = min(_MAX_CONTEXTS, self._config.max_learned_tokens * (self._config.n - 1))
         shared = self._storage(wanted.tenant or "", most) if most else None
         teaches = shared is not None and wanted.learn is not False

@@ -111,22 +111,30 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
     for token, bias in config.logit_bias.items():
         if not 0 <= token < vocabulary_size:
             raise GenerationRequestError(
-                f"logit_bias names token {token}, the model has {known}; use its own tokenizer"
+                f"{{field}} names token {token}, the model has {known}", fix="use its own tokenizer", field="logit_bias"
             )
         if math.isnan(bias) or bias == math.inf:
             raise GenerationRequestError(
-                f"logit_bias of token {token} is {bias}; give a number, or -inf to forbid the token"
+                f"{{field}} of token {token} is {bias}",
+                fix="give a number, or -inf to forbid the token",
+                field="logit_bias",
             )
     for token in config.end_token_ids or ():
         if not 0 <= token < vocabulary_size:
             raise GenerationRequestError(
-                f"end_token_ids names token {token}, the model has {known}; use its own tokenizer"
+                f"{{field}} names token {token}, the model has {known}",
+                fix="use its own tokenizer",
+                field="end_token_ids",
             )
     if "" in config.stop:
-        raise GenerationRequestError("a stop text has no characters; leave it out, or give at least one character")
+        raise GenerationRequestError(
+            "a {field} text has no characters", fix="leave it out, or give at least one character", field="stop"
+        )
     if config.min_tokens > config.max_tokens:
         raise GenerationRequestError(
-            f"min_tokens {config.min_tokens} is more than max_tokens {config.max_tokens}; lower it, or raise max_tokens"
+            f"{{field}} {config.min_tokens} is more than max_tokens {config.max_tokens}",
+            fix="lower it, or raise max_tokens",
+            field="min_tokens",
         )
 
 

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from speculant_graph.config import OPEN_ACCESS, AccessConfig, GenerationConfig, ServiceConfig
-from speculant_graph.errors import ConfigError, DrafterUnavailableError
+from speculant_graph.errors import ConfigError, UnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.grpc_endpoint import CallInterceptor, GrpcEndpoint
 from speculant_graph.serving.http import METRICS_TYPE, HttpServer
@@ -23,12 +23,11 @@ from speculant_graph.serving.listening import server_credentials, tls_context, w
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import API, MAX_BODY_BYTES, MAX_REQUESTS, create_app, refuse
-from speculant_verifier.requests import Load
+from speculant_verifier.requests import Load, shutting_down
 from speculant_verifier.service.learning import Learning
 from speculant_verifier.service.metrics import RequestKey, render_metrics
 from speculant_verifier.service.service import ADMIN_SERVICE_NAME, SERVICE_NAME, VerifierAdminService, VerifierService
 
-_LOADING, _DRAINING = "the model is being loaded", "the verifier is shutting down"
 GRACE_S = 60.0
 """Time for texts that are under way to be finished when it stops; a second signal cuts them off at once."""
 _DRAIN_NOTICE_S = 2.0
@@ -131,7 +130,7 @@ class VerifierServer:
                 lambda: self._interceptor.policy,
                 self._defaults,
                 load=self._load,
-                read_problem=lambda: _DRAINING if self._load.is_draining else "",
+                read_problem=lambda: shutting_down() if self._load.is_draining else None,
                 render_metrics=self._render_metrics,
                 count_request=self._count_http,
             )
@@ -207,14 +206,20 @@ class VerifierServer:
         if app is None and scope["path"] == "/metrics":
             app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)
         elif app is None and scope["path"].startswith(API):
-            app = refuse(DrafterUnavailableError(_LOADING))
-        await (app or PlainTextResponse(f"{_LOADING}\n", HTTPStatus.SERVICE_UNAVAILABLE))(scope, receive, send)
+            app = refuse(_loading())
+        await (app or PlainTextResponse(f"{_loading().message}\n", HTTPStatus.SERVICE_UNAVAILABLE))(
+            scope, receive, send
+        )
 
     def _read_decoder(self) -> SpeculativeDecoder:
         if self._decoder is None:
-            raise DrafterUnavailableError(f"{_LOADING}; try again in a while")
+            raise _loading()
         return self._decoder
 
     async def _tell_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME, ADMIN_SERVICE_NAME):
             await self._health.set(name, status)
+
+
+def _loading() -> UnavailableError:
+    return UnavailableError("the model is being loaded", fix="try again in a while")

@@ -100,7 +100,7 @@ class VerifierService:
             max_length = decoder.target.max_length
             # A prompt that is too long by itself is refused with its own message when it is admitted.
             if len(prompt) < max_length and (problem := context_problem(len(prompt), config.max_tokens, max_length)):
-                raise GenerationRequestError(f"max_tokens: {problem}", field="max_tokens")
+                raise problem
         await asyncio.to_thread(decoder.target.grammar, config, prompt)  # so that it is known when it is decoded
         async with aclosing(events_of(decoder, self._load, [prompt], config, options)) as events:
             async for event in events:
@@ -192,9 +192,12 @@ def generation_config(
     """
     for name, most in _MOST_ENTRIES.items():
         if len(getattr(sampling, name)) > most:
-            raise GenerationRequestError(f"{name} has {len(getattr(sampling, name))} entries; send at most {most}")
+            what = f"{{field}} has {len(getattr(sampling, name))} entries"
+            raise GenerationRequestError(what, fix=f"send at most {most}", field=name)
     if max(map(len, sampling.stop_strings), default=0) > _MOST_CHARACTERS:
-        raise GenerationRequestError(f"a text of stop_strings is too long; send at most {_MOST_CHARACTERS} characters")
+        raise GenerationRequestError(
+            "a text of {field} is too long", fix=f"send at most {_MOST_CHARACTERS} characters", field="stop_strings"
+        )
     wanted: dict[str, Any] = {name: getattr(sampling, name) for name in _GIVEN_IF_PRESENT if sampling.HasField(name)}
     wanted |= {name: value for name in _GIVEN_IF_NOT_ZERO if (value := getattr(sampling, name))}
     wanted.setdefault("seed", secrets.randbits(_SEED_BITS))
@@ -221,7 +224,9 @@ def _rule(number: int) -> RuleName:
     try:
         return RULE_OF_NUMBER[number]
     except KeyError:
-        raise GenerationRequestError(f"there is no rule {number}; see VerificationRule for those there are") from None
+        raise GenerationRequestError(
+            f"there is no rule {number}", fix="see VerificationRule for those there are", field="rule"
+        ) from None
 
 
 class VerifierAdminService:
@@ -252,13 +257,13 @@ class VerifierAdminService:
             call.principal.require_admin()
             adapters = self._read_decoder().adapters
             if adapters is None:
-                raise UnservedRequestError("the verifier has no draft model; start it with --draft-model")
+                raise UnservedRequestError("the verifier has no draft model", fix="start it with --draft-model")
             request = parsed(request_class, payload)
             try:
                 if method is not None:  # every answer holds what drafts: a list needs no more
                     await asyncio.to_thread(method, adapters, request)
             except ConfigError as error:
-                raise DraftRequestError(str(error)) from error
+                raise error.as_class(DraftRequestError) from error
             logger.debug("{} by {}", name, call.principal.name or "anybody")
             response: Message = response_class(state=_state(adapters))
             return response.SerializeToString()

@@ -47,22 +47,30 @@ def form_of(config: GenerationConfig) -> str:
         GenerationRequestError: they ask for several, or what they ask for can't be read.
     """
     if config.json_schema and config.grammar:
-        raise GenerationRequestError("json_schema and grammar exclude each other; give one of them")
+        raise GenerationRequestError(
+            "{field} and grammar exclude each other", fix="give one of them", field="json_schema"
+        )
     if (config.json_schema or config.grammar) and (config.ignore_end_tokens or config.end_token_ids == ()):
-        raise GenerationRequestError("output of a given form needs an end; leave out ignore_end_tokens")
+        raise GenerationRequestError(
+            "output of a given form needs an end", fix="leave out {field}", field="ignore_end_tokens"
+        )
     if config.json_schema:
         try:
             schema = prepared(json.loads(config.json_schema), is_strict=True)
             return json.dumps({"json_schema": {"x-guidance": LOOSE, **schema} if isinstance(schema, dict) else schema})
         except (ValueError, RecursionError) as error:
-            raise GenerationRequestError(f"json_schema is no JSON ({error}); give a schema as JSON text") from error
+            raise GenerationRequestError(
+                f"{{field}} is no JSON ({error})", fix="give a schema as JSON text", field="json_schema"
+            ) from error
     if config.grammar.startswith("{"):
         try:
             if isinstance(json.loads(config.grammar)["grammars"], list):
                 return config.grammar
         except (ValueError, RecursionError, LookupError, TypeError):
             pass
-        raise GenerationRequestError("grammar begins with '{', but is no JSON with a list of 'grammars'; fix it")
+        raise GenerationRequestError(
+            "{field} begins with '{', but is no JSON with a list of 'grammars'", fix="fix it", field="grammar"
+        )
     return json.dumps({"lark_grammar": config.grammar}) if config.grammar else ""
 
 
@@ -161,7 +169,9 @@ class Grammars:
                 return self._known[text]
             if not self._ends:
                 raise GenerationRequestError(
-                    "the model declares no end token, which output of a given form needs; give end_token_ids"
+                    "the model declares no end token, which output of a given form needs",
+                    fix="give {field}",
+                    field="end_token_ids",
                 )
             tokenizer = self._read_tokenizer()
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)

@@ -40,7 +40,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes | None) 
     path = tmp_path / "model.gguf"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match="can't be read as GGUF"):
+    with pytest.raises(ConfigError):
         gguf_fingerprint(path)
 
 
@@ -62,7 +62,7 @@ def test_texts_come_one_after_another(gguf: Path, fingerprint: Fingerprint, tmp_
 
 def test_a_graph_of_another_tokenizer_is_refused(gguf: Path, tmp_path: Path) -> None:
     build_from_token_ids(_TEXT, Fingerprint("other", "11" * 32, 4_096)).save(tmp_path / "other.pkl")
-    with pytest.raises(TokenizerMismatchError, match="not with"):
+    with pytest.raises(TokenizerMismatchError):
         SpeculantDraft(gguf, graph_path=tmp_path / "other.pkl")
-    with pytest.raises(TokenizerMismatchError, match="not with"):
+    with pytest.raises(TokenizerMismatchError):
         SpeculantDraft(gguf, graph_path=tmp_path / "other.pkl", tokenizer=MODEL_FOLDER)
