@@ -23,6 +23,7 @@ from speculant_drafter.service import (
     shutting_down,
 )
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
+from speculant_drafter.step_socket import StepSockets
 from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, ServerConfig
 from speculant_graph.errors import ConfigError, SpeculantError, UnavailableError
 from speculant_graph.serving.access import AccessPolicy
@@ -71,6 +72,7 @@ class DrafterServer:
         self._sessions = SessionStore(config, self._metrics, clock, limits)
         self._service = DrafterService(draft, self._graphs, self._sessions, self._metrics, limits)
         self._admin = DrafterAdminService(self._graphs)
+        self._step_sockets = StepSockets(self._service, self._interceptor, limits.max_calls, limits.max_message_bytes)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # missing in the stubs
         self._health_names = ["", SERVICE_NAME, ADMIN_SERVICE_NAME]
         self._health_names += [f"{SERVICE_NAME}/{name}" for name in self._graphs.configured_names]
@@ -112,6 +114,7 @@ class DrafterServer:
         self.addresses = await self._listen(
             self._config.listen, "server.listen", self._service.handler(self._interceptor), SERVICE_NAME
         )
+        await self._step_sockets.listen(self.addresses)
         if self._config.admin_listen:
             self.admin_addresses = await self._listen(
                 self._config.admin_listen,
@@ -141,6 +144,7 @@ class DrafterServer:
         self._is_stopping = True
         await self._health.enter_graceful_shutdown()
         self._service.drain()
+        await self._step_sockets.close()
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -45,6 +46,8 @@ _MOST_AT_ONCE_NS = 2_000_000
 _NUM_LONG_STEPS = 4
 """Threads for such steps: one can't make all others wait, and they leave the event loop its core."""
 _ANY_CONFIG = DraftConfig()
+_Counted = tuple[bytes, int, int, int, int]
+"""An answer, and of its step sequences, nodes, empty drafts, nanoseconds."""
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
 
@@ -183,9 +186,25 @@ class DrafterService:
         try:
             return await self._answer(payload, principal, is_enveloped=True)
         except Exception as error:
-            step_id = convert.read_step_id(payload)
-            self._metrics.failed_steps.labels(log_failure("StreamDraft", error).name).inc()
-            return convert.encode_step_failure(step_id, error)
+            return self._failure(payload, error)
+
+    def answer_at_once(self, payload: bytes, principal: Principal) -> bytes | None:
+        """Do the same, unless the step may take long: then return None, and nothing has happened.
+
+        Raises:
+            DraftRequestError: it is no such message.
+        """
+        try:
+            return self._counted(self._call(payload, principal, is_enveloped=True)(_MOST_AT_ONCE_NS))
+        except Exception as error:
+            return self._failure(payload, error)
+        finally:
+            self._sessions.resolve_ended()
+
+    def _failure(self, payload: bytes, error: Exception) -> bytes:
+        step_id = convert.read_step_id(payload)
+        self._metrics.failed_steps.labels(log_failure("StreamDraft", error).name).inc()
+        return convert.encode_step_failure(step_id, error)
 
     async def answer(self, payload: bytes, principal: Principal) -> bytes:
         """Return the DraftResponse to a DraftRequest.
@@ -200,18 +219,27 @@ class DrafterService:
             raise
 
     async def _answer(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> bytes:
-        tenants = None if principal is ANONYMOUS or ALL in principal.tenants else list(principal.tenants)
-        now_ns = self._sessions.now_ns()
-        call = partial(
-            self._core.answer, payload, is_enveloped, tenants, next(self._draft_ids), now_ns, self, principal
-        )
+        call = self._call(payload, principal, is_enveloped=is_enveloped)
         try:
             counted = call(_MOST_AT_ONCE_NS)
             if counted is None:
                 counted = await asyncio.get_running_loop().run_in_executor(self._long_steps, call)
         finally:
             self._sessions.resolve_ended()
-        assert counted is not None
+        answer = self._counted(counted)
+        assert answer is not None
+        return answer
+
+    def _call(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> Callable[..., _Counted | None]:
+        tenants = None if principal is ANONYMOUS or ALL in principal.tenants else list(principal.tenants)
+        now_ns = self._sessions.now_ns()
+        return partial(
+            self._core.answer, payload, is_enveloped, tenants, next(self._draft_ids), now_ns, self, principal
+        )
+
+    def _counted(self, counted: _Counted | None) -> bytes | None:
+        if counted is None:
+            return None
         answer, num_sequences, num_nodes, num_empty, elapsed_ns = counted
         self._metrics.steps.inc()
         self._metrics.step_seconds.observe(elapsed_ns * 1e-9)

@@ -28,6 +28,7 @@ class LearnedCost:
         self._coefficients = _ASSUMED_COEFFICIENTS
         self._known: dict[int, NDArray[np.float64]] = {}
         self._new: list[tuple[int, int, float]] = []
+        self._new_s = 0.0
         self._num_left_out = self._num_fits = 0
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
@@ -44,7 +45,8 @@ class LearnedCost:
             self._num_left_out += 1
             return
         self._new.append((num_rows, num_tokens, seconds))
-        if len(self._new) >= min(_FIRST << self._num_fits, _MOST):
+        self._new_s += seconds
+        if len(self._new) >= (_FEWEST if self._new_s >= _PERIOD_S else _FEWEST << self._num_fits):
             self._fit()
 
     def _fit(self) -> None:
@@ -65,6 +67,7 @@ class LearnedCost:
             self._products + _ASSUMED_PRODUCTS, self._sums + _ASSUMED_PRODUCTS @ assumed
         )
         self._new.clear()
+        self._new_s = 0.0
         self._known.clear()
         self._num_fits += 1
 
@@ -78,8 +81,9 @@ _LONGEST = 2.0
 """Longer than so many times what was expected, something else took the time."""
 _WARM_UP = 8
 """Passes in which an engine warms up, which are left out."""
-_FIRST, _MOST = 8, 128
-"""Passes between two fits, at first and at most: a fit takes a fifth of a millisecond, between two passes."""
+_FEWEST, _PERIOD_S = 8, 0.5
+"""Passes between two fits: no fewer, and twice as many each time until they take so many seconds. A fit takes up to a
+millisecond, between two passes."""
 
 
 def _features(num_tokens: NDArray[np.intp], num_rows: int | NDArray[np.float64]) -> NDArray[np.float64]:

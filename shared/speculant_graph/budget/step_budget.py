@@ -13,9 +13,9 @@ from speculant_graph.budget.pass_cost import PassCost
 
 _MEMORY = 0.98
 """What a step weighs after the next one."""
-_FIRST, _ENOUGH, _PERIOD_S = 16, 64, 0.5
-"""Steps that are learned from together, and for which prices hold: few at first, twice as many each time, and once they
-are enough also so many seconds, for learning takes about a millisecond between two passes."""
+_FEWEST, _PERIOD_S = 16, 0.5
+"""Steps that are learned from together, and for which prices hold: no fewer, and twice as many each time until they
+take so many seconds. Learning takes about a millisecond, between two passes."""
 _FEW_NODES = 8
 """So many are always likely."""
 _MOST_DRAFTING = 1.0
@@ -61,7 +61,7 @@ class StepBudget:
         self._prices: dict[tuple[int, int], StepPrices] = {}
         self._observed: list[tuple[int, int, int, float, float, int]] = []
         self._is_known = False
-        self._every, self._period_s = _FIRST, 0.0
+        self._every, self._period_s = _FEWEST, 0.0
 
     def may_draft(self) -> bool:
         """Return whether to draft at this step."""
@@ -113,10 +113,10 @@ class StepBudget:
         """
         self._observed.append((num_rows, num_tokens, num_new, pass_s, draft_s, num_drafted))
         self._period_s += pass_s
-        if len(self._observed) >= self._every and (self._every < _ENOUGH or self._period_s >= _PERIOD_S):
+        if len(self._observed) >= (_FEWEST if self._period_s >= _PERIOD_S else self._every):
             self._learn()
             self._observed.clear()
-            self._every, self._period_s = min(2 * self._every, _ENOUGH), 0.0
+            self._every, self._period_s = 2 * self._every, 0.0
             self._prices.clear()
             self._is_known = True
 

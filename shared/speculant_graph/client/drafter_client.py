@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
@@ -21,6 +20,7 @@ from loguru import logger
 from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.client.core import ClientCore
 from speculant_graph.client.sessions import CloseSession, DropStream, Opening, OpenSession, Report, Send
+from speculant_graph.client.step_streams import GrpcStream, SocketStream
 from speculant_graph.errors import (
     DrafterUnavailableError,
     SpeculantError,
@@ -28,6 +28,7 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.rpc import convert
+from speculant_graph.rpc.addresses import socket_path, step_socket_path
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, StepRequest
 from speculant_graph.rpc.status import error_of
@@ -119,12 +120,14 @@ class DrafterClient:
             opening=opening,
             tokenizer_name=tokenizer.name if tokenizer is not None else "",
         )
-        endpoint = Endpoint.of(config.address, config)
-        self._metadata = endpoint.metadata or None
-        self._channel = endpoint.connect()
-        self._stub = DrafterServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._endpoint = Endpoint.of(config.address, config)
+        self._metadata = self._endpoint.metadata or None
+        path = socket_path(config.address)
+        self._step_socket = None if path is None or self._metadata else step_socket_path(path)
+        self._connect()
         self._lock = threading.Lock()
-        self._stream: _StepStream | None = None
+        self._stream: GrpcStream | SocketStream | None = None
+        self._num_streams = 0  # so far
         self._calls: set[Any] = set()
         self._is_closed = False
 
@@ -267,6 +270,9 @@ class DrafterClient:
                     if self._stream is None:
                         self._stream = self._new_stream()
                         work.append(self._stream.start)
+                        if isinstance(self._stream, SocketStream) and self._num_streams > 1:
+                            work.append(self._channel.close)  # it may be waiting before it tries again
+                            self._connect()
                     self._stream.send(payload)
                 case DropStream():
                     if self._stream is not None:
@@ -280,17 +286,24 @@ class DrafterClient:
                     work.append(partial(logger.log, level, "{}", text))
         return work
 
-    def _new_stream(self) -> _StepStream:
+    def _connect(self) -> None:
+        self._channel = self._endpoint.connect()
+        self._stub = DrafterServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def _new_stream(self) -> GrpcStream | SocketStream:
         def note(event: Callable[..., None], what: bytes | SpeculantError) -> None:
             if self._stream is stream:  # it may have been dropped meanwhile
                 event(what, time.monotonic())
 
-        method = self._channel.stream_stream(_STREAM_METHOD, None, None)
-        stream = _StepStream(
-            partial(method, metadata=self._metadata),
-            partial(self._do, note, self._core.answered),
-            partial(self._do, note, self._core.stream_ended),
-        )
+        answered, ended = partial(self._do, note, self._core.answered), partial(self._do, note, self._core.stream_ended)
+        stream: GrpcStream | SocketStream | None = None
+        self._num_streams += 1
+        if self._step_socket is not None:
+            with suppress(OSError):  # a server that wants keys, an older one, or none
+                stream = SocketStream(self._step_socket, answered, ended)
+        if stream is None:
+            method = self._channel.stream_stream(_STREAM_METHOD, None, None)
+            stream = GrpcStream(partial(method, metadata=self._metadata), answered, ended)
         return stream
 
     def _start_opening(self, opening: Opening) -> None:
@@ -320,71 +333,6 @@ class DrafterClient:
         self._calls.add(call)  # one that is not held is cancelled
         call.add_done_callback(self._calls.discard)
         return call
-
-
-class _StepStream:
-    """A StreamDraft call, of bytes, read by a thread.
-
-    gRPC cancels a whole call when its deadline passes, and its synchronous streams have none for a message. So the
-    stream has no deadline: a thread hands on every answer, and the caller that waits for one has its own patience.
-    """
-
-    def __init__(
-        self,
-        start_call: Callable[[Iterator[bytes]], Any],
-        on_answer: Callable[[bytes], None],
-        on_end: Callable[[SpeculantError], None],
-    ) -> None:
-        """Make a stream that is not started, which costs nothing.
-
-        Args:
-            start_call: starts the call with what is sent.
-            on_answer: called by the reading thread.
-            on_end: called by the reading thread when nothing more will come.
-        """
-        self._start_call, self._on_answer, self._on_end = start_call, on_answer, on_end
-        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
-        self._call: Any = None
-        self._is_closed = False
-        self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
-
-    def send(self, payload: bytes) -> None:
-        """Hand over a message; returns at once, also before the stream is started."""
-        self._requests.put(payload)
-
-    def start(self) -> None:
-        """Start the call; whether a server answers shows later."""
-        self._reader.start()
-
-    def close(self) -> None:
-        """Cancel the call. The reading thread ends soon."""
-        self._is_closed = True
-        self._requests.put(None)
-        if self._call is not None:
-            self._call.cancel()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the reading thread, which may never have run."""
-        if self._reader.ident is not None:
-            self._reader.join(timeout_s)
-
-    def _read(self) -> None:
-        error: SpeculantError = DrafterUnavailableError("the drafter ended the stream")
-        try:
-            self._call = self._start_call(iter(self._requests.get, None))
-            if self._is_closed:  # between the two
-                self._call.cancel()
-            for payload in self._call:
-                self._on_answer(payload)
-        except grpc.RpcError as failure:
-            error = error_of(failure)  # it is the call itself
-        except Exception as failure:  # a closed channel, or an answer that breaks our own code
-            error = DrafterUnavailableError(f"the stream failed: {failure!r}")
-            if self._call is not None:
-                self._call.cancel()
-        finally:
-            self._requests.put(None)  # gRPC's thread waits for one more
-            self._on_end(error)
 
 
 def blocking(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:

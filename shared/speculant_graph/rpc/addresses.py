@@ -36,6 +36,11 @@ def split_addresses(addresses: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def step_socket_path(path: Path) -> Path:
+    """Return where a server on this socket takes steps without gRPC, if it does."""
+    return path.with_name(path.name + ".steps")
+
+
 def socket_path(address: str) -> Path | None:
     """Return the path of a ``unix:///path`` address, or None for ``host:port``.
 

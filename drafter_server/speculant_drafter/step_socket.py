@@ -1,0 +1,144 @@
+"""Steps over a Unix socket without gRPC, for clients of the same machine.
+
+With ``unix:///path`` the sidecar also serves ``path.steps``: a stream of the messages of ``StreamDraft``, each after
+its length, 4 bytes, little-endian. All other calls use gRPC. The permissions of the file decide who may connect, as
+they do for gRPC. If an access file asks for keys, nobody is served here, and clients use gRPC for steps, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from pathlib import Path
+from typing import cast
+
+from loguru import logger
+
+from speculant_drafter.service import DrafterService
+from speculant_graph.rpc.addresses import socket_path, step_socket_path
+from speculant_graph.rpc.step_frames import FrameReader, framed
+from speculant_graph.serving.access import ANONYMOUS
+from speculant_graph.serving.grpc_endpoint import CallInterceptor
+
+
+class StepSockets:
+    """Listens beside the Unix sockets of a sidecar."""
+
+    def __init__(self, service: DrafterService, calls: CallInterceptor, most_connections: int, most_bytes: int) -> None:
+        """Listen nowhere yet.
+
+        Args:
+            service: answers steps.
+            calls: whose policy tells whether keys are asked for.
+            most_connections: further ones are closed at once.
+            most_bytes: of a message; a client that sends a longer one is disconnected.
+        """
+        self.service, self._calls = service, calls
+        self._most_connections, self.most_bytes = most_connections, most_bytes
+        self.connections: set[StepConnection] = set()
+        """Those that are open."""
+        self._servers: list[asyncio.Server] = []
+        self._paths: list[Path] = []
+
+    async def listen(self, addresses: list[str]) -> None:
+        """Listen beside those that are Unix sockets, which this process has locked."""
+        for path in filter(None, map(socket_path, addresses if self._calls.policy.is_open else ())):
+            beside = step_socket_path(path)
+            previous_mask = os.umask(0o077)  # only this user's clients may connect
+            try:
+                beside.unlink(missing_ok=True)  # of a server that was killed
+                loop = asyncio.get_running_loop()
+                self._servers.append(await loop.create_unix_server(lambda: StepConnection(self), str(beside)))
+            except OSError as error:
+                logger.debug("steps go over gRPC alone: {}", error)  # such as a path that is too long
+                continue
+            finally:
+                os.umask(previous_mask)
+            self._paths.append(beside)
+
+    def is_open(self) -> bool:
+        """Whether everyone who can connect is served. Once keys are asked for, nobody is any more."""
+        if not self._calls.policy.is_open:
+            self._stop_listening()
+        return self._calls.policy.is_open
+
+    def take(self, connection: StepConnection) -> bool:
+        """Take a connection, unless it is refused."""
+        if not self.is_open() or len(self.connections) >= self._most_connections:
+            return False
+        self.connections.add(connection)
+        return True
+
+    async def close(self) -> None:
+        """Take no more steps; those under way are answered."""
+        self._stop_listening()
+        for connection in list(self.connections):
+            connection.drain()
+        await asyncio.gather(*(each.work for each in self.connections if each.work), return_exceptions=True)
+
+    def _stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        self._servers, self._paths = [], []
+
+
+class StepConnection(asyncio.Protocol):
+    """One client: steps are answered in order, and at once unless one may take long."""
+
+    def __init__(self, sockets: StepSockets) -> None:
+        """Wait for a client."""
+        self._sockets = sockets
+        self._frames = FrameReader(sockets.most_bytes)
+        self._waiting: deque[bytes] = deque()
+        self._transport: asyncio.Transport | None = None
+        self.work: asyncio.Task[None] | None = None
+        """What answers steps that take long, and those after them."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the client, if it may be served."""
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._sockets.take(self):
+            transport.close()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Forget it."""
+        self._sockets.connections.discard(self)
+        self._transport = None
+        self._waiting.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer the steps that are complete."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if not self._sockets.is_open():  # the access file was read again
+            return self._transport.close()
+        try:
+            self._waiting += self._frames.feed(data)
+        except ValueError as error:
+            logger.debug("a client of steps is disconnected: {}", error)
+            return self._transport.close()
+        while self._waiting and self.work is None:
+            answer = self._sockets.service.answer_at_once(self._waiting[0], ANONYMOUS)
+            if answer is None:
+                self.work = asyncio.ensure_future(self._answer_rest())
+                self.work.add_done_callback(self._end_work)
+            else:
+                self._waiting.popleft()
+                self._transport.write(framed(answer))
+
+    def drain(self) -> None:
+        """Close once the steps that are under way are answered."""
+        if self.work is None and self._transport is not None:
+            self._transport.close()
+
+    async def _answer_rest(self) -> None:
+        while self._waiting:
+            answer = await self._sockets.service.answer_enveloped(self._waiting.popleft(), ANONYMOUS)
+            if self._transport is not None:
+                self._transport.write(framed(answer))
+
+    def _end_work(self, _: object) -> None:
+        self.work = None

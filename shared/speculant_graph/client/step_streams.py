@@ -1,0 +1,178 @@
+"""Streams of steps to a sidecar: over gRPC, and over the step socket of a sidecar on the same machine.
+
+``speculant_drafter/step_socket.py`` is the other end of the step socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from speculant_graph.errors import DrafterUnavailableError, SpeculantError
+from speculant_graph.rpc.channel import MAX_MESSAGE_BYTES
+from speculant_graph.rpc.status import error_of
+from speculant_graph.rpc.step_frames import FrameReader, framed
+
+_CONNECT_S = 0.05
+_READ_BYTES = 1 << 16
+
+
+class GrpcStream:
+    """A StreamDraft call, of bytes, read by a thread.
+
+    gRPC cancels a whole call when its deadline passes, and its synchronous streams have none for a message. So the
+    stream has no deadline: a thread hands on every answer, and the caller that waits for one has its own patience.
+    """
+
+    def __init__(
+        self,
+        start_call: Callable[[Iterator[bytes]], Any],
+        on_answer: Callable[[bytes], None],
+        on_end: Callable[[SpeculantError], None],
+    ) -> None:
+        """Make a stream that is not started, which costs nothing.
+
+        Args:
+            start_call: starts the call with what is sent.
+            on_answer: called by the reading thread.
+            on_end: called by the reading thread when nothing more will come.
+        """
+        self._start_call, self._on_answer, self._on_end = start_call, on_answer, on_end
+        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        self._call: Any = None
+        self._is_closed = False
+        self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
+
+    def send(self, payload: bytes) -> None:
+        """Hand over a message; returns at once, also before the stream is started."""
+        self._requests.put(payload)
+
+    def start(self) -> None:
+        """Start the call; whether a server answers shows later."""
+        self._reader.start()
+
+    def close(self) -> None:
+        """Cancel the call. The reading thread ends soon."""
+        self._is_closed = True
+        self._requests.put(None)
+        if self._call is not None:
+            self._call.cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the reading thread, which may never have run."""
+        if self._reader.ident is not None:
+            self._reader.join(timeout_s)
+
+    def _read(self) -> None:
+        error: SpeculantError = DrafterUnavailableError("the drafter ended the stream")
+        try:
+            self._call = self._start_call(iter(self._requests.get, None))
+            if self._is_closed:  # between the two
+                self._call.cancel()
+            for payload in self._call:
+                self._on_answer(payload)
+        except grpc.RpcError as failure:
+            error = error_of(failure)  # it is the call itself
+        except Exception as failure:  # a closed channel, or an answer that breaks our own code
+            error = DrafterUnavailableError(f"the stream failed: {failure!r}")
+            if self._call is not None:
+                self._call.cancel()
+        finally:
+            self._requests.put(None)  # gRPC's thread waits for one more
+            self._on_end(error)
+
+
+class SocketStream:
+    """Steps and answers over a step socket, read by a thread. Same use as the stream over gRPC."""
+
+    def __init__(
+        self, path: Path, on_answer: Callable[[bytes], None], on_end: Callable[[SpeculantError], None]
+    ) -> None:
+        """Connect.
+
+        Args:
+            path: of the step socket.
+            on_answer: called by the reading thread.
+            on_end: called by the reading thread when nothing more will come.
+
+        Raises:
+            OSError: nobody answers there.
+        """
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(_CONNECT_S)
+            self._socket.connect(str(path))
+            self._socket.settimeout(None)
+        except OSError:
+            self._socket.close()
+            raise
+        self._on_answer, self._on_end = on_answer, on_end
+        self._backlog: deque[bytes] = deque()  # what the socket did not take at once
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
+
+    def send(self, payload: bytes) -> None:
+        """Send a message; returns at once, whatever the server does."""
+        frame = framed(payload)
+        with self._lock:
+            if not self._backlog:
+                try:
+                    sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    sent = 0
+                except OSError:
+                    return  # the reading thread reports it
+                if sent == len(frame):
+                    return
+                frame = frame[sent:]
+                threading.Thread(target=self._send_backlog, name="speculant-draft-writer", daemon=True).start()
+            self._backlog.append(frame)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reader.start()
+
+    def close(self) -> None:
+        """Disconnect. The reading thread ends soon."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._reader.ident is None:
+            self._socket.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the reading thread, which may never have run."""
+        if self._reader.ident is not None:
+            self._reader.join(timeout_s)
+
+    def _send_backlog(self) -> None:
+        with self._lock:
+            pass  # the first frame is there once the sender has let go
+        with contextlib.suppress(OSError):
+            while True:
+                self._socket.sendall(self._backlog[0])
+                with self._lock:
+                    self._backlog.popleft()
+                    if not self._backlog:
+                        return
+
+    def _read(self) -> None:
+        frames = FrameReader(MAX_MESSAGE_BYTES)
+        error: SpeculantError = DrafterUnavailableError("the drafter ended the stream")
+        try:
+            while data := self._socket.recv(_READ_BYTES):
+                for payload in frames.feed(data):
+                    self._on_answer(payload)
+        except Exception as failure:  # a broken connection, or an answer that breaks our own code
+            error = DrafterUnavailableError(f"the stream failed: {failure!r}")
+        finally:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._on_end(error)
