@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from speculant_graph.types import Draft, Drafter, Feedback, Proposal, SequenceStep
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.model import TargetModel
-    from speculant_verifier.papers.nasd import (
+    from speculant_verifier.nasd.generation import (
         GreedyProcessor,
         INgramStorage,
         MultinomialProcessor,
@@ -66,7 +66,7 @@ _MODULES = {
     "speculant_graph.types": ("Draft", "Drafter", "Feedback", "Proposal", "SequenceStep"),
     "speculant_verifier.decoder": ("SpeculativeDecoder",),
     "speculant_verifier.model": ("TargetModel",),
-    "speculant_verifier.papers.nasd": (
+    "speculant_verifier.nasd.generation": (
         "GreedyProcessor", "INgramStorage", "MultinomialProcessor", "NGramStorage", "OneLevelNGramStorage",
         "ngram_assisted_speculative_generate",
     ),

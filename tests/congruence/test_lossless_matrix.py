@@ -12,7 +12,7 @@ from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
-from speculant_verifier.papers.nasd_drafter import NasdDrafter
+from speculant_verifier.nasd.nasd_drafter import NasdDrafter
 from support.draft_models import model_drafter, noisy
 from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs

@@ -37,7 +37,7 @@ from speculant_verifier.engine import Engine, Request
 from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
-from speculant_verifier.papers.nasd_drafter import NasdDrafter
+from speculant_verifier.nasd.nasd_drafter import NasdDrafter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
 from speculant_verifier.sources import require_one_source

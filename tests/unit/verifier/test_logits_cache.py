@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from speculant_graph.types import Draft
-from speculant_verifier.papers.logits_cache import LogitsCache, extended, key_of, keys_of_nodes
+from speculant_verifier.engine.logits_cache import LogitsCache, extended, key_of, keys_of_nodes
 
 WIDTH = 5
 ROW_BYTES = WIDTH * 4

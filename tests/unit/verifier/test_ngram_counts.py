@@ -15,8 +15,8 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import target_row_width
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Feedback, SequenceStep, SessionOptions
-from speculant_verifier.papers import nasd_drafter
-from speculant_verifier.papers.nasd_drafter import NasdDrafter, NGramCounts
+from speculant_verifier.nasd import nasd_drafter
+from speculant_verifier.nasd.nasd_drafter import NasdDrafter, NGramCounts
 
 VOCABULARY = 4
 Rows = list[list[int]]

@@ -13,7 +13,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft, NasdOptions, SequenceStep
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.papers.nasd_drafter import NasdDrafter
+from speculant_verifier.nasd.nasd_drafter import NasdDrafter
 from speculant_verifier.suitability import Sources, suited
 from support.tiny_models import tiny_gpt_oss
 

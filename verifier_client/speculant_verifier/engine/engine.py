@@ -20,6 +20,7 @@ from speculant_graph.errors import SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter, TokenId, capabilities_of
 from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
+from speculant_verifier.engine.logits_cache import LogitsCache
 from speculant_verifier.engine.memory_pressure import MemoryPressure
 from speculant_verifier.engine.prompts import Prefill
 from speculant_verifier.engine.records import Records
@@ -34,7 +35,6 @@ from speculant_verifier.engine.sequence import (
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import PREFILL_CHUNK, TargetModel
-from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of

@@ -15,11 +15,11 @@ from speculant_graph.errors import GenerationError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
 from speculant_verifier.engine.drafting import Drafting, depths_of
+from speculant_verifier.engine.logits_cache import LogitsCache
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import ActiveSequence, StepOutput, is_out_of_memory, out_of_memory
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
-from speculant_verifier.papers.logits_cache import LogitsCache
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, Verdict
 from speculant_verifier.sampling import RowContext, RowTarget, targets_of, top_tokens

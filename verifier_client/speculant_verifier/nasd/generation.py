@@ -30,7 +30,7 @@ from transformers import DynamicCache, PreTrainedModel
 from speculant_graph.errors import ConfigError, DraftRequestError, GenerationRequestError
 from speculant_graph.random_stream import PROPOSAL_STREAM, uniform
 from speculant_graph.types import TokenId
-from speculant_verifier.papers.nasd_drafter import DEFAULT_MAX_CONTEXTS, NGramCounts
+from speculant_verifier.nasd.nasd_drafter import DEFAULT_MAX_CONTEXTS, NGramCounts
 
 
 class INgramStorage(ABC):
