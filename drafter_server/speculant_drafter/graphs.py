@@ -16,7 +16,7 @@ from pathlib import Path
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, ServerConfig
-from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import (
     ConfigError,

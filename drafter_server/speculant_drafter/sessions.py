@@ -13,7 +13,7 @@ from speculant_drafter.graphs import ServedGraph
 from speculant_drafter.metrics import ServerMetrics
 from speculant_graph._core import SessionTable
 from speculant_graph.config import ServerConfig
-from speculant_graph.draft.learning.store import Memory
+from speculant_graph.draft.learning.learned_store import Memory
 from speculant_graph.errors import DraftRequestError
 
 

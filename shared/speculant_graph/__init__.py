@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         VerifierConfig,
     )
     from speculant_graph.draft.generator import DraftGenerator
-    from speculant_graph.draft.learning.store import LearnedStore
+    from speculant_graph.draft.learning.learned_store import LearnedStore
     from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
     from speculant_graph.errors import SpeculantError
     from speculant_graph.graph.build.builder import GraphBuilder
@@ -58,7 +58,7 @@ _MODULES = {
     ),
     "speculant_graph.budget": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
-    "speculant_graph.draft.learning.store": ("LearnedStore",),
+    "speculant_graph.draft.learning.learned_store": ("LearnedStore",),
     "speculant_graph.draft.session_drafter": ("DraftRequest", "SessionDrafter"),
     "speculant_graph.errors": ("SpeculantError",),
     "speculant_graph.graph.build.builder": ("GraphBuilder",),

@@ -14,13 +14,13 @@ import pytest
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.errors import GraphError, GraphFileError, TokenizerMismatchError
+from speculant_graph.files import workspace
 from speculant_graph.graph.build import assemble, count, keys
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
 from speculant_graph.graph.layout import Trie
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import check_graph
-from speculant_graph.graph.workspace import workspace
 from support.graphs import assert_same_arrays, counts_of, fingerprint, graph_in_parts, graph_of
 from support.oracle import OracleGraph
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus import stream as stream_module
 from speculant_graph.corpus import tokenize as text_module
-from speculant_graph.corpus.files import ListedFile
+from speculant_graph.corpus.file_patterns import ListedFile
 from speculant_graph.corpus.stream import write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer, may_be_cut
 from speculant_graph.types import SpecialTokensName

@@ -30,7 +30,7 @@ from speculant_graph.bench.texts import words_of_standard_library
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
-from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph

@@ -25,7 +25,7 @@ from speculant_graph import _core
 from speculant_graph.bench.processes import OwnDrafter
 from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph

@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import torch
 
-from speculant_graph.graph.workspace import replacing
+from speculant_graph.files import replacing
 from support.engine_checkpoint import read_checkpoint
 
 _ARCHITECTURE = "gpt-oss"

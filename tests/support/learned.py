@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speculant_graph.draft.learning.files import LearnedFiles
+from speculant_graph.draft.learning.learned_files import LearnedFiles
 from speculant_graph.types import Fingerprint
 
 TOKENIZER = Fingerprint("some/tokenizer", "ab" * 32, 1_000_000)
@@ -56,7 +56,7 @@ LEARN = """
 import sys
 from pathlib import Path
 import numpy as np
-from speculant_graph.draft.learning.files import LearnedFiles
+from speculant_graph.draft.learning.learned_files import LearnedFiles
 from speculant_graph.types import Fingerprint
 files = LearnedFiles(Path(sys.argv[1]), Fingerprint("t", "ab" * 32, 1_000_000), 500)
 """

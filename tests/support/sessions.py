@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.session_drafter import MAX_SUPPORT, DraftRequest, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph

@@ -104,7 +104,7 @@ def _require_weights(folder: Path) -> None:
 
 def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, device: torch.device) -> CheckResult:
     from speculant_verifier.offload import plan_for
-    from speculant_verifier.offload.files import bytes_per_second
+    from speculant_verifier.offload.weight_files import bytes_per_second
 
     declared = getattr(described, "dtype", None) or torch.float32
     kind = (

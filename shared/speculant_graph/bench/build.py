@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchBuildSettings, "bench build", arguments)
     from speculant_graph.bench.texts import words_of_standard_library
-    from speculant_graph.corpus.files import STANDARD_INPUT
+    from speculant_graph.corpus.file_patterns import STANDARD_INPUT
 
     if STANDARD_INPUT in settings.corpus:
         raise ConfigError("a bench can't be repeated with standard input", fix="name files", field="corpus")

@@ -18,7 +18,7 @@ from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.view.formatting import checked_prompt, counted, left_out_of, printable
 
 if TYPE_CHECKING:
-    from speculant_graph.corpus.files import ListedFile
+    from speculant_graph.corpus.file_patterns import ListedFile
     from speculant_graph.corpus.tokenize import CorpusTokenizer
     from speculant_graph.graph.ngrams import NgramGraph
 
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--places needs a text to look for", fix="give one by --prompt", field="places")
     from rich.console import Console
 
-    from speculant_graph.corpus.files import list_corpus_files
+    from speculant_graph.corpus.file_patterns import list_corpus_files
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
     from speculant_graph.view.places import locate

@@ -45,8 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     prompt = checked_prompt(settings.prompt)
     from speculant_graph.config import DraftConfig
     from speculant_graph.corpus.tokenize import CorpusTokenizer
+    from speculant_graph.files import replace_bytes
     from speculant_graph.graph.ngrams import NgramGraph
-    from speculant_graph.graph.workspace import replace_bytes
     from speculant_graph.log import log_to_stderr
     from speculant_graph.view.look_up import GraphLookUp, described, listed
     from speculant_graph.view.snapshot import render_snapshot

@@ -15,7 +15,7 @@ from speculant_graph._core import Batch, LocalSteps, RowDrafts
 from speculant_graph.budget import StepPrices
 from speculant_graph.client.sessions import Counts
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.learning.store import LearnedStore, Memory
+from speculant_graph.draft.learning.learned_store import LearnedStore, Memory
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import NUM_SEEDS, SessionDrafter
 from speculant_graph.errors import GenerationRequestError

@@ -11,7 +11,7 @@ from loguru import logger
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.documents import RecordError, extract_pdf, is_configuration, read_documents
 from speculant_graph.corpus.encoding import find_encoding
-from speculant_graph.corpus.files import STANDARD_INPUT, ListedFile
+from speculant_graph.corpus.file_patterns import STANDARD_INPUT, ListedFile
 from speculant_graph.corpus.source import SkippedFile, Source
 from speculant_graph.errors import CorpusError
 

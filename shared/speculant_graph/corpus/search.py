@@ -14,7 +14,7 @@ import numpy as np
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.documents import Document, RecordError, pdf_pages, read_documents
-from speculant_graph.corpus.files import STANDARD_INPUT
+from speculant_graph.corpus.file_patterns import STANDARD_INPUT
 from speculant_graph.corpus.source import CorpusFile, Source
 from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
 from speculant_graph.errors import CorpusError

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
-from speculant_graph.corpus.files import STANDARD_INPUT, format_of
+from speculant_graph.corpus.file_patterns import STANDARD_INPUT, format_of
 from speculant_graph.errors import CorpusError
 from speculant_graph.types import FileName
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.check import CheckedCorpus, check_corpus
 from speculant_graph.corpus.documents import Document, RecordError, read_documents
-from speculant_graph.corpus.files import ListedFile
+from speculant_graph.corpus.file_patterns import ListedFile
 from speculant_graph.corpus.source import CorpusFile, SkippedFile, Source
 from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
 from speculant_graph.errors import CorpusError, GraphError

@@ -18,14 +18,14 @@ import numpy as np
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.draft.learning.store import save_calibration
+from speculant_graph.draft.learning.learned_store import save_calibration
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.files import writing
 from speculant_graph.graph.build.builder import describe_tokens
 from speculant_graph.graph.build.count import count_tokens, map_tokens
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.workspace import writing
 from speculant_graph.types import Draft, TokenId
 
 SMALLEST_CORPUS = 5_000

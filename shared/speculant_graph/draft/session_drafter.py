@@ -18,7 +18,7 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.learning.store import LearnedStore, Memory, load_calibration
+from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array

@@ -128,7 +128,7 @@ def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConf
 
 def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> RowDrafter:
     from speculant_graph.client.local import LocalDrafter
-    from speculant_graph.draft.learning.store import LearnedStore
+    from speculant_graph.draft.learning.learned_store import LearnedStore
     from speculant_graph.graph.ngrams import NgramGraph
 
     graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path, verify=True)

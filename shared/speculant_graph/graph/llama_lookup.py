@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.errors import ConfigError
+from speculant_graph.files import replacing
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, TOKEN, TOKEN_MASK, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import damaged
-from speculant_graph.graph.workspace import replacing
 
 LONGEST = 4
 """Tokens of the longest context that llama.cpp looks up."""

@@ -35,9 +35,9 @@ import numpy as np
 
 from speculant_graph import _core
 from speculant_graph.errors import GraphFileError
+from speculant_graph.files import replacing, workspace, write_all, writing
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, Trie, array_offsets, trie_of
 from speculant_graph.graph.metadata import GraphMetadata, description_of, read_description
-from speculant_graph.graph.workspace import replacing, workspace, write_all, writing
 
 if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph

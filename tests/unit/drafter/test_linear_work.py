@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from speculant_graph._core import SessionTable, StepAnswerer
-from speculant_graph.draft.learning.store import LearnedStore
+from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.messages import SequenceRequest, StepRequest

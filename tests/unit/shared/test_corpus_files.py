@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speculant_graph.corpus.files import list_corpus_files as list_files
+from speculant_graph.corpus.file_patterns import list_corpus_files as list_files
 from speculant_graph.errors import CorpusError
 
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus import stream as stream_module
-from speculant_graph.corpus.files import STANDARD_INPUT, ListedFile
+from speculant_graph.corpus.file_patterns import STANDARD_INPUT, ListedFile
 from speculant_graph.corpus.source import CorpusFile
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, TokenStream, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer

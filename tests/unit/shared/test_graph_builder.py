@@ -9,11 +9,11 @@ import pytest
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError, GraphError, GraphFileError
+from speculant_graph.files import workspace
 from speculant_graph.graph.build.builder import BuildProgress, GraphBuilder, build_from_token_ids
 from speculant_graph.graph.build.count import fit_into
 from speculant_graph.graph.build.keys import KeyLayout, emitter_bytes
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.workspace import workspace
 from speculant_graph.types import Fingerprint
 from support.graphs import counts_of
 

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from speculant_graph.draft.learning.files import MAX_OPEN_DATABASES
+from speculant_graph.draft.learning.learned_files import MAX_OPEN_DATABASES
 from speculant_graph.errors import SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Fingerprint
 from support.learned import TOKENIZER, ids, learning, loaded, newest, opened, path_of

@@ -17,7 +17,7 @@ from speculant_graph._core import Calibration
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
-from speculant_graph.draft.learning.store import load_calibration
+from speculant_graph.draft.learning.learned_store import load_calibration
 from speculant_graph.draft.pretraining import (
     KEPT_VISITS,
     MOST_COUNTED,

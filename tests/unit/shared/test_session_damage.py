@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speculant_graph.draft.learning.store import load_calibration, save_calibration
+from speculant_graph.draft.learning.learned_store import load_calibration, save_calibration
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, Trie, record_words
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.strategies import NGRAM_STRATEGIES

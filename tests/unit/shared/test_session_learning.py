@@ -11,7 +11,7 @@ import pytest
 
 from speculant_graph._core import Calibration
 from speculant_graph.draft.learning import store as store_module
-from speculant_graph.draft.learning.store import LearnedStore, load_calibration, save_calibration
+from speculant_graph.draft.learning.learned_store import LearnedStore, load_calibration, save_calibration
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, LearnedMemory
-from speculant_graph.draft.learning.store import LearnedStore, load_rows, save_rows
+from speculant_graph.draft.learning.learned_store import LearnedStore, load_rows, save_rows
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of

@@ -29,7 +29,7 @@ from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding
 from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
-from speculant_verifier.offload.files import bytes_per_second
+from speculant_verifier.offload.weight_files import bytes_per_second
 from speculant_verifier.speculation import CostTable, ObservedCosts, load_or_measure
 
 if TYPE_CHECKING:

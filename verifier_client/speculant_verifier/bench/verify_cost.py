@@ -13,7 +13,7 @@ from speculant_graph.budget.pass_cost import MAX_POINT
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import json_text
-from speculant_graph.graph.workspace import replace_bytes
+from speculant_graph.files import replace_bytes
 from speculant_graph.settings import ReportingSettings, load_settings
 
 

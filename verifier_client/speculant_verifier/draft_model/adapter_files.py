@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.workspace import replace_bytes
+from speculant_graph.files import replace_bytes
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

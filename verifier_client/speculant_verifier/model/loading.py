@@ -28,7 +28,7 @@ from speculant_graph.types import Fingerprint
 from speculant_verifier.attention import register
 from speculant_verifier.console import patient_progress
 from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
-from speculant_verifier.offload.files import bytes_per_second
+from speculant_verifier.offload.weight_files import bytes_per_second
 from speculant_verifier.sources import (
     MODEL_SETTING,
     TOKENIZER_SETTING,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speculant_verifier.offload.files import PinnedWeights, StoredTensor, WeightReader, new_space
+from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space
 
 _MOST = 0.5
 """Of a layer's experts: where so many are wanted, all of the next one are expected to be."""

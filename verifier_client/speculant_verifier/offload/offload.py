@@ -14,14 +14,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from speculant_verifier.offload.experts import ExpertPool
-from speculant_verifier.offload.files import (
+from speculant_verifier.offload.plan import Plan
+from speculant_verifier.offload.weight_files import (
     PinnedWeights,
     StoredTensor,
     WeightReader,
     new_space,
     stored_tensors,
 )
-from speculant_verifier.offload.plan import Plan
 
 _Weights = Sequence[tuple[nn.Module, str, StoredTensor | Tensor]]
 

@@ -18,7 +18,7 @@ from loguru import logger
 from pydantic import TypeAdapter
 
 from speculant_graph.errors import SpeculantError
-from speculant_graph.graph.workspace import replacing
+from speculant_graph.files import replacing
 from speculant_graph.machine import describe_machine
 from speculant_graph.types import Draft
 from speculant_verifier.cache import SlotCache

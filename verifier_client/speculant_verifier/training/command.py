@@ -22,7 +22,7 @@ from loguru import logger
 from speculant_graph.config import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import json_text
-from speculant_graph.graph.workspace import replacing, sync, workspace, writing
+from speculant_graph.files import replacing, sync, workspace, writing
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.view.formatting import printable

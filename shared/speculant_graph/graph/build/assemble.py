@@ -12,12 +12,12 @@ import numpy as np
 
 from speculant_graph import _core
 from speculant_graph.errors import GraphError
+from speculant_graph.files import write_all, writing
 from speculant_graph.graph.build.keys import PartRecords
 from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, LINK, MAX_NODES, TOKEN, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.store import NewGraphFile, new_graph_file
-from speculant_graph.graph.workspace import write_all, writing
 
 _RECORDS_AT_A_TIME = 1 << 17
 _SLICE = 1 << 20

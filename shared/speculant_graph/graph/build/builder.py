@@ -14,18 +14,18 @@ from typing import Any, Literal
 import numpy as np
 
 from speculant_graph.config import DEFAULT_MODEL, GraphConfig
-from speculant_graph.corpus.files import list_corpus_files
+from speculant_graph.corpus.file_patterns import list_corpus_files
 from speculant_graph.corpus.source import CorpusFile, SkippedFile
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
+from speculant_graph.files import workspace, writing
 from speculant_graph.graph.build.count import count_tokens, map_tokens
 from speculant_graph.graph.build.report import BuildReport, Phase, built_at
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import check_description, checked_output
-from speculant_graph.graph.workspace import workspace, writing
 from speculant_graph.machine import num_cores
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 from speculant_graph.version import VERSION

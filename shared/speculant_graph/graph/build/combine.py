@@ -14,6 +14,7 @@ from typing import Any
 from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError, GraphFileError, TokenizerMismatchError
+from speculant_graph.files import replacing, workspace, writing
 from speculant_graph.graph.build.assemble import assemble_graph
 from speculant_graph.graph.build.builder import (
     BuildProgress,
@@ -26,7 +27,6 @@ from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt64Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.graph.store import check_description, check_graph, checked_output
-from speculant_graph.graph.workspace import replacing, workspace, writing
 from speculant_graph.machine import num_cores
 from speculant_graph.version import VERSION
 

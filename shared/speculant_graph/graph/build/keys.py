@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from speculant_graph import _core
+from speculant_graph.files import write_all
 from speculant_graph.graph.layout import INNER_WORDS, Int64Array, Trie, UInt64Array
-from speculant_graph.graph.workspace import write_all
 
 _KEYS_AT_A_TIME = 1 << 16
 _RECORDS = 1 << 15

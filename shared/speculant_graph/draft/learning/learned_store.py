@@ -22,7 +22,7 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, Calibration, LearnedMemory
-from speculant_graph.draft.learning.files import LearnedFiles
+from speculant_graph.draft.learning.learned_files import LearnedFiles
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.types import Fingerprint
