@@ -18,7 +18,7 @@ from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
-from speculant_graph.view.formatting import printable
+from speculant_graph.terminal import printable
 from speculant_verifier.command_settings import DecodingSettings
 from speculant_verifier.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, make_console, write
 

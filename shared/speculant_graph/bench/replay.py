@@ -28,8 +28,8 @@ from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
 from speculant_graph.strategies import STRATEGIES, NgramStrategyName
+from speculant_graph.terminal import counted
 from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
-from speculant_graph.view.formatting import counted
 
 ReplayStrategyName = Literal[NgramStrategyName, "prompt-lookup"]
 """What can be replayed: the strategies of n-grams, and the baseline."""

@@ -13,7 +13,7 @@ from speculant_graph.config import ClientConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import json_text
 from speculant_graph.settings import CommandSettings, load_settings
-from speculant_graph.view.formatting import printable
+from speculant_graph.terminal import printable
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

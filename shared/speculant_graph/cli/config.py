@@ -23,7 +23,7 @@ from speculant_graph.settings import (
     load_with_sources,
     origin_of,
 )
-from speculant_graph.view.formatting import printable
+from speculant_graph.terminal import printable
 
 _MASK = "********"
 

@@ -18,9 +18,9 @@ from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.file_names import json_text
 from speculant_graph.settings import DEFAULT_FILE, AllSettings, CommandSettings, config_file, load_settings
+from speculant_graph.terminal import printable
 from speculant_graph.types import Fingerprint, SequenceStep
 from speculant_graph.version import VERSION
-from speculant_graph.view.formatting import printable
 
 if TYPE_CHECKING:
     from speculant_graph.rpc.channel import Endpoint

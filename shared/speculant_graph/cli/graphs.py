@@ -18,7 +18,7 @@ from speculant_graph.file_names import json_text
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import num_cores
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
-from speculant_graph.view.formatting import PHASE_LABELS, counted, left_out_of, printable
+from speculant_graph.terminal import PHASE_LABELS, counted, left_out_of, printable
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

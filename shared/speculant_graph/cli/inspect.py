@@ -15,7 +15,7 @@ from speculant_graph.config import DraftConfig, GraphConfig, NgramDraftConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.file_names import json_text
 from speculant_graph.settings import ReportingSettings, load_settings
-from speculant_graph.view.formatting import checked_prompt, counted, left_out_of, printable
+from speculant_graph.terminal import checked_prompt, counted, left_out_of, printable
 
 if TYPE_CHECKING:
     from speculant_graph.corpus.file_patterns import ListedFile

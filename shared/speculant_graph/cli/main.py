@@ -17,7 +17,7 @@ from types import FrameType
 
 from speculant_graph.errors import ConfigError, CorpusError, SpeculantError
 from speculant_graph.extras import missing_extra
-from speculant_graph.view.formatting import printable
+from speculant_graph.terminal import printable
 
 COMMANDS = {
     "build": ("speculant_graph.cli.graphs:build", "build", "count a corpus into a graph file"),

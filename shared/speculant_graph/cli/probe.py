@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.help_format import HelpFormatter
-from speculant_graph.view.formatting import printable
+from speculant_graph.terminal import printable
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 0.2

@@ -14,7 +14,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import displayed, json_text
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.strategies import NgramStrategyName
-from speculant_graph.view.formatting import checked_prompt, counted, printable
+from speculant_graph.terminal import checked_prompt, counted, printable
 from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCESSORS, Question
 
 

@@ -17,8 +17,8 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import displayed, json_text
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.log import log_to_stderr, silence
+from speculant_graph.terminal import printable
 from speculant_graph.types import FileName
-from speculant_graph.view.formatting import printable
 
 NAME = os.fsdecode(b"caf\xe9")
 SHOWN = r"caf\xe9"

@@ -14,8 +14,8 @@ from speculant_graph.errors import ConfigError, GenerationRequestError
 from speculant_graph.file_names import json_text
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
+from speculant_graph.terminal import printable
 from speculant_graph.types import TokenId
-from speculant_graph.view.formatting import printable
 from speculant_verifier.command_settings import DecodingSettings
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from speculant_graph.file_names import json_text
 from speculant_graph.files import replacing, sync, workspace, writing
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import ReportingSettings, load_settings
-from speculant_graph.view.formatting import printable
+from speculant_graph.terminal import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
