@@ -132,7 +132,7 @@ class Walls(RuleBasedStateMachine):
 def test_tenants_never_meet(
     tmp_path: Path, max_tenants: int, num_examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MAX_TENANTS", max_tenants)
+    monkeypatch.setattr(learned_store, "MAX_TENANTS", max_tenants)
     graph = graph_file(tmp_path / "graph.pkl", list(CORPUS) * 4)
     seen: Counter[str] = Counter()
     run_state_machine_as_test(

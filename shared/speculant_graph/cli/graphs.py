@@ -151,7 +151,7 @@ class ExportSettings(ReportingSettings):
 def export(arguments: Sequence[str]) -> int:
     """Export a graph file; print what was written."""
     settings = load_settings(ExportSettings, "export", arguments)
-    from speculant_graph.graph.llama_lookup import export_llama_lookup
+    from speculant_graph.engines.llama_cpp.lookup_table import export_llama_lookup
     from speculant_graph.graph.ngrams import NgramGraph
 
     output = settings.output

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speculant_graph.engines.llama_cpp import lookup_table
+from speculant_graph.engines.llama_cpp.lookup_table import ALWAYS_ENOUGH, export_llama_lookup
 from speculant_graph.errors import ConfigError, GraphFileError
-from speculant_graph.graph import llama_lookup
 from speculant_graph.graph.layout import CHILD, trie_of
-from speculant_graph.graph.llama_lookup import ALWAYS_ENOUGH, export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
 from support.graphs import graph_of
 from support.oracle import OracleGraph
@@ -76,7 +76,7 @@ def test_the_file_holds_what_is_likely_enough(
     path = tmp_path_factory.mktemp("lookup") / "lookup.bin"
     graph = graph_of(texts, max_order, VOCABULARY_SIZE, boundaries=boundaries)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(llama_lookup, "_CONTEXTS_AT_A_TIME", contexts_at_a_time)
+        patched.setattr(lookup_table, "_CONTEXTS_AT_A_TIME", contexts_at_a_time)
         num_contexts = export_llama_lookup(graph, path, min_count=min_count, min_share=min_share)
     assert read_cache(path) == expected
     assert num_contexts == len(expected)

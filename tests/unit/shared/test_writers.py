@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from speculant_graph.engines.llama_cpp.lookup_table import export_llama_lookup
 from speculant_graph.errors import SpeculantError
 from speculant_graph.files import replace_bytes, replacing
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.build.combine import merge_graphs, prune_graph, update_graph
-from speculant_graph.graph.llama_lookup import export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 

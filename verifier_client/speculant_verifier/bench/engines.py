@@ -18,8 +18,8 @@ from pydantic import Field
 from speculant_graph.bench.processes import OwnDrafter, stop
 from speculant_graph.bench.report import begin, print_report
 from speculant_graph.corpus.tokenize import CorpusTokenizer
+from speculant_graph.engines.llama_cpp.lookup_table import export_llama_lookup
 from speculant_graph.errors import SpeculantError
-from speculant_graph.graph.llama_lookup import export_llama_lookup
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_verifier.bench.decoding import Decoded, DecodedRow, interleaved

@@ -1,7 +1,7 @@
 """The strategy ``nasd``: sequences draft from n-grams of their tenant's sequences, counted as these are decoded.
 
-NASD in the engine, batched and under any rule; :mod:`speculant_verifier.nasd.generation` has the document's own loop. Both
-count n-grams while a sequence grows: contexts are mapped to their most frequent successor, in dictionaries, a few
+NASD in the engine, batched and under any rule; :mod:`speculant_verifier.nasd.generation` has the loop of the document.
+Both count n-grams while a sequence grows: contexts are mapped to their most frequent successor, in dictionaries, a few
 microseconds a token. Counts belong to one thread at a time.
 """
 

@@ -6,7 +6,7 @@
     llama = Llama("model.gguf", draft_model=draft)
 
 It decodes one text at a time and verifies chains of any length. (For ``llama-server``, which has no such hook, see
-:mod:`speculant_graph.graph.llama_lookup`.)
+:mod:`speculant_graph.engines.llama_cpp.lookup_table`.)
 """
 
 from __future__ import annotations
