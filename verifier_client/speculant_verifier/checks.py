@@ -44,9 +44,9 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
     """
     from transformers import AutoConfig
 
-    from speculant_verifier.console import quiet_transformers
     from speculant_verifier.model import TargetModel
     from speculant_verifier.model.loading import device_named, load_tokenizer
+    from speculant_verifier.model.progress import quiet_transformers
     from speculant_verifier.sources import access_token, is_model_local
 
     quiet_transformers()

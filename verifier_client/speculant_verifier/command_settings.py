@@ -52,8 +52,8 @@ class DecodingSettings(CommandSettings):
 
     def open_decoder(self, *, must_fit: bool = True) -> SpeculativeDecoder:
         """Load the model and find what drafts, with a warning if nothing does."""
-        from speculant_verifier.console import quiet_transformers
         from speculant_verifier.decoder import SpeculativeDecoder
+        from speculant_verifier.model.progress import quiet_transformers
 
         quiet_transformers()
         draft = self.suited_draft

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -28,8 +25,6 @@ ColorChoice = Literal["auto", "never", "always"]
 """Whether output is coloured: 'auto' where it goes to a terminal and NO_COLOR is not set."""
 
 
-_DELAY_S = 2.0
-"""Waiting for longer than this is worth a word."""
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -132,27 +127,3 @@ def waiting_for(what: str, color: ColorChoice) -> Status:
         color: whether to colour; 'always' is no more than 'auto', as it is for a terminal alone.
     """
     return make_console("never" if color == "never" else "auto", stderr=True).status(Text(what))
-
-
-def quiet_transformers() -> None:
-    """Keep progress bars and advice of transformers and accelerate out of a program's output; errors still raise."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-
-
-@contextmanager
-def patient_progress() -> Iterator[None]:
-    """Show bars of transformers on a terminal alone, and if they take their time."""
-    from transformers.utils import logging as bars
-
-    def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return factory(*arguments, **{"disable": None, "delay": _DELAY_S} | options)
-
-    before = bars.set_tqdm_hook(make)
-    try:
-        yield
-    finally:
-        bars.set_tqdm_hook(before)

@@ -27,8 +27,8 @@ from speculant_graph.machine import anonymous_bytes
 from speculant_graph.types import Draft
 from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding
 from speculant_verifier.bench.workload import BenchRequest
-from speculant_verifier.console import quiet_transformers
 from speculant_verifier.model import TargetModel
+from speculant_verifier.model.progress import quiet_transformers
 from speculant_verifier.offload.weight_files import bytes_per_second
 from speculant_verifier.speculation import CostTable, ObservedCosts, load_or_measure
 

@@ -101,9 +101,9 @@ def load_target(config: VerifierConfig) -> TargetModel:
     import torch
     from transformers import GptOssForCausalLM
 
-    from speculant_verifier.console import quiet_transformers
     from speculant_verifier.model import TargetModel
     from speculant_verifier.model.loading import device_named, load_tokenizer, prepare_cpu
+    from speculant_verifier.model.progress import quiet_transformers
 
     quiet_transformers()
     if not config.model_name.startswith(RANDOM):

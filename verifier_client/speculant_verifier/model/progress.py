@@ -1,0 +1,35 @@
+"""What transformers shows while it loads a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_DELAY_S = 2.0
+"""Waiting for longer than this is worth a word."""
+
+
+def quiet_transformers() -> None:
+    """Keep progress bars and advice of transformers and accelerate out of a program's output; errors still raise."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+
+
+@contextmanager
+def patient_progress() -> Iterator[None]:
+    """Show bars of transformers on a terminal alone, and if they take their time."""
+    from transformers.utils import logging as bars
+
+    def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return factory(*arguments, **{"disable": None, "delay": _DELAY_S} | options)
+
+    before = bars.set_tqdm_hook(make)
+    try:
+        yield
+    finally:
+        bars.set_tqdm_hook(before)
