@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from speculant_graph.draft.learning import learned_store
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import LOST, OK, LiveServer, graph_file, run_in_loop, serving, step_of
 

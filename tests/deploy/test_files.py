@@ -22,8 +22,8 @@ from speculant_graph.cli import probe
 from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.rpc.addresses import socket_path, split_addresses
 from speculant_graph.settings import load_settings
+from speculant_verifier.cli.serve import VerifierSettings
 from speculant_verifier.service import server as verifier_server
-from speculant_verifier.service.command import VerifierSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

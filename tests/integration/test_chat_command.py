@@ -13,7 +13,7 @@ from rich.console import Console
 
 from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
-from speculant_verifier.chat import COMMANDS, Conversation
+from speculant_verifier.cli.chat import COMMANDS, Conversation
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.engine import Request

@@ -12,8 +12,8 @@ import pytest
 from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.settings import load_settings
+from speculant_verifier.cli.generate import GenerateSettings
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.generate.command import GenerateSettings
 from support.pages import ROOT
 
 

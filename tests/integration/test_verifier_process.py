@@ -16,7 +16,7 @@ from support.processes import READY_TIMEOUT_S, fetched, running_verifier, starte
 SLOWLY = """
 import sys, time
 from speculant_verifier.model import TargetModel
-from speculant_verifier.service.command import run
+from speculant_verifier.cli.serve import run
 
 def load(*_):
     print("loading", file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ IDLE_ANSWER = "Nothing to do."
 _PROGRAM = """
 import sys
 from support.scripted_gpt_oss import follow_script
-from speculant_verifier.service.command import run
+from speculant_verifier.cli.serve import run
 follow_script()
 sys.exit(run(sys.argv[2:]))
 """

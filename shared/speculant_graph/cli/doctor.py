@@ -108,7 +108,7 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
 def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
     is_named = "model_name" in settings.verifier.model_fields_set
     try:
-        checks = importlib.import_module(f"{_VERIFIER}.checks")
+        checks = importlib.import_module(f"{_VERIFIER}.cli.doctor_checks")
     except ImportError as error:
         status: Status = "fail" if is_named else "skip"
         yield CheckResult("model", status, f"{error.name} is not installed", 'pip install "speculant-graph[verifier]"')
@@ -122,7 +122,7 @@ def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
 
 def _look_at_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
     importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # at once, what is mistyped
-    checks = importlib.import_module(f"{_VERIFIER}.checks")
+    checks = importlib.import_module(f"{_VERIFIER}.cli.doctor_checks")
     yield from checks.check_model(settings.verifier, load=settings.verify, tokenizers=tokenizers)
 
 

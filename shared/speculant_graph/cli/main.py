@@ -29,20 +29,20 @@ COMMANDS = {
     "view": ("speculant_graph.cli.view:run", "build", "save the explorer's page of what may follow a text"),
     "drafter": ("speculant_drafter.cli:run", "drafter", "serve a graph as the drafter sidecar"),
     "verifier": (
-        "speculant_verifier.service.command:run",
+        "speculant_verifier.cli.serve:run",
         "service",
         "serve a model over gRPC and OpenAI's HTTP API",
     ),
     "admin": ("speculant_graph.cli.admin:run", "drafter", "look after running sidecars and verifiers' adapters"),
     "probe": ("speculant_graph.cli.probe:run", "drafter", "ask a running drafter or verifier whether it serves"),
-    "generate": ("speculant_verifier.generate.command:run", "verifier", "continue a prompt with a model and drafts"),
-    "chat": ("speculant_verifier.chat:run", "verifier", "talk with a model in the terminal"),
-    "train": ("speculant_verifier.training.command:run", "train", "train a draft model's adapter on recorded requests"),
+    "generate": ("speculant_verifier.cli.generate:run", "verifier", "continue a prompt with a model and drafts"),
+    "chat": ("speculant_verifier.cli.chat:run", "verifier", "talk with a model in the terminal"),
+    "train": ("speculant_verifier.cli.train:run", "train", "train a draft model's adapter on recorded requests"),
     "doctor": ("speculant_graph.cli.doctor:run", "drafter", "check this installation and what it is to work with"),
     "config": ("speculant_graph.cli.config:run", "build", "show all settings and where each comes from"),
     "completion": ("speculant_graph.cli.completion:run", "build", "print a script that completes commands in a shell"),
     "bench": ("speculant_graph.cli.bench:run", "bench", "measure it against the obvious alternatives"),
-    "demo": ("speculant_verifier.demo.command:run", "all", "run it all here and compare with plain decoding"),
+    "demo": ("speculant_verifier.cli.demo:run", "all", "run it all here and compare with plain decoding"),
 }
 """Command -> (module:function that takes its arguments and returns an exit status, extra it needs, what it does)."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speculant_graph._core import Calibration
-from speculant_graph.draft.learning import store as store_module
+from speculant_graph.draft.learning import learned_store as store_module
 from speculant_graph.draft.learning.learned_store import LearnedStore, load_calibration, save_calibration
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError

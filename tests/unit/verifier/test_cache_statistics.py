@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speculant_graph.config import GenerationConfig
-from speculant_verifier.console import RunMeter
+from speculant_verifier.cli.console import RunMeter
 from support.http_api import tiny_decoder
 
 PROMPT = [1, 2, 3] * 6

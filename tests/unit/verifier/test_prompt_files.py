@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from speculant_graph.errors import ConfigError
-from speculant_verifier.generate.input import read_prompts
+from speculant_verifier.cli.prompt_input import read_prompts
 
 
 def test_texts_ids_and_conversations(tmp_path: Path):

@@ -17,7 +17,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, CorpusError
 from speculant_graph.types import TokenId
-from speculant_verifier.generate.input import read_prompts as prompt_lines
+from speculant_verifier.cli.prompt_input import read_prompts as prompt_lines
 
 if TYPE_CHECKING:
     from transformers import GptOssConfig

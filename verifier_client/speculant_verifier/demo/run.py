@@ -25,10 +25,10 @@ from speculant_graph.file_names import json_text
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import describe_machine
-from speculant_verifier.console import legend, print_event
+from speculant_verifier.cli.console import legend, print_event
+from speculant_verifier.cli.demo import DemoSettings
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo import MODEL_FOLDER
-from speculant_verifier.demo.command import DemoSettings
 from speculant_verifier.demo.corpus import PROMPTS, standard_library_files
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.progress import quiet_transformers

@@ -19,8 +19,8 @@ from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
 from speculant_graph.terminal import printable
-from speculant_verifier.command_settings import DecodingSettings
-from speculant_verifier.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, make_console, write
+from speculant_verifier.cli.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, make_console, write
+from speculant_verifier.cli.decoding_settings import DecodingSettings
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(ChatSettings, "chat", arguments)
     if settings.generation.n > 1:
         raise ConfigError("a conversation has one answer at a time; leave generation.n out")
-    from speculant_verifier.generate.command import open_decoder
+    from speculant_verifier.cli.generate import open_decoder
 
     log_to_stderr("WARNING")
     answers, notes = make_console(settings.color), make_console(settings.color, stderr=True)

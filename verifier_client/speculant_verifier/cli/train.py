@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("there is no draft model to train; name one with --draft-model")
     log_to_stderr("INFO")
     require_publishable(settings.output)
-    from speculant_verifier.console import waiting_for
+    from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
     from speculant_verifier.training.examples import of_tokenizer
 

@@ -16,14 +16,14 @@ from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
 from speculant_graph.terminal import printable
 from speculant_graph.types import TokenId
-from speculant_verifier.command_settings import DecodingSettings
+from speculant_verifier.cli.decoding_settings import DecodingSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from speculant_verifier.console import ColorChoice
+    from speculant_verifier.cli.console import ColorChoice
+    from speculant_verifier.cli.prompt_input import PromptLine
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.generate.input import PromptLine
     from speculant_verifier.results import StepEvent
     from speculant_verifier.text import Prompt
 
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(GenerateSettings, "generate", arguments)
     if settings.system and not settings.chat:
         raise ConfigError("--system is for conversations; add --chat")
-    from speculant_verifier.generate.input import prompts_for, read_prompts
+    from speculant_verifier.cli.prompt_input import prompts_for, read_prompts
 
     lines = read_prompts(settings.prompt, settings.prompts)
     log_to_stderr("INFO")
@@ -96,7 +96,7 @@ def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
     """Load what the settings name, and show that."""
-    from speculant_verifier.console import waiting_for
+    from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.sources import require_sources
 
     with waiting_for(f"loading {printable(settings.verifier.model_name)}", color):
@@ -107,7 +107,7 @@ def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeD
 def _generate(
     decoder: SpeculativeDecoder, prompts: list[Prompt], lines: Sequence[PromptLine], settings: GenerateSettings
 ) -> int:
-    from speculant_verifier.console import RunMeter, legend, make_console
+    from speculant_verifier.cli.console import RunMeter, legend, make_console
 
     console, notes = make_console(settings.color), make_console(settings.color, stderr=True)
     meter = RunMeter(decoder)
@@ -170,7 +170,7 @@ class _TextOutput:
         self._console.file.flush()
 
     def _show(self, prompt: int, sample: int) -> None:
-        from speculant_verifier.console import print_event
+        from speculant_verifier.cli.console import print_event
 
         if not self._is_single:
             which = f", sample {sample + 1}" if self._num_samples > 1 else ""

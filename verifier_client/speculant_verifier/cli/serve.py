@@ -13,7 +13,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import load_settings
-from speculant_verifier.command_settings import DecodingSettings
+from speculant_verifier.cli.decoding_settings import DecodingSettings
 
 
 class VerifierSettings(DecodingSettings):

@@ -1,0 +1,1 @@
+"""The verifier's commands, and what they share: settings, the console, what is typed."""

@@ -1,1 +1,0 @@
-"""``speculant generate``: texts continued on the command line."""
