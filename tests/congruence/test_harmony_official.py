@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from speculant_verifier.conversation.harmony import ChannelSplitter
 from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
-from speculant_verifier.text import Detokenizer
+from speculant_verifier.conversation.text import Detokenizer
 from support.harmony import HARMONY_NAMES, official_harmony
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="<|>"), min_size=1, max_size=40)

@@ -54,7 +54,9 @@ class Writer:
         """Return what an answer says, whether it ends in a call, and in how many steps it came."""
         if accuracy is not None:
             self.drafter.script = knowing([[*self.prompt, *tokens]], accuracy, 258)
-        self._patch.setattr("speculant_verifier.text.Request", partial(Request, wrap_target=teacher_forced(tokens)))
+        self._patch.setattr(
+            "speculant_verifier.conversation.text.Request", partial(Request, wrap_target=teacher_forced(tokens))
+        )
         config = GenerationConfig(max_tokens=len(tokens), speculation="off" if accuracy is None else "on")
         parser, pieces, num_steps = self.decoder.chat_format.parser(TOOL_NAMES), [], 0
         for event in self.decoder.stream([list(self.prompt)], config):

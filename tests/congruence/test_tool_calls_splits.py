@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from speculant_verifier.conversation.chat_format import ChatFormat
-from speculant_verifier.text import Detokenizer
+from speculant_verifier.conversation.text import Detokenizer
 from support.answers import TOOL_NAMES, random_answer, said
 from support.harmony import harmony_tokenizer
 from support.tiny_models import byte_tokenizer

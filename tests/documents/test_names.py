@@ -19,8 +19,8 @@ from speculant_graph.cli.bench import BENCHES
 from speculant_graph.cli.main import COMMANDS, main
 from speculant_graph.config import ServiceConfig
 from speculant_graph.settings import SECTIONS
-from speculant_verifier.requests import Load
 from speculant_verifier.service.metrics import render_metrics
+from speculant_verifier.service.requests import Load
 from support.configs import KINDS
 from support.http_api import tiny_decoder
 from support.pages import ROOT, blocks, code_spans, pages, read_page, without_blocks

@@ -111,7 +111,7 @@ def test_only_the_final_channel_is_the_answer(channels, monkeypatch, terminal: b
         prompts.append(arguments[1])
         return Request(*arguments, **options, wrap_target=teacher_forced(tokens))
 
-    monkeypatch.setattr("speculant_verifier.text.Request", make)
+    monkeypatch.setattr("speculant_verifier.conversation.text.Request", make)
     shown, notes = text_console(terminal=terminal), text_console(terminal=False)
     config = GenerationConfig(max_tokens=200)
     assert Conversation(channels, config, Script("Who?", None, "And?"), shown, notes).run() == 0

@@ -19,7 +19,7 @@ from speculant_graph.serving.listening import tls_context
 from speculant_graph.strategies import StrategyName
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import create_app
-from speculant_verifier.requests import Load
+from speculant_verifier.service.requests import Load
 from support.server import run_in_loop
 from support.tiny_models import tiny_gpt_oss, tiny_model
 

@@ -34,7 +34,7 @@ MODULES = (
     "speculant_graph.types",
     "speculant_drafter.server",
     "speculant_verifier.http",
-    "speculant_verifier.requests",
+    "speculant_verifier.service.requests",
     "speculant_verifier.results",
 )
 """The public names, and what a user would import beside them."""

@@ -94,7 +94,9 @@ def writer_of(api: Api, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict
     def make(answer: str) -> dict[str, Any]:
         tokens = api.decoder.target.tokenizer.encode(answer, add_special_tokens=False)
         tokens += [] if answer.endswith("<|call|>") else [min(api.decoder.target.end_token_ids)]
-        monkeypatch.setattr("speculant_verifier.text.Request", partial(Request, wrap_target=teacher_forced(tokens)))
+        monkeypatch.setattr(
+            "speculant_verifier.conversation.text.Request", partial(Request, wrap_target=teacher_forced(tokens))
+        )
         return {"model": "m", "messages": MESSAGES, "max_tokens": len(tokens), "tools": TOOLS}
 
     return make

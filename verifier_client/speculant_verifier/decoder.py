@@ -31,6 +31,7 @@ from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import Drafter, SessionOptions, TokenId
 from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.template_prompt import Message
+from speculant_verifier.conversation.text import Batch, Prompt, Prompts
 from speculant_verifier.draft_model.adapters import Adapters
 from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter
 from speculant_verifier.engine import Engine, Request
@@ -40,10 +41,9 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.nasd.nasd_drafter import NasdDrafter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
+from speculant_verifier.rules.suitability import Sources, require_strategy
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, ObservedCosts, batches_up_to, load_or_measure
-from speculant_verifier.suitability import Sources, require_strategy
-from speculant_verifier.text import Batch, Prompt, Prompts
 
 _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "graph_path": PATH,

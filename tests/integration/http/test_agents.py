@@ -64,7 +64,7 @@ def served_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             tokens += [] if text.endswith("|>") else [min(target.end_token_ids)]
             return Request(index, prompt, *arguments, **options, wrap_target=teacher_forced(tokens))
 
-        monkeypatch.setattr("speculant_verifier.text.Request", scripted)
+        monkeypatch.setattr("speculant_verifier.conversation.text.Request", scripted)
         yield api
 
 

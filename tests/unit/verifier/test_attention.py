@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from speculant_verifier import attention
-from speculant_verifier.attention import masked_attention
+from speculant_verifier.model import attention
+from speculant_verifier.model.attention import masked_attention
 from support.caching import TOLERANCE, Rows
 from support.tiny_models import tiny_gpt_oss
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from speculant_graph.types import TokenId
 from speculant_verifier.conversation.harmony import ChannelSplitter
 from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
-from speculant_verifier.text import Detokenizer
+from speculant_verifier.conversation.text import Detokenizer
 from support.harmony import HARMONY_NAMES, HARMONY_TEMPLATE, harmony_tokenizer
 from support.http_api import tiny_decoder
 

@@ -22,8 +22,8 @@ from speculant_verifier.engine import memory_pressure
 from speculant_verifier.model import TargetModel
 from speculant_verifier.offload.plan import plan_for
 from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
-from speculant_verifier.requests import Load
 from speculant_verifier.service.metrics import render_metrics
+from speculant_verifier.service.requests import Load
 from support.lossless import decode, mixed_jobs, remembered
 from support.tiny_models import tiny_gpt_oss, tiny_model
 

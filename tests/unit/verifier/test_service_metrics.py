@@ -9,8 +9,8 @@ from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.version import VERSION
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.requests import Load
 from speculant_verifier.service.metrics import render_metrics
+from speculant_verifier.service.requests import Load
 
 PREFIX = "speculant_verifier_"
 LOAD = Load(ServiceConfig(), 2)

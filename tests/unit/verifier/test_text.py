@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculant_verifier.text import Detokenizer, end_of
+from speculant_verifier.conversation.text import Detokenizer, end_of
 from support.tiny_models import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from speculant_verifier.cli.console import ColorChoice
     from speculant_verifier.cli.prompt_input import PromptLine
+    from speculant_verifier.conversation.text import Prompt
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.results import StepEvent
-    from speculant_verifier.text import Prompt
 
 _REPORTED = (
     "sample", "text", "token_ids", "finish_reason", "error", "tokens_per_s", "mean_accepted_tokens", "acceptance_rate",

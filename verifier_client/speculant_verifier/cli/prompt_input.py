@@ -14,8 +14,8 @@ from speculant_graph.types import TokenId
 
 if TYPE_CHECKING:
     from speculant_verifier.conversation.template_prompt import Message
+    from speculant_verifier.conversation.text import Prompt
     from speculant_verifier.decoder import SpeculativeDecoder
-    from speculant_verifier.text import Prompt
 
 STANDARD_INPUT = Path("-")
 

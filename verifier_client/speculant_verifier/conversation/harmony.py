@@ -19,8 +19,8 @@ from typing import Literal
 
 from speculant_graph.types import TokenId
 from speculant_verifier.conversation.harmony_tokens import CALL, CHANNEL, END, MESSAGE, RETURN, START, HarmonyTokens
+from speculant_verifier.conversation.text import Detokenizer
 from speculant_verifier.conversation.tool_calls import Piece, PieceKind, joined
-from speculant_verifier.text import Detokenizer
 
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
 _SHOWN = ("final", "commentary")

@@ -46,8 +46,8 @@ from speculant_verifier.http.responses_schemas import ResponsesRequest
 from speculant_verifier.http.responses_store import ResponseStore, Seal
 from speculant_verifier.http.schemas import ChatRequest, CompletionRequest
 from speculant_verifier.http.token_texts import TokenTexts
-from speculant_verifier.requests import Load, paced_events_of
 from speculant_verifier.results import StepEvent
+from speculant_verifier.service.requests import Load, paced_events_of
 
 API = ("/v1/",)
 """Prefixes of paths that need access."""

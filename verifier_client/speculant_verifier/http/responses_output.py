@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from speculant_graph.types import TokenId
+from speculant_verifier.conversation.text import Detokenizer
 from speculant_verifier.conversation.tool_calls import Splitter
 from speculant_verifier.http.custom_calls import AnswerPiece
 from speculant_verifier.http.responses_items import Fields, ToolOrigin
 from speculant_verifier.http.token_texts import TokenTexts
 from speculant_verifier.results import StepEvent, TokenLogprobs
-from speculant_verifier.text import Detokenizer
 
 Event = tuple[str, Fields]
 """Its type, without "response.", and its fields."""

@@ -25,7 +25,7 @@ from speculant_graph.corpus.hub import sentence
 from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
-from speculant_verifier.attention import register
+from speculant_verifier.model.attention import register
 from speculant_verifier.model.progress import patient_progress
 from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
 from speculant_verifier.offload.weight_files import bytes_per_second

@@ -18,7 +18,7 @@ from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import BASE
 from speculant_verifier.draft_model.drafter import HIT_WINDOW
 from speculant_verifier.engine.totals import Histogram
-from speculant_verifier.requests import Load
+from speculant_verifier.service.requests import Load
 
 RequestKey = tuple[str, str, str]
 """Of requests that are over: "http" or "grpc", endpoint or method, and status."""

@@ -23,9 +23,9 @@ from speculant_graph.serving.listening import server_credentials, tls_context, w
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.http.app import API, MAX_BODY_BYTES, MAX_REQUESTS, create_app, refuse
-from speculant_verifier.requests import Load, shutting_down
 from speculant_verifier.service.learning import Learning
 from speculant_verifier.service.metrics import RequestKey, render_metrics
+from speculant_verifier.service.requests import Load, shutting_down
 from speculant_verifier.service.service import ADMIN_SERVICE_NAME, SERVICE_NAME, VerifierAdminService, VerifierService
 
 GRACE_S = 60.0

@@ -21,9 +21,9 @@ from speculant_graph.errors import (
 from speculant_graph.serving.access import ALL, Principal
 from speculant_graph.types import SessionOptions
 from speculant_graph.validation_messages import humanise
+from speculant_verifier.conversation.text import Prompts
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.results import StepEvent
-from speculant_verifier.text import Prompts
 
 _RETRY_S = 1.0
 _MAX_SAMPLES = 16
