@@ -28,7 +28,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import public_name
+from speculant_graph.rpc.step_messages import public_name
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 

@@ -31,8 +31,8 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import OpenAnswer
 from speculant_graph.rpc.status import to_status
+from speculant_graph.rpc.step_messages import OpenAnswer
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import ALL, ANONYMOUS, Principal
 from speculant_graph.serving.grpc_endpoint import Call, CallInterceptor, log_failure

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from speculant_graph.engines.opening import load_engine_settings
+from speculant_graph.engines.factory import load_engine_settings
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_verifier.demo.run import MODEL_FOLDER

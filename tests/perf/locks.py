@@ -32,7 +32,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import anonymous_bytes, describe_machine
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
-from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import OpenRequest, SequenceRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 
 SERVICE = "/speculant_graph.rpc.v1.DrafterService/"

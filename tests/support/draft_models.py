@@ -11,8 +11,8 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig
 from speculant_graph.types import Drafter
 from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.draft_budget import DraftPrice
 from speculant_verifier.draft_model.passes import DraftPasses
-from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.model import TargetModel
 
 

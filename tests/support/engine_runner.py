@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.types import (
     Draft,
     Drafter,

@@ -12,10 +12,10 @@ import numpy as np
 
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.graph.build.assemble import assemble_graph
+from speculant_graph.graph.build.build_report import BuildReport
 from speculant_graph.graph.build.builder import build_from_token_ids, describe_tokens
 from speculant_graph.graph.build.count import count_partitions, plan_partitions
 from speculant_graph.graph.build.keys import KeyLayout
-from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.types import Fingerprint
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.client.core import ClientCore
-from speculant_graph.client.sessions import CloseSession, DropStream, Opening, OpenSession, Report, Send
+from speculant_graph.client.session_registry import CloseSession, DropStream, Opening, OpenSession, Report, Send
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import MAX_MESSAGE_BYTES
-from speculant_graph.rpc.messages import OpenRequest
+from speculant_graph.rpc.step_messages import OpenRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, DraftOptions, SequenceStep
 from support.dict_drafter import DictDrafter

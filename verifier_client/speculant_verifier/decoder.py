@@ -33,7 +33,7 @@ from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.template_prompt import Message
 from speculant_verifier.conversation.text import Batch, Prompt, Prompts
 from speculant_verifier.draft_model.adapters import Adapters
-from speculant_verifier.draft_model.opening import load_draft_model, open_model_drafter
+from speculant_verifier.draft_model.factory import load_draft_model, open_model_drafter
 from speculant_verifier.engine import Engine, Request
 from speculant_verifier.engine.runner import Runner
 from speculant_verifier.engine.totals import EngineTotals

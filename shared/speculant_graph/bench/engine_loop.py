@@ -27,8 +27,8 @@ from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.budget import CostCurve, curve_of
 from speculant_graph.config import ClientConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.engines.opening import load_engine_settings, open_sessions
-from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.engines.engine_sessions import EngineSessions
+from speculant_graph.engines.factory import load_engine_settings, open_sessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings

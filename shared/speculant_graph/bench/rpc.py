@@ -30,7 +30,7 @@ from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
-from speculant_graph.rpc.messages import OpenRequest, SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import OpenRequest, SequenceRequest, StepRequest
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.types import DraftOptions, SequenceStep
 

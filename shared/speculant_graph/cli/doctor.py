@@ -203,8 +203,8 @@ def _check_drafts(
 ) -> Iterator[CheckResult]:
     import grpc
 
-    from speculant_graph.rpc.messages import VERSION_KEY
     from speculant_graph.rpc.status import from_status
+    from speculant_graph.rpc.step_messages import VERSION_KEY
     from speculant_graph.rpc.v1 import drafter_pb2 as pb
     from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
 

@@ -23,8 +23,8 @@ from speculant_graph.terminal import PHASE_LABELS, counted, left_out_of, printab
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from speculant_graph.graph.build.build_report import BuildReport
     from speculant_graph.graph.build.builder import BuildProgress
-    from speculant_graph.graph.build.report import BuildReport
     from speculant_graph.graph.ngrams import NgramGraph
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from speculant_graph.client.sessions import Session
+from speculant_graph.client.session_registry import Session
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.messages import SequenceRequest
+from speculant_graph.rpc.step_messages import SequenceRequest
 from speculant_graph.types import EMPTY_DRAFT, CouplingName, Draft, DraftOptions, SequenceStep, SiblingsName
 
 MAX_TOKENS_PER_MESSAGE = 16_384

@@ -24,7 +24,7 @@ from speculant_graph.client.batches import (
     with_requested,
 )
 from speculant_graph.client.breaker import SILENT, Breaker, is_refusal, retry_delay_s
-from speculant_graph.client.sessions import (
+from speculant_graph.client.session_registry import (
     ENDED,
     Action,
     Counts,
@@ -45,7 +45,7 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, SequenceAnswer, SequenceStatus, StepRequest
+from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, SequenceAnswer, SequenceStatus, StepRequest
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import (
     Draft,

@@ -19,7 +19,7 @@ from loguru import logger
 
 from speculant_graph.client.batches import InFlightBatch
 from speculant_graph.client.core import ClientCore
-from speculant_graph.client.sessions import CloseSession, DropStream, Opening, OpenSession, Report, Send
+from speculant_graph.client.session_registry import CloseSession, DropStream, Opening, OpenSession, Report, Send
 from speculant_graph.client.step_streams import GrpcStream, SocketStream
 from speculant_graph.errors import (
     DrafterUnavailableError,
@@ -30,8 +30,8 @@ from speculant_graph.errors import (
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.addresses import socket_path, step_socket_path
 from speculant_graph.rpc.channel import Endpoint
-from speculant_graph.rpc.messages import OpenAnswer, OpenRequest, StepRequest
 from speculant_graph.rpc.status import error_of
+from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
 from speculant_graph.strategies import STRATEGIES

@@ -13,7 +13,7 @@ from loguru import logger
 
 from speculant_graph._core import Batch, LocalSteps, RowDrafts
 from speculant_graph.budget import StepPrices
-from speculant_graph.client.sessions import Counts
+from speculant_graph.client.session_registry import Counts
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory
 from speculant_graph.draft.options import DraftOptions

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.engines.opening import load_engine_settings, open_sessions
-from speculant_graph.engines.sessions import EngineSessions
+from speculant_graph.engines.engine_sessions import EngineSessions
+from speculant_graph.engines.factory import load_engine_settings, open_sessions
 from speculant_graph.log import log_to_stderr
 from speculant_graph.types import TokenId
 

@@ -24,7 +24,8 @@ from speculant_graph.errors import (
     SpeculantError,
     UnservedRequestError,
 )
-from speculant_graph.rpc.messages import (
+from speculant_graph.rpc.status import CODE_OF_NUMBER, advised_delay_s, from_status, to_status
+from speculant_graph.rpc.step_messages import (
     OpenAnswer,
     OpenRequest,
     SequenceAnswer,
@@ -32,7 +33,6 @@ from speculant_graph.rpc.messages import (
     StepAnswer,
     StepRequest,
 )
-from speculant_graph.rpc.status import CODE_OF_NUMBER, advised_delay_s, from_status, to_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
 from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName

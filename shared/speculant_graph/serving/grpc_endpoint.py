@@ -29,8 +29,8 @@ from speculant_graph.errors import OverloadError
 from speculant_graph.rpc.addresses import grpc_target, socket_path
 from speculant_graph.rpc.channel import message_limits
 from speculant_graph.rpc.convert import duration_of
-from speculant_graph.rpc.messages import VERSION_KEY
 from speculant_graph.rpc.status import STATUS_DETAILS, advised_delay_s, to_status
+from speculant_graph.rpc.step_messages import VERSION_KEY
 from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, Principal, request_id_of
 from speculant_graph.serving.listening import bind_tcp, certificate_names, failure_of, lock_socket, warn_of_exposure
 from speculant_graph.version import VERSION

@@ -13,7 +13,7 @@ from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.rpc.messages import public_name
+from speculant_graph.rpc.step_messages import public_name
 from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES
 from speculant_graph.types import Draft, TokenId
 from speculant_graph.version import VERSION

@@ -12,7 +12,7 @@ from speculant_graph._core import SessionTable, StepAnswerer
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import SequenceRequest, StepRequest
 from speculant_graph.types import DraftOptions
 from support.graphs import graph_of
 

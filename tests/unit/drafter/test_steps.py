@@ -20,7 +20,7 @@ from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import SequenceRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import ANONYMOUS, Principal
 from speculant_graph.strategies import NGRAM_STRATEGIES

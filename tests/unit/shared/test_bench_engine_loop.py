@@ -13,8 +13,8 @@ from speculant_graph.bench.engine_loop import run_loop
 from speculant_graph.bench.texts import Trace
 from speculant_graph.budget import CostCurve, PassCost
 from speculant_graph.cli.bench import run
+from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
-from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.types import Draft, PassReport, SequenceStep
 from support.drafters import chain

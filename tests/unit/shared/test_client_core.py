@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speculant_graph.client.batches import MAX_TOKENS_PER_MESSAGE, pack
-from speculant_graph.client.sessions import Session
+from speculant_graph.client.session_registry import Session
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError, UnknownGraphError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Draft, DraftOptions, Feedback, SequenceStep, SessionOptions

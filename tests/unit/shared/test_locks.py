@@ -20,7 +20,7 @@ from speculant_graph import _core
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import MAX_NODES, SessionDrafter
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import SequenceRequest, StepRequest
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of, started, values_of

@@ -16,7 +16,8 @@ from speculant_graph.errors import (
     SpeculantError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.messages import (
+from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status
+from speculant_graph.rpc.step_messages import (
     OpenAnswer,
     OpenRequest,
     SequenceAnswer,
@@ -25,7 +26,6 @@ from speculant_graph.rpc.messages import (
     StepAnswer,
     StepRequest,
 )
-from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal

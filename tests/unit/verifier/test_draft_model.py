@@ -13,8 +13,8 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftModelConfig, VerifierConfig
 from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import Draft
-from speculant_verifier.draft_model.opening import load_draft_model
-from speculant_verifier.draft_model.price import LEAST_GAIN, DraftPrice
+from speculant_verifier.draft_model.draft_budget import LEAST_GAIN, DraftPrice
+from speculant_verifier.draft_model.factory import load_draft_model
 from speculant_verifier.draft_model.tree import DraftTree, Reliability, Situation
 from speculant_verifier.speculation import CostPoint, CostTable, ObservedCosts
 from support.draft_models import flat

@@ -13,7 +13,7 @@ from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import device_named, load_model
-from speculant_verifier.offload import plan
+from speculant_verifier.offload import placement
 from support.caching import TOLERANCE, Rows
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -111,14 +111,14 @@ def test_missing_weights_are_not_made_up(tmp_path):
 
 def test_a_model_that_memory_can_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
     folder = save(tiny_model("llama"), tmp_path / "model")
-    monkeypatch.setattr(plan, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(placement, "available_bytes", lambda: 100_000)
     with pytest.raises(ConfigError) as caught:
         load_model(VerifierConfig(model_name=str(folder)), may_stream=False)
     assert caught.value.field == "verifier.model_name"
     with pytest.raises(ConfigError) as caught:
         load_model(VerifierConfig(model_name=str(folder), resident_layers=1), may_stream=False)
     assert caught.value.field == "verifier.model_name"
-    monkeypatch.setattr(plan, "available_bytes", lambda: None)
+    monkeypatch.setattr(placement, "available_bytes", lambda: None)
     assert load(folder, dtype="bfloat16").model.dtype == torch.bfloat16
 
 

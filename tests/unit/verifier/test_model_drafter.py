@@ -14,7 +14,7 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import PassReport, SessionOptions
 from speculant_verifier.draft_model import ModelDrafter
-from speculant_verifier.draft_model.price import DraftPrice
+from speculant_verifier.draft_model.draft_budget import DraftPrice
 from support.draft_models import flat, model_drafter, noisy
 from support.lossless import Job, decode, remembered
 from support.tiny_models import tiny_gpt_oss

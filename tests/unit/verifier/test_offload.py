@@ -20,7 +20,7 @@ from speculant_graph.machine import anonymous_bytes
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import memory_pressure
 from speculant_verifier.model import TargetModel
-from speculant_verifier.offload.plan import plan_for
+from speculant_verifier.offload.placement import plan_for
 from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
 from speculant_verifier.service.metrics import render_metrics
 from speculant_verifier.service.requests import Load

@@ -13,8 +13,8 @@ from speculant_graph.client import DrafterClient, LocalDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.draft_model import ModelDrafter
+from speculant_verifier.draft_model.draft_budget import DraftPrice
 from speculant_verifier.draft_model.passes import DraftPasses
-from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.engine import Engine
 from support.draft_models import flat, noisy
 from support.graphs import graph_of

@@ -22,7 +22,7 @@ from speculant_graph.client import LocalDrafter, NullDrafter
 from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
-from speculant_graph.graph.build.report import BuildReport
+from speculant_graph.graph.build.build_report import BuildReport
 from speculant_graph.machine import anonymous_bytes
 from speculant_graph.types import Draft
 from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding

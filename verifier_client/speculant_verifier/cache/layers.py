@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from speculant_graph import _core
-from speculant_verifier.cache.plan import Placement
+from speculant_verifier.cache.pass_layout import Placement
 
 Buffer = NDArray[np.int16]
 """A buffer's memory, ``[rows, kv_heads, slots, n]``."""

@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache
 
 from speculant_graph.types import Draft
 from speculant_verifier.cache.layers import SlotLayer
-from speculant_verifier.cache.plan import (
+from speculant_verifier.cache.pass_layout import (
     CacheLayout,
     ForwardPlan,
     MaskMaker,

@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     records = _read(settings)
     with waiting_for(f"loading {printable(draft_model.name)}", "auto"):
         from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
-        from speculant_verifier.draft_model.opening import load_base
+        from speculant_verifier.draft_model.factory import load_base
         from speculant_verifier.training.gate import judge
         from speculant_verifier.training.trainer import train_adapter
 

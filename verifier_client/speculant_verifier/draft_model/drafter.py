@@ -31,8 +31,8 @@ from speculant_graph.types import (
     SequenceStep,
     SessionOptions,
 )
+from speculant_verifier.draft_model.draft_budget import MOST_NODES, DraftPrice
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
-from speculant_verifier.draft_model.price import MOST_NODES, DraftPrice
 from speculant_verifier.draft_model.tree import Candidate, DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 

@@ -16,7 +16,7 @@ from loguru import logger
 from torch import Tensor
 
 from speculant_verifier.cache import ForwardPlan, SlotCache
-from speculant_verifier.cache.plan import Placement
+from speculant_verifier.cache.pass_layout import Placement
 
 NUM_UNSTEADY = 2
 """Passes of a shape before it is replayed: one as usual, and one that is recorded."""

@@ -20,7 +20,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
 from speculant_graph.types import Draft, Fingerprint, TokenId
 from speculant_verifier.cache import CacheLayout, SlotCache
-from speculant_verifier.cache.plan import ForwardPlan, sizes_of
+from speculant_verifier.cache.pass_layout import ForwardPlan, sizes_of
 from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
 from speculant_verifier.model.attention import use_attention
 from speculant_verifier.model.loading import (

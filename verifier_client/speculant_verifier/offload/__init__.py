@@ -1,6 +1,6 @@
 """Weights that do not fit into memory, read from the checkpoint while the model computes (SpecExec's offloading)."""
 
 from speculant_verifier.offload.offload import OFFLOAD, Offload
-from speculant_verifier.offload.plan import SMALLER, Plan, plan_for
+from speculant_verifier.offload.placement import SMALLER, Plan, plan_for
 
 __all__ = ["OFFLOAD", "SMALLER", "Offload", "Plan", "plan_for"]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from speculant_verifier.offload.experts import ExpertPool
-from speculant_verifier.offload.plan import Plan
+from speculant_verifier.offload.placement import Plan
 from speculant_verifier.offload.weight_files import (
     PinnedWeights,
     StoredTensor,

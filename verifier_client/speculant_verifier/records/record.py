@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from speculant_graph.types import Draft, TokenId
-from speculant_verifier.rules.target import children_of
+from speculant_verifier.rules.draft_target import children_of
 
 _DECIMALS = 5
 """Of log-probabilities: more than a model's own rounding leaves, and half as long in JSON."""

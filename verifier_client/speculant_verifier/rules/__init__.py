@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from speculant_graph.types import Draft, RuleName
 from speculant_verifier.rules.chains import block, token
+from speculant_verifier.rules.draft_target import DraftTarget, TargetDistribution, UniformStream, Verdict
 from speculant_verifier.rules.follow import follow, nasd
-from speculant_verifier.rules.target import DraftTarget, TargetDistribution, UniformStream, Verdict
 from speculant_verifier.rules.teacher_forcing import TeacherForcedTarget, teacher_forced
 from speculant_verifier.rules.trees import tree_independent, tree_without_replacement
 

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.types import Draft
-from speculant_verifier.rules.follow import follow
-from speculant_verifier.rules.target import (
+from speculant_verifier.rules.draft_target import (
     DraftTarget,
     Drawn,
     TargetDistribution,
@@ -34,6 +33,7 @@ from speculant_verifier.rules.target import (
     drawn_from,
     seen_through,
 )
+from speculant_verifier.rules.follow import follow
 
 
 def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:

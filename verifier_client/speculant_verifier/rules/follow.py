@@ -12,7 +12,7 @@ to go on with, so the output is the same as by *follow*, which also looks at the
 from __future__ import annotations
 
 from speculant_graph.types import Draft
-from speculant_verifier.rules.target import DraftTarget, UniformStream, Verdict
+from speculant_verifier.rules.draft_target import DraftTarget, UniformStream, Verdict
 
 
 def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from speculant_graph.types import TokenId
-from speculant_verifier.rules.target import DraftTarget, TargetDistribution
+from speculant_verifier.rules.draft_target import DraftTarget, TargetDistribution
 
 TargetWrapper = Callable[[DraftTarget, int, Sequence[int]], DraftTarget]
 """Takes the model's choices for one pass, the number of tokens emitted before it, and the depth of every node, the root

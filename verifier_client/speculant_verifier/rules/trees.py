@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.types import Draft, TokenId
-from speculant_verifier.rules.follow import follow
-from speculant_verifier.rules.target import (
+from speculant_verifier.rules.draft_target import (
     NEGLIGIBLE,
     DraftTarget,
     Drawn,
@@ -31,6 +30,7 @@ from speculant_verifier.rules.target import (
     own_token,
     seen_through,
 )
+from speculant_verifier.rules.follow import follow
 
 NextProposal = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
 """From q and the index of a rejected token in its support to the q of the next sibling."""

@@ -34,7 +34,7 @@ class RowContext:
 
 
 class RowTarget:
-    """One row's :class:`~speculant_verifier.rules.target.DraftTarget`; every node is worked out once at most."""
+    """One row's :class:`~speculant_verifier.rules.draft_target.DraftTarget`; every node is worked out once at most."""
 
     __slots__ = (
         "_choices", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids",

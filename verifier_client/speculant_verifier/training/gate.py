@@ -23,9 +23,9 @@ from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConf
 from speculant_graph.types import PassReport, TokenId
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.adapter_files import with_adapter
-from speculant_verifier.draft_model.opening import load_base
+from speculant_verifier.draft_model.draft_budget import DraftPrice
+from speculant_verifier.draft_model.factory import load_base
 from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
-from speculant_verifier.draft_model.price import DraftPrice
 from speculant_verifier.engine.drafting import Drafting, depths_of
 from speculant_verifier.engine.sequence import ActiveSequence, Request
 from speculant_verifier.engine.totals import EngineTotals

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer, fingerprint_from
-from speculant_graph.engines.opening import load_engine_settings, open_sessions
+from speculant_graph.engines.factory import load_engine_settings, open_sessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.extras import needed_for
 from speculant_graph.types import Fingerprint
@@ -43,7 +43,7 @@ class SpeculantDraft:
             model_path: the model's GGUF file, whose tokenizer is compared with the graph's.
             most_drafted: most tokens to draft.
             tokenizer: folder or hub name of the model's tokenizer, if the one in the file was changed when it was made.
-            settings: as in :class:`~speculant_graph.engines.opening.EngineSettings`; sections are dictionaries.
+            settings: as in :class:`~speculant_graph.engines.factory.EngineSettings`; sections are dictionaries.
 
         Raises:
             ConfigError: a setting is wrong, or the file can't be read.

@@ -13,8 +13,8 @@ import numpy as np
 from speculant_graph import _core
 from speculant_graph.errors import GraphError
 from speculant_graph.files import write_all, writing
+from speculant_graph.graph.build.build_report import BuildReport
 from speculant_graph.graph.build.keys import PartRecords
-from speculant_graph.graph.build.report import BuildReport
 from speculant_graph.graph.layout import CHILD, CUMULATIVE, INNER_WORDS, LINK, MAX_NODES, TOKEN, Trie, UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.store import NewGraphFile, new_graph_file

@@ -20,8 +20,8 @@ from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.files import workspace, writing
+from speculant_graph.graph.build.build_report import BuildReport, Phase, built_at
 from speculant_graph.graph.build.count import count_tokens, map_tokens
-from speculant_graph.graph.build.report import BuildReport, Phase, built_at
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph

@@ -16,13 +16,13 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError, GraphFileError, TokenizerMismatchError
 from speculant_graph.files import replacing, workspace, writing
 from speculant_graph.graph.build.assemble import assemble_graph
+from speculant_graph.graph.build.build_report import BuildReport, built_at
 from speculant_graph.graph.build.builder import (
     BuildProgress,
     GraphBuilder,
     ProgressCallback,
 )
 from speculant_graph.graph.build.keys import KeyLayout, KeyStream, emit_records, keys_of, keys_of_ngrams, merged
-from speculant_graph.graph.build.report import BuildReport, built_at
 from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt64Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph

@@ -19,8 +19,8 @@ from speculant_graph import _core
 from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.files import writing
 from speculant_graph.graph.build.assemble import assemble_graph
+from speculant_graph.graph.build.build_report import BuildReport, Phase
 from speculant_graph.graph.build.keys import KeyLayout, PartRecords, emit_records, emitter_bytes
-from speculant_graph.graph.build.report import BuildReport, Phase
 from speculant_graph.graph.layout import MAX_NODES, UInt32Array, UInt64Array, require_vocabulary
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
 from speculant_graph._core import RowTracker
 from speculant_graph.budget import LearnedCost
+from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
-from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.types import RowDrafter
 from support.engine_runner import EngineRunner, Request, WatchedDrafter
 from support.graphs import graph_of

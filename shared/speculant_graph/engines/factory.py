@@ -11,8 +11,8 @@ from loguru import logger
 from speculant_graph.budget import LearnedCost
 from speculant_graph.config import ClientConfig, DraftConfig, NgramDraftConfig
 from speculant_graph.corpus.tokenize import require_same
+from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
-from speculant_graph.engines.sessions import EngineSessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
 from speculant_graph.strategies import STRATEGIES

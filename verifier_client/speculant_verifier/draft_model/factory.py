@@ -10,9 +10,9 @@ from speculant_graph.budget import RowCurve, StepBudget
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import Drafter, Fingerprint
+from speculant_verifier.draft_model.draft_budget import WIDEST, DraftPrice
 from speculant_verifier.draft_model.drafter import ModelDrafter
 from speculant_verifier.draft_model.passes import DraftPasses
-from speculant_verifier.draft_model.price import WIDEST, DraftPrice
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import load_model, load_tokenizer
 from speculant_verifier.sources import MODEL_SETTING

@@ -15,7 +15,7 @@ import numpy as np
 
 from speculant_graph.client.breaker import Breaker, is_refusal, retry_delay_s
 from speculant_graph.errors import DraftRequestError, SpeculantError
-from speculant_graph.rpc.messages import OpenAnswer, OpenRequest
+from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest
 from speculant_graph.types import DrafterStatistics, Feedback, SequenceStep, SessionOptions, TokenId
 
 if TYPE_CHECKING:
