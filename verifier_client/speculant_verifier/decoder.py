@@ -41,9 +41,9 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.nasd.nasd_drafter import NasdDrafter
 from speculant_verifier.records.record import RecordIdentity
 from speculant_verifier.results import GenerationResult, StepEvent
-from speculant_verifier.rules.suitability import Sources, require_strategy
 from speculant_verifier.sources import require_one_source
 from speculant_verifier.speculation import CostTable, ObservedCosts, batches_up_to, load_or_measure
+from speculant_verifier.suitability import Sources, require_strategy
 
 _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "graph_path": PATH,

@@ -27,7 +27,7 @@ from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.rpc.convert import decode_options, encode_options
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.rules.suitability import FITTING
+from speculant_verifier.suitability import FITTING
 from support.graphs import graph_of
 from support.sessions import started
 from support.tiny_models import tiny_gpt_oss

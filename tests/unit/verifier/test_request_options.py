@@ -14,7 +14,7 @@ from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft, NasdOptions, SequenceStep
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.nasd.nasd_drafter import NasdDrafter
-from speculant_verifier.rules.suitability import Sources, suited
+from speculant_verifier.suitability import Sources, suited
 from support.tiny_models import tiny_gpt_oss
 
 TARGET = tiny_gpt_oss()

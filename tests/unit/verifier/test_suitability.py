@@ -16,7 +16,7 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import RuleName
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo.run import MODEL_FOLDER
-from speculant_verifier.rules.suitability import FITTING, Sources, require_strategy, suited
+from speculant_verifier.suitability import FITTING, Sources, require_strategy, suited
 from support.tiny_models import tiny_gpt_oss
 
 RULES: tuple[RuleName, ...] = get_args(RuleName)

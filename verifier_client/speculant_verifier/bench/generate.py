@@ -27,7 +27,7 @@ from speculant_verifier.bench.workload import (
     replayed_requests,
     requests_of,
 )
-from speculant_verifier.rules.suitability import Sources, log_choice, suited
+from speculant_verifier.suitability import Sources, log_choice, suited
 
 if TYPE_CHECKING:
     from speculant_verifier.model import TargetModel

@@ -16,7 +16,7 @@ from speculant_graph.config import (
     VerifierConfig,
 )
 from speculant_graph.settings import CommandSettings
-from speculant_verifier.rules.suitability import Sources, log_choice, suited
+from speculant_verifier.suitability import Sources, log_choice, suited
 
 if TYPE_CHECKING:
     from speculant_verifier.decoder import SpeculativeDecoder

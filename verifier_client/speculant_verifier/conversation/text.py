@@ -16,7 +16,7 @@ from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.engine import ActiveSequence, Request, StepOutput
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult, StepEvent
-from speculant_verifier.rules.suitability import unsuited
+from speculant_verifier.suitability import unsuited
 
 _REPLACEMENT = "\ufffd"
 _TAIL = 8

@@ -37,9 +37,9 @@ from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RecordIdentity
-from speculant_verifier.rules.suitability import require_request
 from speculant_verifier.sampling import Sampler, end_token_ids_of, processors_of
 from speculant_verifier.speculation.controller import DraftLengthController
+from speculant_verifier.suitability import require_request
 
 
 class Engine:

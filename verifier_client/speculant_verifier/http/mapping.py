@@ -34,10 +34,10 @@ from speculant_verifier.http.schemas import (
 )
 from speculant_verifier.http.tools import UsableTool, call_for_template, examples, usable_tools, with_form
 from speculant_verifier.model import TargetModel
-from speculant_verifier.rules.suitability import require_request
 from speculant_verifier.service.requests import Load, changed, context_problem, session_options
 from speculant_verifier.structured.grammar import grammar_of_choices, grammar_of_regex
 from speculant_verifier.structured.json_schema import prepared
+from speculant_verifier.suitability import require_request
 
 _MAX_DRAWN_SEED = 1 << 53
 """Seeds are given to clients whose only numbers are doubles."""

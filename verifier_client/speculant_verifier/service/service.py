@@ -21,8 +21,8 @@ from speculant_graph.types import RuleName, TokenId
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapters import Adapter, Adapters
 from speculant_verifier.results import FinishReason, GenerationResult, StepEvent, TokenLogprobs
-from speculant_verifier.rules.suitability import require_request
 from speculant_verifier.service.requests import Load, changed, context_problem, events_of, session_options
+from speculant_verifier.suitability import require_request
 
 SERVICE_NAME = "speculant_graph.rpc.v1.VerifierService"
 ADMIN_SERVICE_NAME = "speculant_graph.rpc.v1.VerifierAdminService"
