@@ -6,7 +6,7 @@ It puts the parts together (model, drafter, engine) and turns text into token id
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from pathlib import Path
@@ -254,10 +254,36 @@ class SpeculativeDecoder:
             shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too, such
                 as instructions; they find these read.
         """
+        events = self.paced_stream(prompt, generation_config, session=session, shared_length=shared_length)
+        async with aclosing(events):
+            async for event in events:
+                if event is not None:
+                    yield event
+
+    async def paced_stream(
+        self,
+        prompt: str | Prompts,
+        generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        session: SessionOptions | None = None,
+        shared_length: int = 0,
+        pause_s: float | None = None,
+        ended: Callable[[], object] = lambda: None,
+    ) -> AsyncGenerator[StepEvent | None, None]:
+        """Do :meth:`astream` for a reader who is told that there is still nothing, and who may be slow.
+
+        Args:
+            prompt: as in :meth:`generate`.
+            generation_config: as in :meth:`generate`.
+            session: as in :meth:`astream`.
+            shared_length: as in :meth:`astream`.
+            pause_s: time after which None is yielded while there is nothing; None: never.
+            ended: called in the event loop for every sequence that has ended, read or not.
+        """
         batch = self._batch(prompt, generation_config, session, shared_length)
-        async with aclosing(self._runner.astream(batch.requests)) as outputs:
+        async with aclosing(self._runner.astream(batch.requests, pause_s=pause_s, ended=ended)) as outputs:
             async for output in outputs:
-                yield batch.event(output)
+                yield None if output is None else batch.event(output)
 
     @property
     def totals(self) -> EngineTotals:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -26,13 +26,15 @@ from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import describe_machine
 from speculant_verifier.cli.console import legend, print_event
-from speculant_verifier.cli.demo import DemoSettings
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import PROMPTS, standard_library_files
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.progress import quiet_transformers
 from speculant_verifier.results import GenerationResult, StepEvent
+
+if TYPE_CHECKING:
+    from speculant_verifier.cli.demo import DemoSettings
 
 _COLUMNS = ("prompt", "tokens", "plain/s", "spec./s", "faster", "per step", "accepted", "RPC p50", "p99", "same")
 

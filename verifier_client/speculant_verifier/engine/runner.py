@@ -73,14 +73,32 @@ class Runner:
         finally:
             self._withdraw(queue)
 
-    async def astream(self, requests: Sequence[Request]) -> AsyncGenerator[StepOutput, None]:
-        """Do the same for a task of an event loop; cancelling the task ends the requests."""
-        queue, read = _queue_of_task(requests)
+    async def astream(
+        self,
+        requests: Sequence[Request],
+        *,
+        pause_s: float | None = None,
+        ended: Callable[[], object] = lambda: None,
+    ) -> AsyncGenerator[StepOutput | None, None]:
+        """Do the same for a task of an event loop; cancelling the task ends the requests.
+
+        Args:
+            requests: to be decoded.
+            pause_s: time after which None is yielded while there is nothing; None: never.
+            ended: called in the event loop for every request that the engine is done with, read or not.
+        """
+        queue, read = _queue_of_task(requests, ended)
         self._submit(queue)
         num_open = len(requests)
         try:
             while num_open:
-                output = _checked(await read.get())
+                try:
+                    async with asyncio.timeout(pause_s if read.empty() else None):
+                        item = await read.get()
+                except TimeoutError:
+                    yield None
+                    continue
+                output = _checked(item)
                 num_open -= output.finish_reason is not None
                 yield output
         finally:
@@ -213,13 +231,21 @@ class Runner:
             queue.put(error)
 
 
-def _queue_of_task(requests: Sequence[Request]) -> tuple[_OutputQueue, asyncio.Queue[_Item]]:
+def _queue_of_task(
+    requests: Sequence[Request], ended: Callable[[], object]
+) -> tuple[_OutputQueue, asyncio.Queue[_Item]]:
     loop = asyncio.get_running_loop()
     read: asyncio.Queue[_Item] = asyncio.Queue()
 
+    def arrive(item: _Item) -> None:
+        read.put_nowait(item)
+        has_ended = isinstance(item, StepOutput) and item.finish_reason is not None
+        if has_ended and not queue.is_cancelled:  # the caller has not left
+            ended()
+
     def put(item: _Item) -> None:
         try:
-            loop.call_soon_threadsafe(read.put_nowait, item)
+            loop.call_soon_threadsafe(arrive, item)
         except RuntimeError:  # the loop is closed, so there is no reader any more
             queue.is_cancelled = True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any
@@ -182,46 +181,33 @@ async def paced_events_of(
     Raises:
         SpeculantError: there is no capacity, which is raised before anything is yielded, or a sequence failed.
     """
-    waiting: asyncio.Queue[StepEvent | BaseException | None] = asyncio.Queue()
     with load.admitted(len(prompts) * config.n) as give_back:
-
-        async def read() -> None:
-            try:
-                async for event in decoder.astream(prompts, config, session=session, shared_length=shared_length):
-                    if event.result is not None:
-                        give_back()
-                    waiting.put_nowait(event)
-                waiting.put_nowait(None)
-            except BaseException as error:
-                waiting.put_nowait(error)
-                raise
-
-        reading = asyncio.create_task(read())
-        try:
+        events = decoder.paced_stream(
+            prompts, config, session=session, shared_length=shared_length, pause_s=pause_s, ended=give_back
+        )
+        async with aclosing(_until_stopped(events, load)) as until_stopped:
             yield None
-            while True:
-                try:
-                    async with asyncio.timeout(pause_s if waiting.empty() else None):
-                        item = await waiting.get()
-                except TimeoutError:
-                    yield None
-                    continue
-                if item is None:
-                    break
-                if isinstance(item, GenerationError) and item.kind == "internal":
-                    # At the end of the grace period the server has logged already how many it cuts off.
-                    logger.log("DEBUG" if load.is_draining else "WARNING", "requests ended: {}", item)
-                    raise ShutdownError("the server stopped decoding", fix="try again later") from item
-                if isinstance(item, BaseException):
-                    raise item
-                if item.result is not None and (error := item.result.error) is not None:
+            async for event in until_stopped:
+                if event is not None and event.result is not None and (error := event.result.error) is not None:
                     if isinstance(error, GenerationError):
                         raise error
                     raise GenerationError("the drafter failed") from error  # clients know nothing of it
-                yield item
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+                yield event
+
+
+async def _until_stopped(
+    events: AsyncGenerator[StepEvent | None, None], load: Load
+) -> AsyncGenerator[StepEvent | None, None]:
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except GenerationError as error:
+        if error.kind != "internal":
+            raise
+        # At the end of the grace period the server has logged already how many it cuts off.
+        logger.log("DEBUG" if load.is_draining else "WARNING", "requests ended: {}", error)
+        raise ShutdownError("the server stopped decoding", fix="try again later") from error
 
 
 def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:
