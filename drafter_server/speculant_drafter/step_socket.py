@@ -47,7 +47,8 @@ class StepSockets:
             beside = step_socket_path(path)
             previous_mask = os.umask(0o077)  # only this user's clients may connect
             try:
-                beside.unlink(missing_ok=True)  # of a server that was killed
+                if beside.is_socket():
+                    beside.unlink()  # of a server that was killed
                 loop = asyncio.get_running_loop()
                 self._servers.append(await loop.create_unix_server(lambda: StepConnection(self), str(beside)))
             except OSError as error:
@@ -86,7 +87,7 @@ class StepSockets:
 
 
 class StepConnection(asyncio.Protocol):
-    """One client: steps are answered in order, and at once unless one may take long."""
+    """One client: steps are answered in order, the first that waits at once unless it may take long."""
 
     def __init__(self, sockets: StepSockets) -> None:
         """Wait for a client."""
@@ -94,6 +95,7 @@ class StepConnection(asyncio.Protocol):
         self._frames = FrameReader(sockets.most_bytes)
         self._waiting: deque[bytes] = deque()
         self._transport: asyncio.Transport | None = None
+        self._is_full = False
         self.work: asyncio.Task[None] | None = None
         """What answers steps that take long, and those after them."""
 
@@ -120,14 +122,25 @@ class StepConnection(asyncio.Protocol):
         except ValueError as error:
             logger.debug("a client of steps is disconnected: {}", error)
             return self._transport.close()
-        while self._waiting and self.work is None:
+        if self._waiting and self.work is None:
             answer = self._sockets.service.answer_at_once(self._waiting[0], ANONYMOUS)
-            if answer is None:
-                self.work = asyncio.ensure_future(self._answer_rest())
-                self.work.add_done_callback(self._end_work)
-            else:
+            if answer is not None:
                 self._waiting.popleft()
                 self._transport.write(framed(answer))
+            if self._waiting:
+                self.work = asyncio.ensure_future(self._answer_rest())
+                self.work.add_done_callback(self._end_work)
+        self._read_or_wait()
+
+    def pause_writing(self) -> None:
+        """Read no more: the client does not read its answers."""
+        self._is_full = True
+        self._read_or_wait()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_full = False
+        self._read_or_wait()
 
     def drain(self) -> None:
         """Close once the steps that are under way are answered."""
@@ -139,6 +152,17 @@ class StepConnection(asyncio.Protocol):
             answer = await self._sockets.service.answer_enveloped(self._waiting.popleft(), ANONYMOUS)
             if self._transport is not None:
                 self._transport.write(framed(answer))
+            await asyncio.sleep(0)  # others have their turn
 
     def _end_work(self, _: object) -> None:
         self.work = None
+        self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        """Read no more while steps wait for others, or answers for the client: what is kept of a client is bounded."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._is_full or self.work is not None:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,32 @@ def test_who_sends_nonsense_disturbs_nobody(serve: Serve, small_graph: NgramGrap
         answers = received(connection, 1)
         assert all(pb.StreamDraftResponse.FromString(each).HasField("error") for each in answers)
         assert tokens(client.draft(steps)) == before
+
+
+def test_many_steps_at_once_are_answered_in_order_and_hold_up_nobody(serve: Serve, small_graph: NgramGraph) -> None:
+    server, steps = serve(), make_steps(small_graph)
+    requests = [
+        pb.StreamDraftRequest(step_id=number, draft=step_of(tokens=[1, 2], budget=4)) for number in range(1, 3_001)
+    ]
+    data = b"".join(framed(each.SerializeToString()) for each in requests)
+    with make_client(server.address) as client, connect(server) as connection:
+        sender = threading.Thread(target=connection.sendall, args=(data,))
+        sender.start()  # nobody reads the answers yet
+        assert all(client.draft(steps))
+        answers = [pb.StreamDraftResponse.FromString(each) for each in received(connection, len(requests))]
+        sender.join()
+    assert [each.step_id for each in answers] == [each.step_id for each in requests]
+
+
+def test_what_is_no_socket_is_left_alone(serve: Serve, small_graph: NgramGraph, tmp_path: Path) -> None:
+    file = tmp_path / "drafter.sock.steps"
+    file.write_text("mine")
+    server = serve()
+    with make_client(server.address) as client:
+        assert all(client.draft(make_steps(small_graph)))
+        assert isinstance(client._stream, GrpcStream)
+    server.stop()
+    assert file.read_text() == "mine"
 
 
 def test_only_so_many_connections_are_taken(serve: Serve) -> None:
