@@ -16,6 +16,7 @@ from typing import cast
 from loguru import logger
 
 from speculant_drafter.service import DrafterService
+from speculant_graph.errors import DraftRequestError
 from speculant_graph.rpc.addresses import socket_path, step_socket_path
 from speculant_graph.rpc.step_frames import FrameReader, framed
 from speculant_graph.serving.access import ANONYMOUS
@@ -43,16 +44,23 @@ class StepSockets:
 
     async def listen(self, addresses: list[str]) -> None:
         """Listen beside those that are Unix sockets, which this process has locked."""
-        for path in filter(None, map(socket_path, addresses if self._calls.policy.is_open else ())):
+        for path in filter(None, map(socket_path, addresses)):
             beside = step_socket_path(path)
             previous_mask = os.umask(0o077)  # only this user's clients may connect
             try:
                 if beside.is_socket():
                     beside.unlink()  # of a server that was killed
+                if not self._calls.policy.is_open:
+                    continue
                 loop = asyncio.get_running_loop()
                 self._servers.append(await loop.create_unix_server(lambda: StepConnection(self), str(beside)))
             except OSError as error:
-                logger.debug("steps go over gRPC alone: {}", error)  # such as a path that is too long
+                logger.warning(
+                    "no step socket at {} ({}): steps take twice as long, over gRPC; remove what is there, or choose a "
+                    "shorter path with server.listen",
+                    beside,
+                    error.strerror or error,
+                )
                 continue
             finally:
                 os.umask(previous_mask)
@@ -119,17 +127,16 @@ class StepConnection(asyncio.Protocol):
             return self._transport.close()
         try:
             self._waiting += self._frames.feed(data)
-        except ValueError as error:
-            logger.debug("a client of steps is disconnected: {}", error)
-            return self._transport.close()
-        if self._waiting and self.work is None:
-            answer = self._sockets.service.answer_at_once(self._waiting[0], ANONYMOUS)
-            if answer is not None:
-                self._waiting.popleft()
-                self._transport.write(framed(answer))
-            if self._waiting:
-                self.work = asyncio.ensure_future(self._answer_rest())
-                self.work.add_done_callback(self._end_work)
+            if self._waiting and self.work is None:
+                answer = self._sockets.service.answer_at_once(self._waiting[0], ANONYMOUS)
+                if answer is not None:
+                    self._waiting.popleft()
+                    self._transport.write(framed(answer))
+        except (ValueError, DraftRequestError) as error:
+            return self._disconnect(error)
+        if self.work is None and self._waiting:
+            self.work = asyncio.ensure_future(self._answer_rest())
+            self.work.add_done_callback(self._end_work)
         self._read_or_wait()
 
     def pause_writing(self) -> None:
@@ -147,12 +154,21 @@ class StepConnection(asyncio.Protocol):
         if self.work is None and self._transport is not None:
             self._transport.close()
 
+    def _disconnect(self, error: Exception) -> None:
+        logger.debug("a client of steps is disconnected: {}", error)
+        self._waiting.clear()
+        if self._transport is not None:
+            self._transport.close()
+
     async def _answer_rest(self) -> None:
-        while self._waiting:
-            answer = await self._sockets.service.answer_enveloped(self._waiting.popleft(), ANONYMOUS)
-            if self._transport is not None:
-                self._transport.write(framed(answer))
-            await asyncio.sleep(0)  # others have their turn
+        try:
+            while self._waiting:
+                answer = await self._sockets.service.answer_enveloped(self._waiting.popleft(), ANONYMOUS)
+                if self._transport is not None:
+                    self._transport.write(framed(answer))
+                await asyncio.sleep(0)  # others have their turn
+        except DraftRequestError as error:
+            self._disconnect(error)
 
     def _end_work(self, _: object) -> None:
         self.work = None

@@ -104,8 +104,12 @@ class CostCurve:
             raise ConfigError(
                 f"can't read the cost curve {path} ({error.strerror or error}); check the path and its permissions"
             ) from error
-        except (ConfigError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{path} holds no cost curve ({error}); make it look like {_EXAMPLE}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}", fix=error.fix) from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f"{path} is no JSON object with the lists 'tokens' and 'ms'", fix=f"make it look like {_EXAMPLE}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ def curve_of(name: str, setting: str) -> CostCurve:
 
 
 def _no_curve(problem: str) -> ConfigError:
-    return ConfigError(f"these points make no cost curve ({problem}); make it look like {_EXAMPLE}")
+    return ConfigError(f"these points make no cost curve ({problem})", fix=f"make it look like {_EXAMPLE}")
 
 
 def _experts(num_tokens: int) -> float:

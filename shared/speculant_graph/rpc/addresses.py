@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from speculant_graph.errors import ConfigError
 
-MAX_SOCKET_PATH_BYTES = 107
+MAX_SOCKET_PATH_BYTES = 105
 """Length limit of the path of a Unix socket on Linux."""
 
 _UNIX_PREFIX = "unix://"
