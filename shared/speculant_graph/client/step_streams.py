@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from speculant_graph.rpc.step_frames import FrameReader, framed
 
 _CONNECT_S = 0.05
 _READ_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of who listens, as Linux tells them."""
 
 
 class GrpcStream:
@@ -104,13 +107,19 @@ class SocketStream:
             on_end: called by the reading thread when nothing more will come.
 
         Raises:
-            OSError: nobody answers there.
+            OSError: nobody answers there, or another user than the owner of the sidecar's own socket.
         """
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(_CONNECT_S)
             self._socket.connect(str(path))
             self._socket.settimeout(None)
+            if not hasattr(socket, "SO_PEERCRED"):
+                raise OSError("this system does not tell who listens")
+            # In a folder that others may write to, a stranger could listen where the sidecar does not.
+            credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(credentials)[1] != path.with_suffix("").stat().st_uid:
+                raise PermissionError(f"{path} is not the sidecar's")
         except OSError:
             self._socket.close()
             raise
