@@ -24,7 +24,7 @@ from speculant_graph.serving.grpc_endpoint import CallInterceptor
 
 
 class StepSockets:
-    """Listens beside the Unix sockets of a sidecar."""
+    """Serves a step socket for each Unix socket of a sidecar."""
 
     def __init__(self, service: DrafterService, calls: CallInterceptor, most_connections: int, most_bytes: int) -> None:
         """Listen nowhere yet.
@@ -38,12 +38,12 @@ class StepSockets:
         self.service, self._calls = service, calls
         self._most_connections, self.most_bytes = most_connections, most_bytes
         self.connections: set[StepConnection] = set()
-        """Those that are open."""
+        """Open connections."""
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []
 
     async def listen(self, addresses: list[str]) -> None:
-        """Listen beside those that are Unix sockets, which this process has locked."""
+        """Make a step socket for each Unix socket of these addresses, which this process has locked."""
         for path in filter(None, map(socket_path, addresses)):
             beside = step_socket_path(path)
             previous_mask = os.umask(0o077)  # only this user's clients may connect
@@ -56,7 +56,7 @@ class StepSockets:
                 self._servers.append(await loop.create_unix_server(lambda: StepConnection(self), str(beside)))
             except OSError as error:
                 logger.warning(
-                    "no step socket at {} ({}): steps take twice as long, over gRPC; remove what is there, or choose a "
+                    "no step socket at {} ({}): steps go over gRPC, which is slower; remove the file, or choose a "
                     "shorter path with server.listen",
                     beside,
                     error.strerror or error,
@@ -82,9 +82,9 @@ class StepSockets:
     async def close(self) -> None:
         """Take no more steps; those under way are answered."""
         self._stop_listening()
-        for connection in list(self.connections):
-            connection.drain()
         await asyncio.gather(*(each.work for each in self.connections if each.work), return_exceptions=True)
+        for connection in list(self.connections):
+            connection.close()
 
     def _stop_listening(self) -> None:
         for server in self._servers:
@@ -105,7 +105,7 @@ class StepConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_full = False
         self.work: asyncio.Task[None] | None = None
-        """What answers steps that take long, and those after them."""
+        """Answers a step that takes long, and the steps after it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the client, if it may be served."""
@@ -149,16 +149,15 @@ class StepConnection(asyncio.Protocol):
         self._is_full = False
         self._read_or_wait()
 
-    def drain(self) -> None:
-        """Close once the steps that are under way are answered."""
-        if self.work is None and self._transport is not None:
+    def close(self) -> None:
+        """Close once the answers so far are sent."""
+        if self._transport is not None:
             self._transport.close()
 
     def _disconnect(self, error: Exception) -> None:
         logger.debug("a client of steps is disconnected: {}", error)
         self._waiting.clear()
-        if self._transport is not None:
-            self._transport.close()
+        self.close()
 
     async def _answer_rest(self) -> None:
         try:
@@ -175,7 +174,7 @@ class StepConnection(asyncio.Protocol):
         self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        """Read no more while steps wait for others, or answers for the client: what is kept of a client is bounded."""
+        """Stop reading while steps or answers are waiting, so that a client can't fill the memory."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._is_full or self.work is not None:

@@ -7,7 +7,7 @@
 namespace speculant {
 namespace {
 
-constexpr int kMaxWalk = 64;  // positions of one chain that are looked at, those of other tokens included
+constexpr int kMaxWalk = 64;  // positions of a chain that a walk visits, also those that turn out not to match
 constexpr std::int64_t kMinSkipGramMatch = 2;
 constexpr std::size_t kMaxContexts = 123;
 

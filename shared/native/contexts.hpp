@@ -22,8 +22,8 @@ class Calibration;
 enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTargetRows };
 inline constexpr std::size_t kNumSources = 5;
 
-/// Matches that one chain contributes, the newest: of the sequence itself, and of what was learned, where each of them
-/// costs a cache miss.
+/// Most matches of one chain, the newest ones: in the sequence itself, and in learned text, where a match costs a cache
+/// miss.
 inline constexpr int kMaxMatches = 24, kMaxLearnedMatches = 16;
 /// Most successors of a graph's context that are looked at: the most frequent. As good as an even sample of 64 of its
 /// occurrences.
@@ -107,7 +107,7 @@ class SuffixMatches {
 
   /// Only positions below `size` of the history are looked at.
   void begin(const SessionHistory& history, std::int64_t size, bool is_enabled);
-  /// Find the matches of the next chain, unless they are all shorter than `longest`; those that longer chains have
+  /// Find the matches of the next chain, unless all are shorter than `longest`; matches that longer chains have
   /// found are not found again. Returns whether a chain was looked through.
   bool find_below(std::int64_t longest, const Token* end);
   /// The longest match that was not added yet, 0 if there is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import stat
@@ -50,7 +51,7 @@ def test_messages_come_whole_however_they_are_cut(payloads: list[bytes], seed: i
 def test_a_client_uses_it_and_gets_the_drafts_of_grpc(serve: Serve, small_graph: NgramGraph) -> None:
     server, steps = serve(), make_steps(small_graph, 8)
     with make_client(server.address) as quick, make_client(server.address) as slow:
-        slow._step_socket = None
+        slow._socket_path = None
         assert tokens(quick.draft(steps)) == tokens(slow.draft(steps)) != [()] * 8
         assert isinstance(quick._stream, SocketStream)
         assert isinstance(slow._stream, GrpcStream)
@@ -160,3 +161,34 @@ def test_a_policy_that_is_read_later_holds_for_connections_that_are_open(
         run_in_loop(server.server.reload())
         assert not any(client.draft(steps))
         assert not Path(server.address.removeprefix("unix://") + ".steps").exists()
+
+
+def test_a_stranger_at_the_step_socket_gets_nothing(tmp_path: Path) -> None:
+    """Whoever listens must be the owner of the sidecar's own socket, which is another user's here."""
+    ours, theirs = tmp_path / "ours.sock", tmp_path / "theirs.sock"
+    ours.touch()
+    if os.getuid():
+        theirs.symlink_to("/")  # root's
+    else:
+        theirs.touch()
+        os.chown(theirs, 65_534, -1)
+    for path in (ours, theirs):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{path}.steps")
+            listener.listen()
+            if path is theirs:
+                with pytest.raises(PermissionError):
+                    SocketStream(path, print, print)
+            else:
+                SocketStream(path, print, print).close()
+
+
+def test_a_server_that_stops_answers_what_it_took_and_disconnects(serve: Serve) -> None:
+    server = serve()
+    request = pb.StreamDraftRequest(step_id=1, draft=step_of(tokens=[1, 2], budget=4))
+    with connect(server) as connection:
+        connection.sendall(framed(request.SerializeToString()) * 50)
+        assert len(received(connection, 1)) >= 1
+        server.stop()
+        received(connection, 50)
+        assert connection.recv(1) == b""

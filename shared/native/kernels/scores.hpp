@@ -17,7 +17,7 @@ struct TopPBorder {
   double mass = 0;  // of all less probable tokens
 };
 
-/// Copy the scores of tokens that are more probable than those of the border, others become -inf.
+/// Copy the scores of tokens more probable than the border's; set all other scores to -inf.
 ///
 /// All arrays are of one size. Tokens below the border hold at most `most_removed` together.
 TopPBorder top_p_filter(std::span<const float> scores, std::span<const float> probabilities, float most_removed,

@@ -28,7 +28,7 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.addresses import socket_path, step_socket_path
+from speculant_graph.rpc.addresses import socket_path
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.status import error_of
 from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, StepRequest
@@ -122,8 +122,7 @@ class DrafterClient:
         )
         self._endpoint = Endpoint.of(config.address, config)
         self._metadata = self._endpoint.metadata or None
-        path = socket_path(config.address)
-        self._step_socket = None if path is None or self._metadata else step_socket_path(path)
+        self._socket_path = None if self._metadata else socket_path(config.address)
         self._connect()
         self._lock = threading.Lock()
         self._stream: GrpcStream | SocketStream | None = None
@@ -298,9 +297,9 @@ class DrafterClient:
         answered, ended = partial(self._do, note, self._core.answered), partial(self._do, note, self._core.stream_ended)
         stream: GrpcStream | SocketStream | None = None
         self._num_streams += 1
-        if self._step_socket is not None:
+        if self._socket_path is not None:
             with suppress(OSError):  # a server that wants keys, an older one, or none
-                stream = SocketStream(self._step_socket, answered, ended)
+                stream = SocketStream(self._socket_path, answered, ended)
         if stream is None:
             method = self._channel.stream_stream(_STREAM_METHOD, None, None)
             stream = GrpcStream(partial(method, metadata=self._metadata), answered, ended)

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 
 from speculant_graph.errors import DrafterUnavailableError, SpeculantError
+from speculant_graph.rpc.addresses import step_socket_path
 from speculant_graph.rpc.channel import MAX_MESSAGE_BYTES
 from speculant_graph.rpc.status import error_of
 from speculant_graph.rpc.step_frames import FrameReader, framed
@@ -102,7 +103,7 @@ class SocketStream:
         """Connect.
 
         Args:
-            path: of the step socket.
+            path: of the sidecar's own socket; the step socket lies next to it.
             on_answer: called by the reading thread.
             on_end: called by the reading thread when nothing more will come.
 
@@ -112,14 +113,14 @@ class SocketStream:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(_CONNECT_S)
-            self._socket.connect(str(path))
+            self._socket.connect(str(step_socket_path(path)))
             self._socket.settimeout(None)
             if not hasattr(socket, "SO_PEERCRED"):
                 raise OSError("this system does not tell who listens")
             # In a folder that others may write to, a stranger could listen where the sidecar does not.
             credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(credentials)[1] != path.with_suffix("").stat().st_uid:
-                raise PermissionError(f"{path} is not the sidecar's")
+            if _CREDENTIALS.unpack(credentials)[1] != path.stat().st_uid:
+                raise PermissionError("another user than the sidecar's listens there")
         except OSError:
             self._socket.close()
             raise
