@@ -57,8 +57,16 @@ class Rows:
         for first in range(0, length - 1, chunk):
             self.target.prefill([self.tokens[row][: length - 1][first : first + chunk]], self.cache, [row])
 
-    def verify(self, rows: Sequence[int], shape: str = "tree", largest: int = 9, looked_at: int = 2) -> float:
-        """One pass over rows; returns the largest error, NaN if any is."""
+    def verify(
+        self,
+        rows: Sequence[int],
+        shape: str = "tree",
+        largest: int = 9,
+        looked_at: int = 2,
+        *,
+        new: Sequence[int] = (1, 1, 2, 5),
+    ) -> float:
+        """One pass over rows, after which one of ``new`` tokens are pending; returns the largest error, NaN if any."""
         generator = self.generator
         drafts = [random_draft(generator, generator.randint(0, largest), shape) for _ in rows]
         pending = [self.tokens[row][self.cache.lengths[row] :] for row in rows]
@@ -73,7 +81,7 @@ class Rows:
             accepted = path_to(draft, generator.randint(0, len(draft)))
             paths.append([*range(len(pending[index])), *(len(pending[index]) + j for j in accepted)])
             # Several tokens may follow what was accepted, as if another source had known them.
-            new = random_tokens(generator, generator.choice([1, 1, 2, 5]))
-            self.tokens[row] += [draft.token_ids[j] for j in accepted] + new
+            more = random_tokens(generator, generator.choice(new))
+            self.tokens[row] += [draft.token_ids[j] for j in accepted] + more
         self.cache.commit_all(rows, paths)
         return float(torch.stack(errors).max())  # which, unlike Python's max, does not lose a NaN

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculant_verifier.cache import SlotCache, pass_layout
 from speculant_verifier.model import TargetModel
 from support.caching import TOLERANCE, Rows, fresh_logits
 from support.drafters import chain
@@ -191,8 +192,33 @@ def test_passes_of_few_shapes_verify_exactly(family, shape):
     rows = Rows(target, target.new_cache(len(LENGTHS), widest_pass=10), (family, shape))
     for row, length in enumerate(LENGTHS):
         rows.start(row, length, chunk=10)
+    some = [[0], [1, 2], [0, 1, 2], [0, 2], [3, 4], [0, len(LENGTHS) - 1]]
+    for each in [*some, *[range(len(LENGTHS))] * 4, *some]:
+        assert rows.verify(each, shape, new=(1,)) < TOLERANCE
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral", "qwen2"])
+def test_passes_in_parts_verify_exactly(family, shape, monkeypatch):
+    """As on a GPU, which attends to several parts of the slots at once."""
+    target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
+    target.layout = replace(target.layout, splits=True)
+    monkeypatch.setattr(pass_layout, "_FEWEST_COLUMNS", 16)
+    rows = Rows(target, target.new_cache(3, widest_pass=10), (family, shape))
+    for row, length in enumerate((1, 3 * WINDOW, 200)):
+        rows.start(row, length, chunk=10)
     for _ in range(6):
-        assert rows.verify(range(len(LENGTHS)), shape) < TOLERANCE
+        assert rows.verify(range(3), shape) < TOLERANCE
+    assert target.layout.num_parts(3, 10, 192) == 4
+
+
+@given(num_rows=st.integers(1, 64), width=st.integers(1, 80), columns=st.integers(1, 8192))
+def test_parts_are_equal_and_aligned(gpt_oss, num_rows, width, columns):
+    layout = replace(gpt_oss.layout, splits=True, kv_heads=8, groups=8)
+    num_parts = layout.num_parts(num_rows, width, 16 * columns)
+    assert 16 * columns % (16 * num_parts) == 0
+    assert num_parts == 1 or (16 * columns // num_parts >= 128 and num_rows * num_parts <= 32)
+    assert replace(layout, splits=False).num_parts(num_rows, width, 16 * columns) == 1
 
 
 def test_few_shapes(gpt_oss):
@@ -201,8 +227,11 @@ def test_few_shapes(gpt_oss):
     assert len(widths) == 12
     assert all(width <= layout.round_width(width) < 1.5 * width + 1 for width in range(1, 200))
     columns = {layout.round_columns(end) for end in range(1, 131_073)}
-    assert len(columns) < 70
-    assert all(end <= layout.round_columns(end) <= max(end + 255, 1.125 * end) for end in range(1, 131_073))
+    assert len(columns) < 20
+    assert all(end <= layout.round_columns(end) < max(end + 256, 1.5 * end) for end in range(1, 131_073))
+    cache = SlotCache(layout, 6)
+    assert [len(cache.block_of(rows)) for rows in ([0], [1], [0, 2], [3], [0, 1, 2, 3, 4])] == [1, 2, 4, 4, 6]
+    assert [layout.round_rows(num_rows) for num_rows in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, 16]
 
 
 def test_rounding_takes_no_slots_that_are_not_there(gpt_oss):

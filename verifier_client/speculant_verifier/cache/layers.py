@@ -37,9 +37,8 @@ class SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate on the first pass, when shapes, dtype and device are known."""
-        shape = self.num_rows, key_states.shape[1], self.num_slots
-        self.keys = key_states.new_zeros(*shape, key_states.shape[3])
-        self.values = value_states.new_zeros(*shape, value_states.shape[3])
+        self.keys = _zeros_like(key_states, self.num_rows, self.num_slots)
+        self.values = _zeros_like(value_states, self.num_rows, self.num_slots)
         self._memories = _memory_of(self.keys), _memory_of(self.values)
         self.is_initialized = True
 
@@ -75,7 +74,7 @@ class SlotLayer(CacheLayerMixin):
             if (old.shape[0], old.shape[2]) == (num_rows, num_slots):
                 continue
             rows, slots = min(num_rows, old.shape[0]), min(num_slots, old.shape[2])
-            new = old.new_zeros(num_rows, old.shape[1], num_slots, old.shape[3])
+            new = _zeros_like(old, num_rows, num_slots)
             new[:rows, :, :slots] = old[:rows, :, :slots]
             setattr(self, name, new)
             self._memories = _memory_of(self.keys), _memory_of(self.values)
@@ -124,6 +123,17 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """Part of the transformers interface."""
         return self.num_slots
+
+
+def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
+    """Return a buffer for keys or values ``[rows, kv_heads, slots, head_dim]``: on a GPU in the order of slots.
+
+    There the slots of a row can be looked at in parts (:meth:`CacheLayout.num_parts`) that are views.
+    """
+    heads, size = states.shape[1], states.shape[3]
+    if states.device.type == "cpu":
+        return states.new_zeros(num_rows, heads, num_slots, size)
+    return states.new_zeros(num_rows, num_slots, heads, size).transpose(1, 2)
 
 
 def _memory_of(buffer: Tensor) -> Buffer | None:

@@ -21,7 +21,13 @@ _STEP = 16  # of slots: kernels need masks whose rows are aligned
 _WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 """Nodes of passes that are recorded."""
 _LEAST_COLUMN_STEP = 256
-"""Slots that they read come in multiples of this, or of a sixteenth of the next power of two."""
+"""Slots that they read come in multiples of this, or of a quarter of the next power of two."""
+_MOST_BUSY = 256
+"""Processors of a GPU that one kernel of attention should keep busy: about twice as many as large ones have."""
+_FEWEST_COLUMNS = 128
+"""Slots of a part: to put parts together takes as long as to look at so many."""
+_MOST_MASKED = 1 << 27
+"""Numbers of a mask that is repeated for every head."""
 _MOST_FOLDED = 64
 """Passes of more nodes have masks that are not repeated: one call of the kernel per group costs little then."""
 
@@ -36,6 +42,8 @@ class CacheLayout:
     """Positions that sliding layers see, a token's own included; None if no layer slides."""
     groups: int
     """Heads of queries per head of keys."""
+    kv_heads: int
+    """Heads of keys."""
     folds_masks: bool
     """Whether masks are repeated for queries that share a head of keys."""
     dtype: torch.dtype
@@ -44,6 +52,8 @@ class CacheLayout:
     """Where plans are needed."""
     rounds: bool = False
     """Whether passes are padded to few shapes, so that they can be recorded."""
+    splits: bool = False
+    """Whether attention over many slots is computed in several parts, as a GPU needs it to be busy."""
 
     @property
     def step(self) -> int:
@@ -58,12 +68,30 @@ class CacheLayout:
         """Return the nodes that a pass of so many is padded to."""
         return next((rounded for rounded in _WIDTHS if rounded >= width), width) if self.rounds else width
 
+    def round_rows(self, num_rows: int) -> int:
+        """Return the rows that a pass of so many is padded to."""
+        return 1 << (num_rows - 1).bit_length() if self.rounds and num_rows else num_rows
+
     def round_columns(self, end: int) -> int:
         """Return the slots that a pass reads if its last node is written before slot ``end``."""
         if not self.rounds:
             return self.round_up(end)
-        step = max(_LEAST_COLUMN_STEP, (1 << (end - 1).bit_length()) // 16)
+        step = max(_LEAST_COLUMN_STEP, (1 << (end - 1).bit_length()) // 4)
         return -(-end // step) * step
+
+    def num_parts(self, num_rows: int, width: int, columns: int) -> int:
+        """Return the parts of the slots that a pass attends to at once.
+
+        A GPU's kernel takes one processor for up to 64 queries of a head, which looks at one slot after the other.
+        """
+        queries = width * self.groups
+        if not self.splits or width > _MOST_FOLDED or num_rows * self.kv_heads * queries * columns > _MOST_MASKED:
+            return 1
+        num_busy = num_rows * self.kv_heads * -(-queries // 64)
+        parts = min(_MOST_BUSY // num_busy, columns // _FEWEST_COLUMNS)
+        return max(
+            (1 << power for power in range(8) if 1 << power <= parts and not columns % (_STEP << power)), default=1
+        )
 
     def ring_slots(self, widest_pass: int | None) -> int | None:
         """Return the slots of a ring that passes of so many nodes can be rolled back in; None for passes of any width.
@@ -107,6 +135,15 @@ class ForwardPlan:
     """The same of layers with a window."""
 
 
+def hidden_score(dtype: torch.dtype) -> float:
+    """Return what masks add to the logits of what a query must not see.
+
+    Not minus infinity: of a query that may see nothing the result must be a number. Nor the lowest number: kernels
+    multiply it, and what they return for such a query, which one part of the slots may have, would be infinite.
+    """
+    return max(torch.finfo(dtype).min, -1e30)
+
+
 class MaskMaker:
     """Makes the masks of one kind of layers, pass by pass: a mask is valid until the next one is made."""
 
@@ -115,8 +152,7 @@ class MaskMaker:
         # Filling memory that the system has just handed out takes several times as long as filling it again.
         self._space = torch.empty(0, dtype=layout.dtype, device=layout.device)
         self._seen = torch.zeros((), dtype=layout.dtype, device=layout.device)
-        # The lowest finite number: sums with minus infinity may be NaN.
-        self._hidden = torch.full((), torch.finfo(layout.dtype).min, dtype=layout.dtype, device=layout.device)
+        self._hidden = torch.full((), hidden_score(layout.dtype), dtype=layout.dtype, device=layout.device)
 
     def make(self, visible: NDArray[np.bool_]) -> Tensor:
         """Bring ``[n, T, columns]`` into the form of the layout's attention, on its device."""
@@ -124,13 +160,20 @@ class MaskMaker:
         on_device = torch.from_numpy(visible).to(layout.device, non_blocking=True)
         count, width, columns = on_device.shape
         added = torch.where(on_device[:, None], self._seen, self._hidden)
-        if not layout.folds_masks or layout.groups == 1 or width == 1 or width > _MOST_FOLDED:
+        if not layout.folds_masks or width > _MOST_FOLDED:
             return added
-        size = added.numel() * layout.groups
+        num_parts, groups = layout.num_parts(count, width, columns), layout.groups if width > 1 else 1
+        if num_parts * groups == 1:
+            return added
+        # Neighbouring slots are of different parts: so each part is a view of keys that lie slot by slot.
+        parted = added.view(count, width, columns // num_parts, num_parts).permute(0, 3, 1, 2)
+        heads = layout.kv_heads if num_parts > 1 else 1
+        size = added.numel() * heads * groups
         if self._space.numel() < size:
             self._space = torch.empty(size + size // 2, dtype=layout.dtype, device=layout.device)
-        folded = self._space[:size].view(count, layout.groups, width, columns)
-        return folded.copy_(added.expand_as(folded)).view(count, 1, layout.groups * width, columns)
+        folded = self._space[:size].view(count, num_parts, heads, groups, width, columns // num_parts)
+        folded.copy_(parted[:, :, None, None].expand_as(folded))
+        return folded.view(count, num_parts * heads, groups * width, columns // num_parts)
 
 
 Bools = NDArray[np.bool_]

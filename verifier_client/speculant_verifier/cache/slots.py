@@ -202,6 +202,13 @@ class SlotCache(Cache):
             if is_sliding == sliding:
                 yield layer, slots
 
+    def block_of(self, rows: Sequence[int]) -> range:
+        """Return the rows that a pass over some of them is padded to: the first ones, a round number.
+
+        A row that has no part in the pass takes no harm: what is written to it lies beyond its length.
+        """
+        return range(min(self.layout.round_rows(max(rows) + 1), self.num_rows))
+
     @torch.inference_mode()
     def plan(
         self,

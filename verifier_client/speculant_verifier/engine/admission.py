@@ -116,7 +116,8 @@ class Admission:
         requests = [sequence.request, *(each.request for each in running)]
         if count > self._num_rows or self._slots(count, requests) > self.max_tokens:
             return False
-        rows = max(self.cache.num_rows, min(self._num_rows, len(running) + num_waiting))
+        wanted = self.cache.layout.round_rows(len(running) + num_waiting)
+        rows = max(self.cache.num_rows, min(self._num_rows, wanted))
         if self._slots(rows, requests) > self.max_tokens:
             rows = count
         if rows != self.cache.num_rows:

@@ -311,7 +311,7 @@ class Engine:
         width, num_rows = 1 + max(map(len, drafts)), len(sequences)
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
         draft_s -= self._drafting.report(pass_s)
-        if has_pending or pass_s <= 0.0:
+        if has_pending or pass_s <= 0.0 or not self._target.is_steady:
             return outputs
         if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth
             num_new = sum(len(output.token_ids) for output in outputs)

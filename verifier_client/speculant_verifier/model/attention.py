@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from speculant_verifier.cache.pass_layout import hidden_score
+
 IMPLEMENTATION = "speculant"
 """Name under which transformers has the functions (gpt-oss refuses names that contain "sdpa")."""
 
@@ -43,7 +45,8 @@ def masked_attention(
         key: ``[batch, kv_heads, L, d]``, may be a view with any strides but the last.
         value: the same shape.
         attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
-            or numbers that are added to the logits. None = causal.
+            or numbers that are added to the logits. None = causal. Folded for n parts of the keys, of which the i-th
+            has every n-th key from the i-th on: ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts first.
         scaling: factor of the logits, default ``d ** -0.5``.
         dropout: ignored.
         s_aux: sink logits ``[heads]`` or None.
@@ -59,7 +62,8 @@ def masked_attention(
     sinks = None if s_aux is None else s_aux.float().view(1, kv_heads, groups, 1)
     if mask.shape[2] == groups * length or length == 1:
         folded_sinks = None if sinks is None else sinks.expand(-1, -1, -1, length).flatten(2)
-        output = _fused(query.flatten(2, 3), key, value, mask, scaling, folded_sinks)
+        attend = _fused if mask.shape[1] == 1 else _fused_in_parts
+        output = attend(query.flatten(2, 3), key, value, mask, scaling, folded_sinks)
         output = output.reshape(batch, heads, length, dimensions)  # kernels of GPUs put the heads last
     else:  # many queries: repeating the mask would cost more memory than one call per group costs time
         parts = [
@@ -77,8 +81,7 @@ def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
         mask = torch.ones(length, columns, dtype=torch.bool, device=query.device).tril(columns - length)[None, None]
     if mask.dtype != torch.bool:
         return mask.to(query.dtype)
-    # The lowest finite number, not minus infinity: a query that may see nothing must not become NaN.
-    return torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+    return torch.where(mask, 0.0, hidden_score(query.dtype)).to(query.dtype)
 
 
 def _fused(
@@ -93,21 +96,51 @@ def _fused(
         mask = torch.cat([mask.expand(*query.shape[:3], -1), scores], -1)
         key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    output, logarithms = _with_logarithms(query, key, value, mask, scaling)
+    return output * torch.sigmoid(logarithms - sinks)[..., None].to(output.dtype)
+
+
+def _fused_in_parts(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
+) -> Tensor:
+    """The same where the mask is of several parts of the keys, which are heads of their own to the kernel."""
+    heads = key.shape[1]
+    num_parts = mask.shape[1] // heads
+    key, value = (_parts_of(each, num_parts) for each in (key, value))
+    output, logarithms = _with_logarithms(query.repeat(1, num_parts, 1, 1), key, value, mask, scaling)
+    output, logarithms = (each.unflatten(1, (num_parts, heads)) for each in (output, logarithms))
+    if sinks is not None:
+        logarithms = torch.cat([logarithms, sinks[None].expand(len(logarithms), -1, -1, -1)], 1)
+    shares = logarithms.softmax(1)[:, :num_parts, ..., None]
+    summed: Tensor = (output * shares).sum(1)
+    return summed.to(query.dtype)
+
+
+def _parts_of(states: Tensor, num_parts: int) -> Tensor:
+    """Return keys or values ``[batch, kv_heads, L, d]`` as ``[batch, n * kv_heads, L / n, d]``, a view on a GPU."""
+    batch, heads, length, size = states.shape
+    parts = states.transpose(1, 2).reshape(batch, length // num_parts, num_parts * heads, size)
+    return parts.transpose(1, 2)
+
+
+def _with_logarithms(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attend; returns with the result ``[batch, heads, queries, d]`` the logarithm of every denominator, float32."""
     logarithms: Tensor
     output: Tensor
     if query.device.type == "cpu":
         output, logarithms = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=mask, scale=scaling
         )
-    else:
-        if missing := -mask.shape[-1] % _ALIGNED_COLUMNS:  # only with masks that transformers made
-            mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
-        bias = mask.expand(query.shape[0], query.shape[1], query.shape[2], -1)
-        output, logarithms, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, key, value, bias, True, scale=scaling
-        )
-        logarithms = logarithms[:, :, : query.shape[2]]  # the kernel rounds their number up
-    return output * torch.sigmoid(logarithms - sinks)[..., None].to(output.dtype)
+        return output, logarithms
+    if missing := -mask.shape[-1] % _ALIGNED_COLUMNS:  # only with masks that transformers made
+        mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
+    bias = mask.expand(query.shape[0], query.shape[1], query.shape[2], -1)
+    output, logarithms, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, scale=scaling
+    )
+    return output, logarithms[:, :, : query.shape[2]]  # the kernel rounds their number up
 
 
 def _want_gradients(*tensors: Tensor) -> bool:
@@ -144,8 +177,13 @@ def use_attention(model: PreTrainedModel) -> bool:
     return not problem
 
 
+def attends_in_parts(model: PreTrainedModel) -> bool:
+    """Whether attention over many keys is sooner done in parts, and the fused kernels can do it: on most GPUs."""
+    return model.device.type != "cpu" and not _problem_of_kernels(model, num_parts=2)
+
+
 @torch.inference_mode()
-def _problem_of_kernels(model: PreTrainedModel) -> str:
+def _problem_of_kernels(model: PreTrainedModel, num_parts: int = 1) -> str:
     """Compare the fused kernels with the definition once, on the device and with the number type of the model.
 
     They are no public interface of torch: a release or a device may do without them.
@@ -157,10 +195,13 @@ def _problem_of_kernels(model: PreTrainedModel) -> str:
     numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)
     query, key, value = numbers[0, ..., :6, :], numbers[1], numbers[2]
     visible = (torch.rand(2, 1, 6, 32, generator=generator) < 0.5).to(model.device)
+    visible[:, :, 0] = torch.arange(32, device=model.device) == 4  # and nothing of the other parts
     sinks = torch.tensor([0.5, -1.0], device=model.device)
     logits = (query.float() @ key.float().transpose(2, 3) * 0.125).masked_fill(~visible, -torch.inf)
     logits = torch.cat([logits, sinks.view(1, 2, 1, 1).expand(2, 2, 6, 1)], -1)
     expected = logits.softmax(-1)[..., :-1] @ value.float()
+    if num_parts > 1:
+        visible = visible[:, 0].unflatten(2, (-1, num_parts)).permute(0, 3, 1, 2).repeat_interleave(2, 1)
     try:
         actual, _ = masked_attention(model, query, key, value, visible, 0.125, s_aux=sinks)
         error = float((actual.transpose(1, 2).float() - expected).abs().max())

@@ -7,6 +7,7 @@ shapes (:class:`~speculant_verifier.cache.CacheLayout`), and what changes is cop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from speculant_verifier.cache import ForwardPlan, SlotCache
 from speculant_verifier.cache.pass_layout import Placement
 
 NUM_UNSTEADY = 2
-"""Passes of a shape before it is replayed: one as usual, and one that is recorded."""
+"""Passes of a shape before all are replayed: one that is recorded, and in the first of all shapes one as usual."""
 _MOST_RECORDINGS = 96
 """Of one cache; the one that was not used for longest goes."""
 
@@ -36,16 +37,8 @@ class _Recording:
     output: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A pass that came once."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
 class PassRecorder:
-    """Runs passes, and records those whose shape comes a second time; for one thread at a time."""
+    """Runs passes, and records those whose shape is new; for one thread at a time."""
 
     def __init__(self, compute: Compute) -> None:
         """Begin with nothing recorded.
@@ -56,7 +49,11 @@ class PassRecorder:
         self._compute = compute
         self._pool: Any = None
         self._output: Tensor | None = None
+        """What all recordings write to: only one of them runs at a time. None before the first pass."""
+        self._vocabulary_size = 0
         self._is_usable = True
+        self.is_steady = False
+        """Whether the last pass took as long as others of its shape will."""
 
     def run(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache) -> Tensor:
         """Run a pass that has just been planned.
@@ -65,41 +62,44 @@ class PassRecorder:
             Logits ``[n, T, V]``, which later passes leave as they are.
         """
         blocks = [each.block for each in (plan.full_placement, plan.sliding_placement) if each is not None]
+        self.is_steady = True
         if not self._is_usable or None in blocks or cache.is_empty:
             return self._compute(token_ids, plan, cache)
+        if self._output is None:  # libraries set themselves up in the first pass, which can't be recorded
+            logits = self._compute(token_ids, plan, cache)
+            self.is_steady, self._output, self._vocabulary_size = False, logits.new_empty(0), logits.shape[-1]
+            return logits
         inputs = _inputs(token_ids, plan)
         key = (str(blocks), *(tensor.shape for tensor in inputs))
-        recording = cache.recordings.pop(key, None)
+        recording: _Recording | None = cache.recordings.pop(key, None)
+        self.is_steady = recording is not None
         if recording is None:
-            logits = self._compute(token_ids, plan, cache)
-            cache.recordings[key] = _Seen(logits.shape, logits.dtype)
-        else:
-            if isinstance(recording, _Seen):
-                try:
-                    recording = self._record(token_ids, plan, cache, recording)
-                except RuntimeError as error:
-                    self._is_usable = False
-                    cache.recordings.clear()
-                    reason = str(error).strip().splitlines()[0]
-                    logger.warning("passes can't be recorded as CUDA graphs and take longer ({})", reason)
-                    cache.place(plan)
-                    return self._compute(token_ids, plan, cache)
-            cache.recordings[key] = recording
-            for target, source in zip(_inputs(recording.token_ids, recording.plan), inputs, strict=True):
-                target.copy_(source, non_blocking=True)
-            recording.graph.replay()
-            logits = recording.output.clone()
+            try:
+                recording = self._record(token_ids, plan, cache, self._output)
+            except RuntimeError as error:
+                self._is_usable = False
+                cache.recordings.clear()
+                reason = str(error).strip().splitlines()[0]
+                logger.warning("passes can't be recorded as CUDA graphs and take longer ({})", reason)
+                cache.place(plan)
+                return self._compute(token_ids, plan, cache)
+        cache.recordings[key] = recording
+        for target, source in zip(_inputs(recording.token_ids, recording.plan), inputs, strict=True):
+            target.copy_(source, non_blocking=True)
+        recording.graph.replay()
         if len(cache.recordings) > _MOST_RECORDINGS:
             del cache.recordings[next(iter(cache.recordings))]
-        return logits
+        return recording.output.clone()
 
-    def _record(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, seen: _Seen) -> _Recording:
+    def _record(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, space: Tensor) -> _Recording:
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        # One output for all, and a pool for all that lies between: only one graph runs at a time.
-        if self._output is None or self._output.numel() < seen.shape.numel() or self._output.dtype != seen.dtype:
-            self._output = torch.empty(seen.shape.numel(), dtype=seen.dtype, device=token_ids.device)
-        output = self._output[: seen.shape.numel()].view(seen.shape)
+            # A pool that is known by its handle alone ends with its last graph, and can't be recorded into any more.
+            self._pool = torch.cuda.MemPool()
+        shape = (*token_ids.shape, self._vocabulary_size)
+        size = math.prod(shape)
+        if space.numel() < size:
+            self._output = space = space.new_empty(size)
+        output = space[:size].view(shape)
         token_ids = token_ids.clone()
         plan = ForwardPlan(
             position_ids=plan.position_ids.clone(),
@@ -111,7 +111,7 @@ class PassRecorder:
         cache.place(plan)
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool.id, capture_error_mode="thread_local"):
             output.copy_(self._compute(token_ids, plan, cache))
         return _Recording(graph, token_ids, plan, output)
 

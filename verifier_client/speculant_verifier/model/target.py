@@ -18,11 +18,11 @@ from speculant_graph.config import GenerationConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import encode_prompt, fingerprint_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
-from speculant_graph.types import Draft, Fingerprint, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, Fingerprint, TokenId
 from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.pass_layout import ForwardPlan, sizes_of
 from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
-from speculant_verifier.model.attention import use_attention
+from speculant_verifier.model.attention import attends_in_parts, use_attention
 from speculant_verifier.model.loading import (
     check_architecture,
     choose_experts,
@@ -76,14 +76,18 @@ class TargetModel:
         self.takes_mask_per_layer_type = getattr(config, "layer_types", None) is not None
         is_sliding = sliding_layers(config, name)
         heads: int = config.num_attention_heads
+        kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
+        folds_masks = use_attention(model)
         self.layout = CacheLayout(
             is_sliding=is_sliding,
             window=config.sliding_window if any(is_sliding) else None,
-            groups=heads // (getattr(config, "num_key_value_heads", None) or heads),
-            folds_masks=use_attention(model),
+            groups=heads // kv_heads,
+            kv_heads=kv_heads,
+            folds_masks=folds_masks,
             dtype=model.dtype,
             device=model.device,
             rounds=cuda_graphs and _can_be_recorded(model),
+            splits=folds_masks and attends_in_parts(model),
         )
         """What caches are made for."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
@@ -161,6 +165,11 @@ class TargetModel:
     def num_unsteady(self) -> int:
         """First passes of a shape that take longer than all later ones."""
         return 0 if self._recorder is None else NUM_UNSTEADY
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the last pass took as long as others of its shape will."""
+        return self._recorder is None or self._recorder.is_steady
 
     @property
     def stall_s(self) -> float:
@@ -273,6 +282,25 @@ class TargetModel:
         cache.commit_all(rows, [range(len(tokens)) for tokens in token_ids])
 
     def _run(
+        self,
+        pending: Sequence[Sequence[TokenId]],
+        cache: SlotCache,
+        rows: Sequence[int],
+        drafts: Sequence[Draft] | None,
+        keep: int | Tensor,
+        num_written: int = 0,
+    ) -> Tensor:
+        if not self.layout.rounds or not isinstance(keep, int) or num_written:
+            return self._pass(pending, cache, rows, drafts, keep, num_written)
+        block = cache.block_of(rows)
+        all_pending, all_drafts = [pending[0][-1:]] * len(block), [EMPTY_DRAFT] * len(block)
+        for index, row in enumerate(rows):
+            all_pending[row] = pending[index]
+            all_drafts[row] = EMPTY_DRAFT if drafts is None else drafts[index]
+        logits = self._pass(all_pending, cache, block, all_drafts, keep)
+        return logits[: len(rows)] if list(rows) == list(range(len(rows))) else logits[list(rows)]
+
+    def _pass(
         self,
         pending: Sequence[Sequence[TokenId]],
         cache: SlotCache,
