@@ -64,7 +64,7 @@ test-gpu: $(TOOLS) ## run the tests that need a GPU, where there is one
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 		then $(BIN)/python -m pytest tests/gpu; else echo "torch sees no GPU here: nothing was tested"; fi
 
-engines: $(addprefix $(ENGINES)/,vllm/.installed llama-cpp/.installed sglang/.installed llama-server .speculant) ## install vLLM, llama.cpp and parts of SGLang, for a CPU (half an hour on two cores)
+engines: $(addprefix $(ENGINES)/,vllm/.installed triton/.installed llama-cpp/.installed sglang/.installed llama-server .speculant) ## install vLLM, llama.cpp and parts of SGLang, for a CPU (half an hour on two cores)
 
 $(ENGINES)/vllm/.installed: constraints-engines.txt
 	@echo "installing vLLM for CPUs into $(@D)"
@@ -74,6 +74,12 @@ $(ENGINES)/vllm/.installed: constraints-engines.txt
 	@echo "building what vLLM's method suffix needs, where that can be done"
 	-$(@D)/bin/python -m pip install $(QUIETLY) nanobind==2.9.2 ninja cmake && PATH="$(CURDIR)/$(@D)/bin:$$PATH" \
 		$(@D)/bin/python -m pip install $(QUIETLY) -c constraints-engines.txt --no-build-isolation --no-deps arctic-inference
+	@touch $@
+
+# Triton's interpreter runs vLLM's V2 runner on a CPU. In vLLM's own environment V1 would be tried with it, too.
+$(ENGINES)/triton/.installed: constraints-engines.txt $(TOOLS)
+	@echo "installing Triton into $(@D)"
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints-engines.txt --target $(@D) --no-deps triton
 	@touch $@
 
 $(ENGINES)/llama-cpp/.installed: constraints-engines.txt

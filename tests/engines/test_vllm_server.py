@@ -21,7 +21,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_verifier.bench.engines import PROPOSER
 from speculant_verifier.demo.corpus import beginnings
 from speculant_verifier.demo.run import MODEL_FOLDER
-from support.real_engines import installed
+from support.real_engines import installed, v2_environment
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1_800)]
 
@@ -54,7 +54,7 @@ class _Server:
 
 
 @contextmanager
-def _serving(checkpoint: Path, folder: Path, settings: dict[str, Any] | None) -> Iterator[_Server]:
+def _serving(checkpoint: Path, folder: Path, settings: dict[str, Any] | None, runner: str = "V1") -> Iterator[_Server]:
     port = free_port()
     speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
     drafting = [] if settings is None else [
@@ -70,7 +70,8 @@ def _serving(checkpoint: Path, folder: Path, settings: dict[str, Any] | None) ->
             stdout=messages,
             stderr=messages,
             cwd=folder,
-            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": "none", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+                 **(v2_environment() if runner == "V2" else {})},
         )  # fmt: skip
     server = _Server(f"http://127.0.0.1:{port}")
     try:
@@ -83,23 +84,26 @@ def _serving(checkpoint: Path, folder: Path, settings: dict[str, Any] | None) ->
                 break
             except (OSError, urllib.error.URLError):
                 time.sleep(0.5)
+        if settings is not None:
+            assert f"Drafts of speculant-graph with the {runner} model runner" in log.read_text()
         yield server
     finally:
         process.terminate()
         process.wait(60)
 
 
+@pytest.mark.parametrize("runner", ["V1", "V2"])
 def test_no_request_fails_and_no_token_differs_when_the_sidecar_is_killed(
-    checkpoint: Path, graph: Path, tmp_path: Path
+    checkpoint: Path, graph: Path, tmp_path: Path, runner: str
 ) -> None:
     tokenizer = CorpusTokenizer.load(MODEL_FOLDER, special_tokens="parse")
     prompts = [tokenizer.encode_prompt(text) for text in beginnings(24)]
-    with _serving(checkpoint, tmp_path, None) as server:
+    with _serving(checkpoint, tmp_path, None, runner) as server:
         plain = server.complete_all(prompts)
     drafter = OwnDrafter(graph, f"unix://{tmp_path}/d.sock")
     try:
         settings = {"client": {"address": drafter.address, "deadline_ms": 100}}
-        with _serving(checkpoint, tmp_path, settings) as server:
+        with _serving(checkpoint, tmp_path, settings, runner) as server:
             assert server.complete_all(prompts) == plain
             drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
             assert drafted > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,9 @@ def installed(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{name} is not there; run: make engines")
     return path
+
+
+def v2_environment() -> dict[str, str]:
+    """What a process of vLLM needs to run the V2 runner on a CPU, asynchronously as on a GPU."""
+    folders = Path(__file__).parent / "triton_interpreter", installed("triton/.installed").parent
+    return {"PYTHONPATH": os.pathsep.join(map(str, folders)), "KEEP_ASYNCHRONOUS": "1", "VLLM_PLUGINS": "speculant"}

@@ -61,6 +61,8 @@ class DoctorSettings(CommandSettings):
     """Check this graph file."""
     verify: bool = False
     """Read all of the graph file, and load the model."""
+    vllm: bool = False
+    """Say which model runner of vLLM gets drafts: to be asked in vLLM's own environment."""
     json_output: bool = False
     """Print one JSON object instead of a table."""
     verifier: VerifierConfig = VerifierConfig()
@@ -103,6 +105,26 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
     yield from _guarded("graph", lambda: _check_graph(settings, tokenizers))
     yield from _guarded("drafter", lambda: _check_drafters(settings.client, settings.draft, tokenizers))
     yield _compare(tokenizers)
+    if settings.vllm:
+        yield from _guarded("vllm", _check_vllm)
+
+
+def _check_vllm() -> Iterator[CheckResult]:
+    """Check which model runner vLLM chooses here, as far as that does not depend on the model."""
+    try:
+        vllm, config = importlib.import_module("vllm"), importlib.import_module("vllm.config")
+    except ImportError as error:
+        fix = "ask in vLLM's own environment, with speculant-graph[vllm] in it"
+        yield CheckResult("vllm", "fail", f"vLLM can't be imported ({error})", fix)
+        return
+    from speculant_graph.engines.vllm_v2 import problem_with_v2
+
+    version, problem = getattr(vllm, "__version__", "of unknown version"), problem_with_v2(config.VllmConfig())
+    if problem:
+        found = f"vLLM {version} drafts with its V1 model runner, without asynchronous scheduling: {problem}"
+        yield CheckResult("vllm", "warn", found)
+        return
+    yield CheckResult("vllm", "ok", f"vLLM {version} drafts with its V2 model runner, if the model lets it choose that")
 
 
 def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:

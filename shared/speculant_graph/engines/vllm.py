@@ -1,4 +1,4 @@
-"""vLLM: the proposer that its method ``custom_class`` asks for drafts.
+"""vLLM: the proposer that its method ``custom_class`` names, which the V1 model runner asks for drafts.
 
 .. code-block:: sh
 
@@ -42,21 +42,10 @@ class SpeculantProposer:
             GraphFileError: the graph can't be read.
             TokenizerMismatchError: the graph is of another tokenizer than the model's.
         """
-        model = vllm_config.model_config
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
-        self._max_length = int(model.max_model_len)
-        self.sessions: EngineSessions | None = None
+        self._max_length = int(vllm_config.model_config.max_model_len)
+        self.sessions = open_for_worker(vllm_config)
         """The batch's sequences; None in workers that vLLM takes no drafts of."""
-        if not _is_asked():
-            return
-        log_to_stderr("INFO")
-        self.sessions = open_sessions(
-            load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS),
-            CorpusTokenizer.load(model.tokenizer, special_tokens="parse").fingerprint,
-            most_drafted=self._most,
-            vocabulary_size=int(model.get_vocab_size()),
-        )
-        atexit.register(self.close)  # vLLM does not report when it ends
 
     def load_model(self, *_: object, **__: object) -> None:
         """Load nothing: vLLM calls this of every proposer."""
@@ -102,8 +91,34 @@ class SpeculantProposer:
             self.sessions.close()
 
 
-def _is_asked() -> bool:
-    """Whether vLLM takes the drafts of this worker: of several that share a layer's weights only the first's."""
+def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> EngineSessions | None:
+    """Open what drafts come from, as ``--additional-config`` says below ``speculant``.
+
+    Args:
+        vllm_config: vLLM's ``VllmConfig``.
+        has_fixed_width: whether passes are as wide whatever is drafted.
+
+    Returns:
+        The sessions; None in workers that vLLM takes no drafts of: of several that share a layer's weights it takes the
+        first's.
+
+    Raises:
+        ConfigError: a setting is wrong, or the tokenizer can't be read.
+        GraphFileError: the graph can't be read.
+        TokenizerMismatchError: the graph is of another tokenizer than the model's.
+    """
     from vllm.distributed import get_tensor_model_parallel_rank, model_parallel_is_initialized
 
-    return not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0
+    if model_parallel_is_initialized() and get_tensor_model_parallel_rank() > 0:
+        return None
+    log_to_stderr("INFO")
+    model = vllm_config.model_config
+    sessions = open_sessions(
+        load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS),
+        CorpusTokenizer.load(model.tokenizer, special_tokens="parse").fingerprint,
+        most_drafted=int(vllm_config.speculative_config.num_speculative_tokens),
+        vocabulary_size=int(model.get_vocab_size()),
+        has_fixed_width=has_fixed_width,
+    )
+    atexit.register(sessions.close)  # vLLM does not report when it ends
+    return sessions

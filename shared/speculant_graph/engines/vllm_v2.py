@@ -1,0 +1,250 @@
+"""vLLM's V2 model runner: drafts where vLLM has no hook for them. Run with vLLM 0.32.
+
+The flags are those of V1 (:mod:`speculant_graph.engines.vllm`). vLLM calls :func:`register` in every process, by the
+entry point in ``vllm.general_plugins``. A configuration that names our proposer becomes one of vLLM's method
+``ngram_gpu``, for which V2 keeps asynchronous scheduling on, and the speculator that V2 would make for it is replaced.
+Where that can't be done, V1 runs as before. Everything that depends on the inside of vLLM is in this file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch  # vLLM has imported both
+from loguru import logger
+from numpy.typing import NDArray
+
+PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
+"""What ``--speculative-config`` names as its model."""
+TENANT = "speculant_tenant"
+"""Name of a request's tenant among its ``vllm_xargs``."""
+_RUN_WITH = "0.32"
+_V1, _V2 = "custom_class", "ngram_gpu"  # methods of vLLM
+_SPECULATORS, _RUNNER = "vllm.v1.worker.gpu.spec_decode", "vllm.v1.worker.gpu.model_runner"
+
+
+def register() -> None:
+    """Wait for a configuration that asks for our drafts; vLLM calls this in every process."""
+    from vllm.config import VllmConfig  # imported already, too
+
+    known_init, uses_v2 = VllmConfig.__post_init__, getattr(VllmConfig, "use_v2_model_runner", None)
+    if not isinstance(uses_v2, property) or known_init.__module__ == __name__:
+        return
+
+    def post_init(config: Any) -> None:
+        if _names_us(config):
+            _choose_runner(config)
+        known_init(config)
+
+    def use_v2_model_runner(config: Any) -> bool:
+        is_used: bool = uses_v2.__get__(config)
+        if is_used and _names_us(config):
+            _replace_speculator()  # before this process makes its model runner
+        return is_used
+
+    VllmConfig.__post_init__ = post_init
+    VllmConfig.use_v2_model_runner = property(use_v2_model_runner)
+
+
+def _names_us(config: Any) -> bool:
+    return getattr(config.speculative_config, "model", None) == PROPOSER
+
+
+def _choose_runner(config: Any) -> None:
+    """Set the method that makes vLLM choose V2, if our drafts can be put into this V2."""
+    from vllm.logger import init_logger
+
+    config.speculative_config.method = _V2
+    if problem := problem_with_v2(config):
+        config.speculative_config.method = _V1
+        problem = f"V1 model runner and without asynchronous scheduling: {problem}"
+    init_logger("vllm.speculant").info("Drafts of speculant-graph with the %s", problem or "V2 model runner")
+
+
+def problem_with_v2(config: Any) -> str:
+    """Return why vLLM's V2 can't run a configuration with our drafts; empty if it can."""
+    with suppress(ImportError, AttributeError, TypeError, ValueError):
+        if len(signature(import_module(_SPECULATORS).init_speculator).parameters) == 3:
+            return "" if config.use_v2_model_runner else "vLLM does not choose V2 for this configuration"
+    return f"V2 of this vLLM is another than that of {_RUN_WITH}"
+
+
+def _replace_speculator() -> None:
+    package: Any = import_module(_SPECULATORS)
+    known = package.init_speculator
+    if known.__module__ == __name__:
+        return
+
+    def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
+        if not _names_us(vllm_config):
+            return known(vllm_config, device, req_states)
+        from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+        # The base is only for what later releases may ask of every speculator.
+        speculator = type("SpeculantSpeculator", (Speculator, BaseSpeculator), {})(vllm_config, device, req_states)
+        _hear_of_requests(speculator)
+        return speculator
+
+    for module in filter(None, (package, sys.modules.get(_RUNNER))):
+        module.init_speculator = init_speculator
+
+
+def _hear_of_requests(speculator: Speculator) -> None:
+    """Tell a speculator of new requests, whose parameters vLLM keeps from it."""
+    runner: Any = getattr(sys.modules.get(_RUNNER), "GPUModelRunner", None)
+    if (known := getattr(runner, "add_requests", None)) is None:
+        return
+
+    def add_requests(self: Any, scheduler_output: Any) -> None:
+        if self.speculator is speculator:
+            speculator.begin(getattr(scheduler_output, "scheduled_new_reqs", ()))
+        known(self, scheduler_output)
+
+    runner.add_requests = add_requests
+
+
+class _Text:
+    """A request's text, and what was drafted after it."""
+
+    def __init__(self, most: int) -> None:
+        self._space, self.length, self.drafted = np.empty(most, np.int32), 0, list[int]()
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        return self._space[: self.length]
+
+    def append(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        end = self.length + len(tokens)
+        self._space[self.length : end] = tokens
+        self.length = end
+
+
+class Speculator:
+    """What V2 asks for drafts after every pass. What goes wrong then costs drafts, and one warning."""
+
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+        """Open what drafts come from; ``req_states`` holds the texts of the runner's requests, by slot."""
+        from vllm.distributed import get_tp_group
+
+        from speculant_graph.engines.vllm import open_for_worker
+
+        speculative, num_rows = vllm_config.speculative_config, int(vllm_config.scheduler_config.max_num_seqs)
+        self._most, self._states, self._group = int(speculative.num_speculative_tokens), req_states, get_tp_group()
+        self._max_length = int(vllm_config.model_config.max_model_len)
+        self.enable_adaptive_verification = bool(getattr(speculative, "enable_adaptive_verification", False))
+        # Passes are as wide whatever is drafted, and where they are not, vLLM chooses what is verified.
+        self.sessions = open_for_worker(vllm_config, has_fixed_width=True)
+        self._drafts = torch.zeros((num_rows, self._most), dtype=torch.int64, device=device)
+        self.draft_token_confidence_probs = torch.zeros((num_rows, self._most), device=device)
+        """``[rows, k]``: of each drafted token the probability that it is accepted if those before it are."""
+        self._is_cuda = device.type == "cuda"
+        if self._is_cuda:
+            self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()
+        self._pinned = torch.empty(2 * num_rows, dtype=torch.int64, pin_memory=self._is_cuda)
+        self._texts: dict[str, _Text] = {}
+        self._tenants: dict[str, str] = {}
+        self._has_warned = False
+
+    def init_cudagraph_manager(self, *_: object) -> None:
+        """Part of vLLM's interface: nothing here is recorded."""
+
+    capture = init_cudagraph_manager
+
+    def begin(self, requests: Sequence[Any]) -> None:
+        """Note whose new requests are, from their ``vllm_xargs``."""
+        for request in requests:
+            extra = getattr(request.sampling_params, "extra_args", None)
+            if isinstance(extra, dict) and isinstance(tenant := extra.get(TENANT), str):
+                self._tenants[request.req_id] = tenant
+
+    def propose(
+        self, input_batch: Any, *args: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None, **_: Any
+    ) -> torch.Tensor:
+        """Return drafts, int64 ``[rows, k]`` on the device, once the pass that was launched has ended.
+
+        Of vLLM's ``args`` the fifth is how many tokens the pass added to each row, int32 ``[rows]``, and the seventh
+        the last token of each slot, int64 ``[slots, 1]``, both on the device.
+        """
+        drafts = self._drafts[: int(input_batch.num_reqs)]
+        if dummy_run:
+            return drafts
+        if self.sessions is not None:
+            try:
+                self._draft(input_batch, args[4], args[6], drafts, num_speculative_tokens or self._most)
+            except Exception as error:  # the inside of vLLM changes, and decoding goes on
+                self._warn(error)
+                drafts.zero_()
+        if self._group.world_size > 1:  # ranks must verify the same, and what one learned when differs
+            self._group.broadcast(drafts, src=0)
+        return drafts
+
+    def _draft(self, batch: Any, added: torch.Tensor, last: torch.Tensor, drafts: torch.Tensor, most: int) -> None:
+        count = len(drafts)
+        num_added, last_tokens = self._to_host(added[:count], last.view(-1)[batch.idx_mapping[:count].long()])
+        rows = [row for row in range(count) if num_added[row]]  # the others read their prompts
+        texts = [self._grown(batch, row, num_added[row], last_tokens[row]) for row in rows]
+        request_ids = [batch.req_ids[row] for row in rows]
+        tenants = [self._tenants.get(each) for each in request_ids]
+        widths = [max(0, min(most, self._max_length - text.length - 1)) for text in texts]
+        assert self.sessions is not None
+        made = self.sessions.draft([each.tokens for each in texts], widths, request_ids=request_ids, tenants=tenants)
+        tokens, chances, start = np.zeros(drafts.shape, np.int64), np.zeros(drafts.shape, np.float32), 0
+        for row, text, drafted in zip(rows, texts, made.lists(), strict=True):
+            # vLLM verifies k tokens of every row, and embeds them: what is not drafted must be a token, too.
+            tokens[row] = text.drafted = drafted + [last_tokens[row]] * (self._most - len(drafted))
+            if self.enable_adaptive_verification:
+                along = np.array([1.0, *made.path_probabilities[start : start + len(drafted)]])
+                chances[row, : len(drafted)] = along[1:] / along[:-1]
+                start += len(drafted)
+        self._to_device(tokens, drafts)
+        if self.enable_adaptive_verification:
+            self._to_device(chances, self.draft_token_confidence_probs[:count])
+        for known in (self._texts, self._tenants):
+            for ended in known.keys() - self._states.req_id_to_index.keys():
+                del known[ended]
+
+    def _grown(self, batch: Any, row: int, num_added: int, last: int) -> _Text:
+        """Return the text of a row with what the pass added to it."""
+        text = self._texts.get(batch.req_ids[row])
+        if text is not None and not batch.is_prefilling_np[row]:
+            text.append([*text.drafted[: num_added - 1], last])
+            return text
+        # It is new, or was preempted and has come back.
+        slot, text = int(batch.idx_mapping_np[row]), _Text(self._max_length + self._most + 1)
+        text.append(self._states.all_token_ids.gpu[slot, : int(self._states.total_len.gpu[slot])].cpu().numpy())
+        self._texts[batch.req_ids[row]] = text
+        return text
+
+    def _to_host(self, *tensors: torch.Tensor) -> list[list[int]]:
+        """Return tensors of one length once the device has computed them, without waiting for anything after them."""
+        both = torch.stack([each.long() for each in tensors])
+        if self._is_cuda:
+            host = self._pinned[: both.numel()].view(both.shape)
+            self._stream.wait_stream(torch.cuda.current_stream(both.device))
+            with torch.cuda.stream(self._stream):
+                host.copy_(both, non_blocking=True)
+                both.record_stream(self._stream)
+                self._event.record()
+            self._event.synchronize()
+            both = host
+        return both.tolist()
+
+    def _to_device(self, array: NDArray[Any], target: torch.Tensor) -> None:
+        source = torch.from_numpy(array)
+        target.copy_(source.pin_memory() if self._is_cuda else source, non_blocking=True)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            hint = f"run with vLLM {_RUN_WITH}, or with V1 by VLLM_USE_V2_MODEL_RUNNER=0"
+            logger.warning("no drafts, decoding goes on without them: {!r}; {}", error, hint)
+            self._has_warned = True
+        self._texts.clear()
