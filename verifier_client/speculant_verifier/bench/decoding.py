@@ -191,10 +191,23 @@ class Trials:
 
     def is_identical(self, way: str, reference: str) -> bool:
         """Whether a way wrote the records, and where there are none, what another way did."""
-        return all(
-            row.token_ids == (plain.token_ids if request.forced is None else list(request.forced))
-            for request, row, plain in zip(self.requests, self.rows(way), self.rows(reference), strict=True)
-        )
+        return not self.differences(way, reference)
+
+    def differences(self, way: str, reference: str) -> list[tuple[int, int]]:
+        """Return where a way wrote something else than the records, or than another way where there are none.
+
+        Returns:
+            The index of each such request, and how many of its tokens are equal before the first that is not.
+        """
+        found = []
+        for index, (request, row, plain) in enumerate(
+            zip(self.requests, self.rows(way), self.rows(reference), strict=True)
+        ):
+            expected = plain.token_ids if request.forced is None else list(request.forced)
+            if row.token_ids != expected:
+                pairs = zip(row.token_ids, expected, strict=False)
+                found.append((index, sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))))
+        return found
 
     def __add__(self, other: Trials) -> Trials:
         """Return both, of the same ways."""

@@ -18,12 +18,14 @@ from typing import Any
 Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
 """Of prompts and a number of new tokens: the new tokens, in how many passes each sequence took part, together, and how
 long each batch of drafts since the start took, seconds, where that is known."""
+Gap = Callable[[list[int]], float]
+"""Of a text: by how much the best next token's log-probability exceeds the second best's."""
 
 _LONGEST_LOOKUP = 3
 _START_TIMEOUT_S = 300.0
 
 
-def start_vllm(order: dict[str, Any]) -> Decode:
+def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
     """Make the engine as an order wants it."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none")
@@ -31,6 +33,7 @@ def start_vllm(order: dict[str, Any]) -> Decode:
 
     llm = LLM(
         model=order["model"],
+        dtype=order["dtype"],
         enforce_eager=True,
         max_model_len=order["max_length"],
         max_num_seqs=order["batch"],
@@ -57,10 +60,16 @@ def start_vllm(order: dict[str, Any]) -> Decode:
         draft_s = [] if sessions is None else list(sessions.counts.seconds)
         return [list(output.outputs[0].token_ids) for output in outputs], passes, draft_s
 
-    return decode
+    def gap(text: list[int]) -> float:
+        sampling = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2)
+        [output] = llm.generate([{"prompt_token_ids": text}], sampling, use_tqdm=False)
+        best, second = sorted((each.logprob for each in output.outputs[0].logprobs[0].values()), reverse=True)[:2]
+        return float(best - second)
+
+    return decode, gap
 
 
-def start_llama(order: dict[str, Any]) -> Decode:
+def start_llama(order: dict[str, Any]) -> tuple[Decode, Gap]:
     """Make the engine as an order wants it; it decodes one sequence at a time."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -103,10 +112,16 @@ def start_llama(order: dict[str, Any]) -> Decode:
             texts.append(text)
         return texts, passes, list(draft.sessions.counts.seconds) if isinstance(draft, SpeculantDraft) else []
 
-    return decode
+    def gap(text: list[int]) -> float:
+        llama.reset()
+        llama.eval(text)
+        best, second = sorted(llama.eval_logits[-1], reverse=True)[:2]
+        return float(best - second)
+
+    return decode, gap
 
 
-def start_llama_server(order: dict[str, Any]) -> Decode:
+def start_llama_server(order: dict[str, Any]) -> tuple[Decode, Gap]:
     """Start it, unmodified, as an order wants it; it decodes one sequence at a time."""
     import httpx2
 
@@ -145,7 +160,13 @@ def start_llama_server(order: dict[str, Any]) -> Decode:
             passes += len(answer["tokens"]) - answer["timings"].get("draft_n_accepted", 0)
         return texts, passes, []
 
-    return decode
+    def gap(text: list[int]) -> float:
+        body = {"prompt": text, "n_predict": 1, "temperature": 0, "n_probs": 2, "cache_prompt": False}
+        answer = http.post("/completion", json=body).raise_for_status().json()
+        best, second = (each["logprob"] for each in answer["completion_probabilities"][0]["top_logprobs"][:2])
+        return float(best - second)
+
+    return decode, gap
 
 
 _START = {"vllm": start_vllm, "llama-cpp-python": start_llama, "llama-server": start_llama_server}
@@ -161,10 +182,13 @@ def main() -> None:
         answers.flush()
 
     order = json.loads(sys.stdin.readline())
-    decode = _START[order["engine"]](order)
+    decode, gap = _START[order["engine"]](order)
     answer({"ready": True})
     for line in sys.stdin:
         order = json.loads(line)
+        if "text" in order:
+            answer({"gap": gap(order["text"])})
+            continue
         started_s = time.perf_counter()
         ids, passes, draft_s = decode(order["prompts"], order["max_tokens"])
         answer({"ids": ids, "seconds": time.perf_counter() - started_s, "passes": passes, "draft_s": draft_s})
