@@ -137,7 +137,6 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
     new_rows_.clear();
   }
   draft.clear();
-  has_draft = false;
 }
 
 void Sequence::learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration) {
@@ -266,14 +265,13 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
                           std::size_t max_entries) {
   DraftBatch batch;
   batch.drafts.resize(requests.size());
-  batch.proposals.resize(requests.size());
   if (settings.is_from_graph()) {
     draft_from_graph(requests, settings, max_entries, batch);
   } else {
     draft_trees(requests, settings, batch);
   }
   for (std::size_t index = 0; index < requests.size(); ++index) {
-    batch.ended_early.push_back(std::ssize(batch.drafts[index].tokens) < budget_of(requests[index]));
+    batch.drafts[index].ended_early = std::cmp_less(batch.drafts[index].size(), budget_of(requests[index]));
   }
   return batch;
 }
@@ -293,12 +291,7 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
                       .position = request.position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
   if (settings.method == Method::kMostFrequent) {
-    for (GraphDraft& each : wanted) {
-      each.tokens.resize(static_cast<std::size_t>(each.budget));
-      each.tokens.resize(draft_greedy(trie, each.context, each.tokens));
-      each.parents.resize(each.tokens.size());
-      std::iota(each.parents.begin(), each.parents.end(), 0);
-    }
+    draft_greedy(trie, wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
     // Without q no rule has any use for siblings.
     draw_chains(trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
@@ -308,8 +301,7 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
     draw_trees(trie, wanted, settings.distribution, shape, max_entries, batch.distributions);
   }
   for (std::size_t index = 0; index < wanted.size(); ++index) {
-    batch.drafts[index] = {std::move(wanted[index].tokens), std::move(wanted[index].parents), {}};
-    batch.proposals[index] = std::move(wanted[index].proposals);
+    batch.drafts[index] = std::move(wanted[index].draft);
     Exclusive hold(requests[index].sequence->lock);
     requests[index].sequence->note(batch.drafts[index]);
   }

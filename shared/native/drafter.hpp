@@ -15,6 +15,7 @@
 
 #include "background.hpp"
 #include "calibration.hpp"
+#include "draft.hpp"
 #include "graph_drafter.hpp"
 #include "history.hpp"
 #include "locks.hpp"
@@ -62,8 +63,8 @@ class Sequence {
   Sources sources(const Trie& trie) const;
   /// Go by the settings of a draft that is asked for.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
-  /// Note a draft: what comes next tells how good it was.
-  void note(Draft latest) { draft = std::move(latest), has_draft = true; }
+  /// Note the nodes of a draft, which rows of the target will name.
+  void note(const Draft& latest) { draft.tokens = latest.tokens, draft.parents = latest.parents; }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
   void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
@@ -85,8 +86,7 @@ class Sequence {
   SequenceSettings settings = {};
   bool learns;
   bool is_calibrated = false;  // a calibrated draft was asked for
-  Draft draft = {};            // since the latest tokens came
-  bool has_draft = false;
+  Draft draft = {};            // since the latest tokens came: tokens and parents
 
  private:
   struct Row {
@@ -132,14 +132,6 @@ struct DraftRequest {
   double least_probability = 0.0;              // of a path; less probable ones are not drafted
   std::span<const Token> accepted = {};        // to be taken first, if the sequence still has so many tokens:
   std::uint64_t accepted_at = 0;
-};
-
-/// Drafts of a batch, one after another.
-struct DraftBatch {
-  std::vector<Draft> drafts;
-  std::vector<std::uint8_t> ended_early;                    // per draft, whether it has fewer nodes than it could have
-  std::vector<std::vector<Distributions::Span>> proposals;  // per draft, of every node where its strategy has q
-  Distributions distributions;                              // that all of them name
 };
 
 /// The settings that a StrategyOptions asks for.

@@ -233,12 +233,10 @@ std::optional<wire::Written> StepAnswerer::answer(std::string_view payload, bool
     response.sequence_statuses.push_back(static_cast<std::uint32_t>(part.status));
     response.next_positions.push_back(part.next_position);
     response.sequence_generations.push_back(part.generation);
-    response.draft_lengths.push_back(static_cast<std::uint32_t>(part.draft.size()));
-    response.ended_early.push_back(part.ended_early);
-    append(response.draft_tokens, part.draft.tokens);
-    append(response.draft_parents, part.draft.parents);
-    append(response.draft_path_probabilities, part.draft.probabilities);
-    for (const auto& [first, last] : part.proposals) {
+    response.ended_early.push_back(part.draft.ended_early);
+    part.draft.append_to(response.draft_lengths, response.draft_tokens, response.draft_parents,
+                         response.draft_path_probabilities);
+    for (const auto& [first, last] : part.draft.proposals) {
       response.candidate_counts.push_back(static_cast<std::uint32_t>(last - first));
       append(response.candidate_tokens, std::span(part.distributions->tokens).subspan(first, last - first));
       append(response.candidate_probabilities,
@@ -450,11 +448,9 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
   for (std::size_t rank = 0; rank < indices.size(); ++rank) {
     Step::Part& part = step.parts[indices[rank]];
     part.draft = std::move(batch.drafts[rank]);
-    part.ended_early = batch.ended_early[rank] != 0;
-    part.proposals = std::move(batch.proposals[rank]);
-    if (!part.proposals.empty()) part.distributions = &batch.distributions;
+    if (!part.draft.proposals.empty()) part.distributions = &batch.distributions;
     part.generation = graph.generation;
-    for (const auto& span : part.proposals) max_entries -= std::min(max_entries - 1, span.size());
+    for (const auto& span : part.draft.proposals) max_entries -= std::min(max_entries - 1, span.size());
     step.num_empty += part.draft.size() == 0 && request.node_budgets[indices[rank]] > 0;
     if (!part.session) continue;
     Exclusive hold(part.session->sequence->lock);

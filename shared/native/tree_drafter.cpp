@@ -13,21 +13,6 @@ constexpr std::int64_t kMostRead = 1 << 19;
 
 }  // namespace
 
-void Draft::cut(std::size_t size) {
-  tokens.resize(size);
-  parents.resize(size);
-  if (!probabilities.empty()) probabilities.resize(size);
-}
-
-std::size_t Draft::num_accepted(std::span<const Token> followed) const {
-  std::size_t count = 0, last = 0;
-  for (std::size_t node = 0; node < size() && count < followed.size(); ++node) {
-    // Children come after their parents, so one look at every node is enough.
-    if (std::cmp_equal(parents[node], last) && tokens[node] == followed[count]) last = node + 1, ++count;
-  }
-  return count;
-}
-
 /// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first. Those whose
 /// paths, after `parent`, are no more probable than `least` are left out.
 void TreeDrafter::rank(int most, double parent, double least) {
@@ -102,9 +87,7 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
       next = sources.trie.extend(parent.context, child.token);
     }
     nodes_.push_back({child.token, child.parent, parent.depth + 1, child.probability, next});
-    draft.tokens.push_back(child.token);
-    draft.parents.push_back(child.parent);
-    draft.probabilities.push_back(child.probability);
+    draft.add(child.parent, child.token, child.probability);
   }
 }
 

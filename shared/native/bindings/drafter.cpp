@@ -20,10 +20,7 @@ using namespace nb::literals;
 
 nb::list as_drafts(const DraftBatch& batch, const std::string& strategy) {
   nb::list drafts;
-  for (std::size_t index = 0; index < batch.drafts.size(); ++index) {
-    drafts.append(as_draft(batch.drafts[index], batch.proposals[index], &batch.distributions, strategy,
-                           batch.ended_early[index] != 0, 0));
-  }
+  for (const Draft& draft : batch.drafts) drafts.append(as_draft(draft, &batch.distributions, strategy, 0));
   return drafts;
 }
 

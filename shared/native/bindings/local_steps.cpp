@@ -247,10 +247,7 @@ struct RowDrafts {
 
   explicit RowDrafts(const Step& step) {
     for (const Step::Part& part : step.parts) {
-      lengths.push_back(static_cast<std::uint32_t>(part.draft.size()));
-      tokens.insert(tokens.end(), part.draft.tokens.begin(), part.draft.tokens.end());
-      parents.insert(parents.end(), part.draft.parents.begin(), part.draft.parents.end());
-      probabilities.insert(probabilities.end(), part.draft.probabilities.begin(), part.draft.probabilities.end());
+      part.draft.append_to(lengths, tokens, parents, probabilities);
     }
   }
   RowDrafts(std::vector<std::uint32_t> lengths, std::vector<Token> tokens, std::vector<std::int32_t> parents,
@@ -395,8 +392,7 @@ void bind_local_steps(nb::module_& module) {
             self.run(step);
             nb::list drafts;
             for (const Step::Part& part : step.parts) {
-              drafts.append(as_draft(part.draft, part.proposals, part.distributions, settings.strategy,
-                                     part.ended_early, draft_id));
+              drafts.append(as_draft(part.draft, part.distributions, settings.strategy, draft_id));
             }
             return drafts;
           },
