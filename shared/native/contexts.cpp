@@ -7,7 +7,6 @@
 namespace speculant {
 namespace {
 
-constexpr int kMaxWalk = 64;  // positions of a chain that a walk visits, also those that turn out not to match
 constexpr std::int64_t kMinSkipGramMatch = 2;
 constexpr std::size_t kMaxContexts = 123;
 
@@ -19,32 +18,6 @@ void count_token(std::vector<Successor>& successors, std::size_t start, Token to
     known->count += count;
   } else {
     successors.push_back({token, count});
-  }
-}
-
-/// How many tokens before `end` are those of a history up to a position, at most so many.
-std::int64_t match_length(const SessionHistory& history, std::int64_t position, const Token* end, std::int64_t most) {
-  most = std::min(most, position - history.oldest() + 1);
-  std::int64_t length = 0;
-  while (length < most && history.at(position - length) == end[-1 - length]) ++length;
-  return length;
-}
-
-/// Call `visit` with the newest `max_matches` matches of a chain below `size`: positions that end in the tokens before
-/// `end`, and how many tokens match, of at most `longest`.
-template <class Visit>
-void walk_chain(const SessionHistory& history, std::int64_t size, std::size_t chain, const Token* end, int max_matches,
-                std::int64_t longest, Visit&& visit) {
-  std::int64_t position = history.newest_in_chain(chain, end);
-  for (int walked = 0, matches = 0; walked < kMaxWalk && matches < max_matches && position >= history.oldest();) {
-    if (position < size) {
-      ++walked;
-      const std::int64_t length = match_length(history, position, end, longest);
-      if (length >= history.chain_length(chain)) visit(position, length), ++matches;
-    }
-    const std::int64_t distance = history.distance(chain, position);
-    if (distance == 0) break;
-    position -= distance;
   }
 }
 
@@ -96,7 +69,7 @@ bool SuffixMatches::find_below(std::int64_t longest, const Token* end) {
   const SessionHistory& history = *history_;
   const std::int64_t too_long = shortest_found();
   const std::size_t first = matches_.size();
-  walk_chain(history, size_, chain_, end, max_matches_, kMaxMatch, [&](std::int64_t position, std::int64_t length) {
+  history.for_each_match(chain_, end, size_, max_matches_, kMaxMatch, [&](std::int64_t position, std::int64_t length) {
     if (position == size_ - 1 || length >= too_long) return;
     std::size_t rank = matches_.size();
     matches_.emplace_back();
@@ -209,7 +182,7 @@ void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& 
     const Token token = history.at(position + 2);
     if (token >= 0) count_token(found_.successors, start, token);
   };
-  walk_chain(history, size, kNumChains - 1, end - 1, kMaxMatches, kMaxMatch - 1, add);
+  history.for_each_match(kNumChains - 1, end - 1, size, kMaxMatches, kMaxMatch - 1, add);
   close(calibration, {.source = Source::kSkipGram, .length = longest, .total = total, .occurrences = total});
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "history.hpp"
+#include "target_rows.hpp"
 #include "trie.hpp"
 
 namespace speculant {

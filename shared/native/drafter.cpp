@@ -155,7 +155,7 @@ bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) cons
   for (std::int64_t index = std::max<std::int64_t>(first - position, 0); index < std::ssize(tokens); ++index) {
     if (position + index >= size()) break;
     const Token token = tokens[static_cast<std::size_t>(index)];
-    if (kept[static_cast<std::size_t>(position + index - first)] != (token >= 0 ? token : kSeparator)) return false;
+    if (kept[static_cast<std::size_t>(position + index - first)] != as_kept(token)) return false;
   }
   return true;
 }

@@ -19,6 +19,7 @@
 #include "graph_drafter.hpp"
 #include "history.hpp"
 #include "locks.hpp"
+#include "target_rows.hpp"
 #include "tree_drafter.hpp"
 
 namespace speculant {
