@@ -7,7 +7,10 @@
 namespace speculant {
 namespace {
 
+// Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
+// Contexts of a position before the last three (skip-gram, two of rows) join: Calibration::learn has space for 128. A
+// graph of orders 1 to 10 and matches of up to 32 tokens give at most 73 of them; only a damaged file has more.
 constexpr std::size_t kMaxContexts = 123;
 
 /// Count a token behind `start`.
@@ -43,8 +46,8 @@ std::size_t most_frequent(const Level& level, Range children, std::span<Successo
 }  // namespace
 
 std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context, Range children) {
-  const std::int64_t key = context.order << 40 | context.node;
-  const std::size_t set = (static_cast<std::uint64_t>(key) * 0x1E3779B97F4A7C15 >> 40) % kSets;
+  const std::int64_t key = context.order << 40 | context.node;  // a level has fewer than 2^32 records
+  const std::size_t set = (static_cast<std::uint64_t>(key) * kHashFactor >> 40) % kSets;
   auto& keys = sets_[set].keys;
   auto place = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
   if (place == kPlaces) {
@@ -187,7 +190,8 @@ void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& 
 }
 
 /// Add the target's latest rows: in a row the first token counts most, each further one half of it, and an older row
-/// counts half as much as the one that came after it.
+/// counts half as much as the one that came after it. Old rows that count as much as new ones are 0.1 % worse
+/// (docs/experiments.md, "rows of the target"); halves within a row are a guess.
 void ContextCollector::add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end,
                                 int length) {
   const TargetRows::Rows* found = rows.find(end, length);

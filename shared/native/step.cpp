@@ -7,8 +7,10 @@
 namespace speculant {
 namespace {
 
-constexpr std::size_t kMaxOptions = 256;  // clients may ask for anything, so nothing is kept for ever
-// Most bytes of an answer: of any, for each sequence, node and entry of a distribution, and of an envelope.
+// Options that are known to be served. Clients may ask for anything, so nothing is kept for ever; as kMaxSettings.
+constexpr std::size_t kMaxOptions = 256;
+// Most bytes of an answer: of any, for each sequence, node and entry of a distribution, and of an envelope. The numbers
+// of drafter.proto are of fixed width, so they follow from it; tests/support/step_reference.py has the same.
 constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 24, kNodeBytes = 16, kEntryBytes = 8, kEnvelopeBytes = 32;
 constexpr const char* kNotParsed = "the message can't be parsed; send one of this service's protocol";
 
@@ -28,14 +30,15 @@ void append(std::vector<To>& values, const From& more) {
   values.insert(values.end(), more.begin(), more.end());
 }
 
-/// What a step takes at most, about: a token of a prompt half a microsecond, a node 4, a sequence 20. A few tokens that
-/// are learned from take more, and no prompt is so short.
+/// What a step takes at most, about: a token of a prompt half a microsecond, a node 4, a sequence 20. (Measured: a node
+/// takes 2, and twice as long with cold caches.) A few tokens that are learned from take more, and no prompt is so
+/// short.
 std::int64_t expected_ns(const wire::DraftRequest& request) {
   return static_cast<std::int64_t>(20'000 * request.context_lengths.size() + 500 * request.context_tokens.size() +
                                    4'000 * wire::sum(request.node_budgets));
 }
 
-// So many accepted tokens at most are taken where the draft is made.
+// Accepted tokens that are taken where the draft is made, at most: as many as one hold of the locks takes.
 constexpr std::size_t kMostLater = 32;
 
 std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock), sequence.num_bytes(); }
@@ -165,6 +168,7 @@ std::shared_ptr<Session> SessionTable::take_out_longest_idle(const std::string& 
   const bool has_one = longest != by_use_.end();
   const std::int64_t idle_ns = has_one ? now_ns - (*longest)->last_used_ns : 0;
   if (!has_one || idle_ns < limits_.busy_ns) {
+    // A millisecond at least, as 0 would mean that waiting does not help.
     const double delay_s = std::max(static_cast<double>(limits_.busy_ns - idle_ns) * 1e-9, 0.001);
     char shown[32];
     std::snprintf(shown, sizeof shown, "%.3g", delay_s);

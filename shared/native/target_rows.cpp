@@ -11,7 +11,7 @@ std::int64_t key_of(Token before, Token last, int length) {
 }
 
 std::size_t slot_of(std::int64_t key) {
-  const std::uint64_t hash = static_cast<std::uint64_t>(key) * 0x1E3779B97F4A7C15;
+  const std::uint64_t hash = static_cast<std::uint64_t>(key) * kHashFactor;
   return static_cast<std::size_t>(hash >> 40) % TargetRows::kNumSlots;
 }
 

@@ -36,7 +36,7 @@
 
 namespace speculant {
 
-/// Most nodes of a draft, and most children of a node.
+/// Most nodes of a draft, and most children of a node: the upper bounds of `draft.k` and `draft.max_branches`.
 inline constexpr int kMaxNodes = 2048, kMaxBranches = 64;
 
 /// What bounds a tree.

@@ -8,7 +8,8 @@
 namespace speculant::zeros {
 namespace {
 
-constexpr std::size_t kMapped = 1 << 17;  // of so many bytes or more, memory is the system's pages
+// Of so many bytes or more, memory is the system's pages. glibc's malloc draws the line there by default.
+constexpr std::size_t kMapped = 1 << 17;
 
 }  // namespace
 

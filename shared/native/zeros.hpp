@@ -30,7 +30,8 @@ class Zeros {
 
 namespace zeros {
 
-inline constexpr std::size_t kGivenBack = 1 << 18;  // at a time: a system takes a few tenths of a millisecond for it
+// Bytes that are given back at a time: 64 pages, for which a system takes a few tenths of a millisecond.
+inline constexpr std::size_t kGivenBack = 1 << 18;
 void* take(std::size_t num_bytes);
 /// Give memory back, from its end, at most so many bytes at a time; returns how many are left.
 std::size_t give_back(void* memory, std::size_t num_bytes, std::size_t most);
