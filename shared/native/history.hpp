@@ -2,8 +2,8 @@
 //
 // ring.hpp keeps the tokens and their chains; here they are compared with a context, and read.
 //
-// Memory: 20 to 40 bytes a token, as a table has a power of two of places, and up to 60 while it grows; a tenant's
-// million learned tokens take 21 MB, 42 while they grow.
+// Memory: 20 to 40 bytes a token, as a table has a power of two of places, and up to 80 while it grows; a tenant's
+// million learned tokens take 21 MB, 32 while they grow.
 #pragma once
 
 #include <algorithm>
