@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMaxOptions = 256;
 // Most bytes of an answer: of any, for each sequence, node and entry of a distribution, and of an envelope. The numbers
 // of drafter.proto are of fixed width, so they follow from it; tests/support/step_reference.py has the same.
-constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 24, kNodeBytes = 16, kEntryBytes = 8, kEnvelopeBytes = 32;
+constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 28, kNodeBytes = 16, kEntryBytes = 8, kEnvelopeBytes = 32;
 constexpr const char* kNotParsed = "the message can't be parsed; send one of this service's protocol";
 
 std::int64_t clock_ns() {
