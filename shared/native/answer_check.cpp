@@ -10,8 +10,10 @@
 namespace speculant::wire {
 namespace {
 
+// How far from 1 the probabilities of a node may sum up. Rounding to float32 changes their sum by about 1e-7; the rest
+// is a guess.
 constexpr double kMassTolerance = 1e-3;
-constexpr std::uint32_t kMaxStatus = 3;
+constexpr std::uint32_t kMaxStatus = 3;  // the last of SequenceStatus
 
 void check_token_ids(const char* name, const std::vector<std::uint32_t>& ids, std::int64_t vocabulary_size) {
   const std::int64_t largest = *std::max_element(ids.begin(), ids.end());

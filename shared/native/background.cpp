@@ -12,8 +12,9 @@
 
 namespace speculant {
 
+// How often the thread looks for work: several times in a pass of a model, which takes milliseconds. A guess.
 constexpr auto kInterval = std::chrono::microseconds(500);
-constexpr int kPatience = 400;  // intervals without work until the thread sleeps
+constexpr int kPatience = 400;  // intervals without work until the thread sleeps: 0.2 s; a guess
 
 struct Background::Thread {
   explicit Thread(const std::function<void()>& work) : thread([this, &work] { run(work); }) {}

@@ -7,22 +7,45 @@
 namespace speculant {
 namespace {
 
-// docs/experiments.md has the evidence for these: memories of 0.999 and 0.9998 and priors half and twice as large are
-// within 0.1 % of the tokens a pass, and bins with a prior of 5 promise the most evenly.
-constexpr std::size_t kLengths = 11, kOccurrences = 6, kVarieties = 3;
-constexpr std::size_t kProbabilities = 20, kSupports = 1 << 12;
+// Figures below without a place are of docs/experiments.md, "constants of the mixture", in tokens a step.
+
+// Sizes of the tables. Changing one, or a bound below, makes tables that were saved useless.
+constexpr std::size_t kLengths = 11, kOccurrences = 6, kVarieties = 3;  // classes of length_class and kind_of
+constexpr std::size_t kProbabilities = 20;  // half octaves from 1 down to kSmallestCandidate
+constexpr std::size_t kSupports = 1 << 12;  // the fields of support_by, and kInside
+// Set where the token before was drafted itself. Without it figures are within 0.3 %.
 constexpr std::uint32_t kInside = 1 << 11;
+// Candidates of a position; more are left out, those of the shortest contexts. With 64 no figure changes.
 constexpr std::size_t kMaxCandidates = 256;
-constexpr double kUnseen = 1e-4;                              // probability of a token that no context holds
-constexpr double kWeightMemory = 0.9995, kBinMemory = 0.999;  // what a visit counts for after one more
-constexpr double kWeightPrior = 2.0;                          // visits that the first estimate is worth
-constexpr double kBinPrior = 5.0;  // hits, and misses, that were as expected before the first one came
+// The probability of a token that no context holds. 1e-3 and 1e-6 are within 0.2 %.
+constexpr double kUnseen = 1e-4;
+// What a visit counts for after one more: the last 2,000 decide about a weight, the last 1,000 about a bin. 0.999 and
+// 0.9998 are as good for weights (docs/experiments.md, "How weights are learned"). 0.99 and 0.9999 are within 0.6 % for
+// bins.
+constexpr double kWeightMemory = 0.9995, kBinMemory = 0.999;
+// Visits that the first estimate of a weight is worth. 4 and 8 drafted 0.1 and 0.2 % worse, which is noise (there).
+constexpr double kWeightPrior = 2.0;
+// Hits, and misses, that were as expected before the first one came (docs/experiments.md, "Agreement"). 2 and 10 are
+// within 0.6 %.
+constexpr double kBinPrior = 5.0;
+// Back-off weights before anything is learned: of the sequence, the corpus and learned text by length, falling from
+// kFirstShare by kShareRatio a token; of the two other kinds one each. Guesses: 0.5 for all lengths, or for one of the
+// two, is within 0.2 %.
+constexpr double kFirstShare = 0.85, kShareRatio = 0.75, kLeastShare = 0.08;
+constexpr double kSkipGramShare = 0.8, kTargetRowsShare = 0.7;
+// Shorter contexts learn nothing from a token that came from longer ones with all but this probability. 0.1 and 0 are
+// within 0.2 %.
+constexpr double kLeastReached = 0.01;
+// Contexts that learn() has space for; contexts.cpp collects fewer.
+constexpr std::size_t kLearnedContexts = 128;
 
 /// How many bounds a value is above of.
 template <std::size_t size>
 std::size_t class_of(std::int64_t value, const std::int64_t (&bounds)[size]) {
   return static_cast<std::size_t>(std::count_if(bounds, bounds + size, [=](auto bound) { return value > bound; }));
 }
+
+// The bounds of all classes below are guesses. Others are within 0.3 %.
 
 /// Orders of a graph are classes of their own.
 std::size_t length_class(Source source, std::int64_t length) {
@@ -31,6 +54,7 @@ std::size_t length_class(Source source, std::int64_t length) {
 }
 
 /// How a context marks the candidates that it supports; of each field the first mark counts, which is the longest's.
+/// From the lowest bit on: three bits of the sequence, four of the corpus, two of learned text, two of the other kinds.
 struct Support {
   std::uint32_t field, value;
 };
@@ -62,7 +86,7 @@ Support support_by(Source source, std::int64_t length) {
 
 /// Probabilities are told apart by half octaves.
 std::size_t bin_of(const Candidate& candidate) {
-  // As std::frexp takes a normal number apart, which costs a call.
+  // As std::frexp takes a normal number apart, which costs a call. 1e-6 is below the last bin, and keeps 0 normal.
   const auto bits = std::bit_cast<std::uint64_t>(std::max(candidate.probability, 1e-6));
   const int exponent = static_cast<int>(bits >> 52) - 1022;
   const auto mantissa = std::bit_cast<double>((bits & 0x000F'FFFF'FFFF'FFFF) | 0x3FE0'0000'0000'0000);
@@ -88,9 +112,10 @@ std::int64_t count_in(const Trie& trie, const MatchedContexts& found, const Matc
 Calibration::Calibration() : bins(kProbabilities * kSupports, Bin{0, 0, 0}) {
   for (std::size_t source = 0; source < kNumSources; ++source) {
     for (std::size_t length = 0; length < kLengths; ++length) {
-      double share = std::max(0.08, 0.85 * std::pow(0.75, std::clamp<double>(static_cast<double>(length), 1, 5) - 1));
-      if (source == static_cast<std::size_t>(Source::kSkipGram)) share = 0.8;
-      if (source == static_cast<std::size_t>(Source::kTargetRows)) share = 0.7;
+      const double steps = std::clamp<double>(static_cast<double>(length), 1, 5) - 1;  // of the order of a usual graph
+      double share = std::max(kLeastShare, kFirstShare * std::pow(kShareRatio, steps));
+      if (source == static_cast<std::size_t>(Source::kSkipGram)) share = kSkipGramShare;
+      if (source == static_cast<std::size_t>(Source::kTargetRows)) share = kTargetRowsShare;
       weights.insert(weights.end(), kOccurrences * kVarieties, {kWeightPrior, kWeightPrior * share});
     }
   }
@@ -114,7 +139,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
     const double unit = left * (1.0 - context.backoff) / static_cast<double>(context.total);
     const auto [field, value] = support_by(context.source, context.length);
     for (const Successor& successor : found.of(context)) {
-      std::size_t slot = (static_cast<std::uint64_t>(successor.token) * 0x1E3779B97F4A7C15 >> 40) % index.size();
+      std::size_t slot = (static_cast<std::uint64_t>(successor.token) * kHashFactor >> 40) % index.size();
       while (index[slot] >= 0 && candidates[static_cast<std::size_t>(index[slot])].token != successor.token) {
         slot = (slot + 1) % index.size();
       }
@@ -165,7 +190,7 @@ void Calibration::learn(const Trie& trie, const MatchedContexts& found, const Mi
   }
   // What each context kept of the token's probability, over all that it and shorter ones give it.
   const auto& contexts = found.contexts;
-  std::array<double, 128> came_from_here;
+  std::array<double, kLearnedContexts> came_from_here;
   double below = kUnseen;
   for (std::size_t index = contexts.size(); index-- > 0;) {
     const MatchedContext& context = contexts[index];
@@ -175,7 +200,7 @@ void Calibration::learn(const Trie& trie, const MatchedContexts& found, const Mi
     came_from_here[index] = kept / below;
   }
   double reached = 1.0;
-  for (std::size_t index = 0; index < contexts.size() && reached >= 0.01; ++index) {
+  for (std::size_t index = 0; index < contexts.size() && reached >= kLeastReached; ++index) {
     BackoffWeight& weight = weights[contexts[index].kind];
     const double memory = 1.0 - (1.0 - kWeightMemory) * reached;
     weight.visits = weight.visits * memory + reached;

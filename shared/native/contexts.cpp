@@ -7,8 +7,10 @@
 namespace speculant {
 namespace {
 
-constexpr int kMaxWalk = 64;  // positions of a chain that a walk visits, also those that turn out not to match
+// Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
+// Contexts of a position before the last three (skip-gram, two of rows) join: Calibration::learn has space for 128. A
+// graph of orders 1 to 10 and matches of up to 32 tokens give at most 73 of them; only a damaged file has more.
 constexpr std::size_t kMaxContexts = 123;
 
 /// Count a token behind `start`.
@@ -19,32 +21,6 @@ void count_token(std::vector<Successor>& successors, std::size_t start, Token to
     known->count += count;
   } else {
     successors.push_back({token, count});
-  }
-}
-
-/// How many tokens before `end` are those of a history up to a position, at most so many.
-std::int64_t match_length(const SessionHistory& history, std::int64_t position, const Token* end, std::int64_t most) {
-  most = std::min(most, position - history.oldest() + 1);
-  std::int64_t length = 0;
-  while (length < most && history.at(position - length) == end[-1 - length]) ++length;
-  return length;
-}
-
-/// Call `visit` with the newest `max_matches` matches of a chain below `size`: positions that end in the tokens before
-/// `end`, and how many tokens match, of at most `longest`.
-template <class Visit>
-void walk_chain(const SessionHistory& history, std::int64_t size, std::size_t chain, const Token* end, int max_matches,
-                std::int64_t longest, Visit&& visit) {
-  std::int64_t position = history.newest_in_chain(chain, end);
-  for (int walked = 0, matches = 0; walked < kMaxWalk && matches < max_matches && position >= history.oldest();) {
-    if (position < size) {
-      ++walked;
-      const std::int64_t length = match_length(history, position, end, longest);
-      if (length >= history.chain_length(chain)) visit(position, length), ++matches;
-    }
-    const std::int64_t distance = history.distance(chain, position);
-    if (distance == 0) break;
-    position -= distance;
   }
 }
 
@@ -70,8 +46,8 @@ std::size_t most_frequent(const Level& level, Range children, std::span<Successo
 }  // namespace
 
 std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context, Range children) {
-  const std::int64_t key = context.order << 40 | context.node;
-  const std::size_t set = (static_cast<std::uint64_t>(key) * 0x1E3779B97F4A7C15 >> 40) % kSets;
+  const std::int64_t key = context.order << 40 | context.node;  // a level has fewer than 2^32 records
+  const std::size_t set = (static_cast<std::uint64_t>(key) * kHashFactor >> 40) % kSets;
   auto& keys = sets_[set].keys;
   auto place = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
   if (place == kPlaces) {
@@ -96,7 +72,7 @@ bool SuffixMatches::find_below(std::int64_t longest, const Token* end) {
   const SessionHistory& history = *history_;
   const std::int64_t too_long = shortest_found();
   const std::size_t first = matches_.size();
-  walk_chain(history, size_, chain_, end, max_matches_, kMaxMatch, [&](std::int64_t position, std::int64_t length) {
+  history.for_each_match(chain_, end, size_, max_matches_, kMaxMatch, [&](std::int64_t position, std::int64_t length) {
     if (position == size_ - 1 || length >= too_long) return;
     std::size_t rank = matches_.size();
     matches_.emplace_back();
@@ -209,12 +185,13 @@ void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& 
     const Token token = history.at(position + 2);
     if (token >= 0) count_token(found_.successors, start, token);
   };
-  walk_chain(history, size, kNumChains - 1, end - 1, kMaxMatches, kMaxMatch - 1, add);
+  history.for_each_match(kNumChains - 1, end - 1, size, kMaxMatches, kMaxMatch - 1, add);
   close(calibration, {.source = Source::kSkipGram, .length = longest, .total = total, .occurrences = total});
 }
 
 /// Add the target's latest rows: in a row the first token counts most, each further one half of it, and an older row
-/// counts half as much as the one that came after it.
+/// counts half as much as the one that came after it. Old rows that count as much as new ones are 0.1 % worse
+/// (docs/experiments.md, "rows of the target"); halves within a row are a guess.
 void ContextCollector::add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end,
                                 int length) {
   const TargetRows::Rows* found = rows.find(end, length);

@@ -11,13 +11,17 @@
 namespace speculant {
 namespace {
 
-constexpr std::int64_t kObjectBytes = 4'096;  // of a sequence, apart from what grows
+// Bytes that a sequence is said to take apart from what grows: its object, and the session's of a server. Rounded up; a
+// guess.
+constexpr std::int64_t kObjectBytes = 4'096;
 
-// What is added while locks are held: a token of a prompt takes about half a microsecond, one that is learned from
-// about fifteen.
+// Tokens that are added while locks are held, so that others wait for about half a millisecond: one of a prompt takes
+// about half a microsecond, one that is learned from about fifteen. tests/perf/locks.py measures the holds.
 constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
 
-constexpr std::size_t kMaxSettings = 256;  // clients may ask for anything, so nothing is kept for ever
+// Options whose settings are kept. Clients may ask for anything, so nothing is kept for ever. A guess: a client sends
+// the same options again and again.
+constexpr std::size_t kMaxSettings = 256;
 // Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
 // which takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause, in which other work has filled
 // the caches; one that is drawn 0.3 and a most frequent one 0.1, so those are never divided.
@@ -70,7 +74,7 @@ class Drafter::Loan {
 };
 
 Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns)
-    : memory(std::move(memory)), history(max_tokens, {4, 1}), learns(learns), rows_(this->memory->rows) {}
+    : memory(std::move(memory)), history(max_tokens, kSessionChains), learns(learns), rows_(this->memory->rows) {}
 
 std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
 
@@ -137,7 +141,6 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
     new_rows_.clear();
   }
   draft.clear();
-  has_draft = false;
 }
 
 void Sequence::learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration) {
@@ -156,7 +159,7 @@ bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) cons
   for (std::int64_t index = std::max<std::int64_t>(first - position, 0); index < std::ssize(tokens); ++index) {
     if (position + index >= size()) break;
     const Token token = tokens[static_cast<std::size_t>(index)];
-    if (kept[static_cast<std::size_t>(position + index - first)] != (token >= 0 ? token : kSeparator)) return false;
+    if (kept[static_cast<std::size_t>(position + index - first)] != as_kept(token)) return false;
   }
   return true;
 }
@@ -266,14 +269,13 @@ DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSet
                           std::size_t max_entries) {
   DraftBatch batch;
   batch.drafts.resize(requests.size());
-  batch.proposals.resize(requests.size());
   if (settings.is_from_graph()) {
     draft_from_graph(requests, settings, max_entries, batch);
   } else {
     draft_trees(requests, settings, batch);
   }
   for (std::size_t index = 0; index < requests.size(); ++index) {
-    batch.ended_early.push_back(std::ssize(batch.drafts[index].tokens) < budget_of(requests[index]));
+    batch.drafts[index].ended_early = std::cmp_less(batch.drafts[index].size(), budget_of(requests[index]));
   }
   return batch;
 }
@@ -293,12 +295,7 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
                       .position = request.position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
   if (settings.method == Method::kMostFrequent) {
-    for (GraphDraft& each : wanted) {
-      each.tokens.resize(static_cast<std::size_t>(each.budget));
-      each.tokens.resize(draft_greedy(trie, each.context, each.tokens));
-      each.parents.resize(each.tokens.size());
-      std::iota(each.parents.begin(), each.parents.end(), 0);
-    }
+    draft_greedy(trie, wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
     // Without q no rule has any use for siblings.
     draw_chains(trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
@@ -308,8 +305,7 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
     draw_trees(trie, wanted, settings.distribution, shape, max_entries, batch.distributions);
   }
   for (std::size_t index = 0; index < wanted.size(); ++index) {
-    batch.drafts[index] = {std::move(wanted[index].tokens), std::move(wanted[index].parents), {}};
-    batch.proposals[index] = std::move(wanted[index].proposals);
+    batch.drafts[index] = std::move(wanted[index].draft);
     Exclusive hold(requests[index].sequence->lock);
     requests[index].sequence->note(batch.drafts[index]);
   }

@@ -1,4 +1,14 @@
 // Drafts for a batch of sequences, by every strategy; the sequences, and what one tenant's sequences accepted.
+//
+// What takes memory, apart from the graph's file:
+//   a sequence   4 KB, and 20 bytes a token, whose number is rounded up to a power of two: 168 KB for 8,192 tokens. One
+//                that nobody learns from adds 90 to 180 bytes for each slot of rows that it fills.
+//   a tenant     20 bytes a learned token, rounded up in the same way: 21 MB for a million, 32 MB while they grow; and
+//                2.4 MB for rows of the target, from the first one on
+//   a graph      2.0 MB: the bins of its calibration
+//   a thread     1.6 MB for each tree drafter: the successors that it remembers. There are as many as ever drafted at
+//                the same time.
+// docs/sizing.md shows the first two on any machine.
 #pragma once
 
 #include <array>
@@ -15,16 +25,23 @@
 
 #include "background.hpp"
 #include "calibration.hpp"
+#include "draft.hpp"
 #include "graph_drafter.hpp"
 #include "history.hpp"
 #include "locks.hpp"
+#include "target_rows.hpp"
 #include "tree_drafter.hpp"
 
 namespace speculant {
 
+/// Tokens that the positions of a chain have in common, in a sequence and in learned text. Learned text has no chain of
+/// single tokens: it would bring 1.6 % more for Python answers, less than 1 % for others, and take 8 to 33 % longer
+/// (docs/experiments.md, "Learning from earlier sequences").
+inline constexpr std::array<int, kNumChains> kSessionChains = {4, 1}, kLearnedChains = {4, 2};
+
 /// What one tenant's sequences accepted, newest first to be found.
 struct LearnedMemory {
-  explicit LearnedMemory(std::int64_t max_tokens) : history(std::max<std::int64_t>(max_tokens, 1), {4, 2}) {}
+  explicit LearnedMemory(std::int64_t max_tokens) : history(std::max<std::int64_t>(max_tokens, 1), kLearnedChains) {}
 
   /// Add a text; no match runs across its ends, nor across a place where another text came between two parts of it.
   void add(std::span<const Token> tokens);
@@ -62,8 +79,8 @@ class Sequence {
   Sources sources(const Trie& trie) const;
   /// Go by the settings of a draft that is asked for.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
-  /// Note a draft: what comes next tells how good it was.
-  void note(Draft latest) { draft = std::move(latest), has_draft = true; }
+  /// Note the nodes of a draft, which rows of the target will name.
+  void note(const Draft& latest) { draft.tokens = latest.tokens, draft.parents = latest.parents; }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
   void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
@@ -85,8 +102,7 @@ class Sequence {
   SequenceSettings settings = {};
   bool learns;
   bool is_calibrated = false;  // a calibrated draft was asked for
-  Draft draft = {};            // since the latest tokens came
-  bool has_draft = false;
+  Draft draft = {};            // since the latest tokens came: tokens and parents
 
  private:
   struct Row {
@@ -132,14 +148,6 @@ struct DraftRequest {
   double least_probability = 0.0;              // of a path; less probable ones are not drafted
   std::span<const Token> accepted = {};        // to be taken first, if the sequence still has so many tokens:
   std::uint64_t accepted_at = 0;
-};
-
-/// Drafts of a batch, one after another.
-struct DraftBatch {
-  std::vector<Draft> drafts;
-  std::vector<std::uint8_t> ended_early;                    // per draft, whether it has fewer nodes than it could have
-  std::vector<std::vector<Distributions::Span>> proposals;  // per draft, of every node where its strategy has q
-  Distributions distributions;                              // that all of them name
 };
 
 /// The settings that a StrategyOptions asks for.
@@ -203,7 +211,7 @@ class Drafter {
 
   const int num_threads_;
   const ReadSettings read_settings_;
-  std::mutex learning_;  // held while one sequence is learned from
+  std::mutex learning_;  // held while one sequence is learned from; locks.hpp says where it comes in their order
   std::mutex mutex_;     // for what follows; held for a few instructions
   std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
   std::vector<std::unique_ptr<TreeDrafter>> trees_;   // that nobody uses at present

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "draft.hpp"
 #include "trie.hpp"
 
 namespace speculant {
@@ -14,19 +15,6 @@ namespace speculant {
 struct DistributionOptions {
   std::int64_t max_candidates = 0;  // most tokens that it keeps, the most probable, of equals the lowest ids; 0: all
   double temperature = 1.0;         // raises it to the power of 1 / temperature, before it is capped
-};
-
-/// Distributions, one after another.
-struct Distributions {
-  struct Span {
-    std::size_t first, last;
-    std::size_t size() const { return last - first; }
-  };
-  std::vector<std::uint32_t> tokens;
-  std::vector<float> probabilities;
-
-  std::span<const float> probabilities_of(Span q) const { return std::span(probabilities).subspan(q.first, q.size()); }
-  void resize(std::size_t size) { tokens.resize(size), probabilities.resize(size); }
 };
 
 /// What the probabilities of a range of records are proportional to. Keeps its memory from one context to the next.
@@ -49,15 +37,13 @@ class Masses {
   std::vector<std::size_t> largest_;
 };
 
-/// One sequence of a batch, and what is drawn for it.
+/// One sequence of a batch, while it is drafted for.
 struct GraphDraft {
-  Context context = {};        // at its end
+  Context context = {};        // at its end; a chain moves it on
   int budget = 0;              // most nodes
   std::uint64_t seed = 0;      // of the draws
   std::uint64_t position = 0;  // of the first token drafted
-  std::vector<Token> tokens = {};
-  std::vector<std::int32_t> parents = {};           // 0 is the root, j + 1 node j
-  std::vector<Distributions::Span> proposals = {};  // where the q of each node is, siblings sharing theirs
+  Draft draft = {};
 };
 
 /// What bounds a tree that is drawn.
@@ -66,10 +52,10 @@ struct DrawnTreeShape {
   int max_branches, max_depth;
 };
 
-/// Draft the most probable successor again and again, of equals the lowest id; return how many.
+/// Draft the most probable successor again and again, of equals the lowest id, for every sequence.
 ///
 /// The longest known context decides, and its order is kept while the window slides.
-std::size_t draft_greedy(const Trie& trie, Context context, std::span<Token> tokens);
+void draft_greedy(const Trie& trie, std::span<GraphDraft> sequences);
 
 /// Draw a chain for every sequence, each token from the distribution q of its context; if it is coupled, by the noise
 /// that verifiers share.
@@ -77,12 +63,12 @@ std::size_t draft_greedy(const Trie& trie, Context context, std::span<Token> tok
 /// All take a step before any takes the next one, so that the memory which one needs is on its way while the others are
 /// served. `max_entries`: most entries of all distributions together. A chain ends before one that may not fit, so
 /// before its token is drawn, or the tokens that are there would not be draws any more. 0 keeps no distribution.
-void draw_chains(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options, bool is_coupled,
+void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out);
 
 /// Draw a tree for every sequence; graph_drafter.cpp says why it is exact. `max_entries`: most entries of the
 /// distributions of all nodes together, siblings counted apart.
-void draw_trees(const Trie& trie, std::span<GraphDraft> drafts, const DistributionOptions& options,
+void draw_trees(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options,
                 const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out);
 
 }  // namespace speculant

@@ -4,12 +4,21 @@
 // locks back between short units delays others by one unit, never by all of it.
 //
 // The order of locks; a thread that holds one takes only those below it:
-//   1. sequence: one sequence, and what its session says of its drafts
-//   2. graph: the calibration that all generations of a graph share
-//   3. tenant: one tenant's memory
-//   4. table: the open sessions of a server. No other lock is taken, and nothing of Python is called, under it.
+//   1. learning (Drafter::learning_, a std::mutex): whose turn it is to learn from a sequence that had to wait
+//   2. sequence (Sequence::lock): one sequence, and what its session says of its drafts
+//   3. graph (Calibration::lock): the calibration that all generations of a graph share
+//   4. tenant (LearnedMemory::lock): one tenant's memory
+//   5. table (SessionTable::lock_): the open sessions of a server
+//   6. small ones (each `mutex_`): caches, free lists and queues inside of one object, for a few instructions. No other
+//      lock is taken under one of them, nor under the table's.
+// A thread holds one sequence, one graph and one tenant at most. Drafts hold sequence, graph and tenant together, the
+// latter two shared with other drafts; a large tree gives all three back every few nodes.
+//
+// The threads that draft for a batch are one caller's at a time. Others try that lock, and work alone instead of
+// waiting.
+//
 // Nobody waits for a lock while holding the GIL, and nothing of Python is called under a lock: the thread that has the
-// GIL may wait for that lock. Small locks guard caches and free lists inside of one object for a few instructions.
+// GIL may wait for that lock.
 #pragma once
 
 #include <array>

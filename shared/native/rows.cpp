@@ -6,6 +6,8 @@
 namespace speculant {
 namespace {
 
+// Last tokens that must agree for a row to be known again. Two requests that share so many at the same place are rare;
+// a guess: if it happens, drafts are worse and the text is the same.
 constexpr std::size_t kTail = 256;
 
 }  // namespace

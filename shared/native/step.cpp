@@ -7,9 +7,11 @@
 namespace speculant {
 namespace {
 
-constexpr std::size_t kMaxOptions = 256;  // clients may ask for anything, so nothing is kept for ever
-// Most bytes of an answer: of any, for each sequence, node and entry of a distribution, and of an envelope.
-constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 24, kNodeBytes = 16, kEntryBytes = 8, kEnvelopeBytes = 32;
+// Options that are known to be served. Clients may ask for anything, so nothing is kept for ever; as kMaxSettings.
+constexpr std::size_t kMaxOptions = 256;
+// Most bytes of an answer: of any, for each sequence, node and entry of a distribution, and of an envelope. The numbers
+// of drafter.proto are of fixed width, so they follow from it; tests/support/step_reference.py has the same.
+constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 28, kNodeBytes = 16, kEntryBytes = 8, kEnvelopeBytes = 32;
 constexpr const char* kNotParsed = "the message can't be parsed; send one of this service's protocol";
 
 std::int64_t clock_ns() {
@@ -28,14 +30,15 @@ void append(std::vector<To>& values, const From& more) {
   values.insert(values.end(), more.begin(), more.end());
 }
 
-/// What a step takes at most, about: a token of a prompt half a microsecond, a node 4, a sequence 20. A few tokens that
-/// are learned from take more, and no prompt is so short.
+/// What a step takes at most, about: a token of a prompt half a microsecond, a node 4, a sequence 20. (Measured: a node
+/// takes 2, and twice as long with cold caches.) A few tokens that are learned from take more, and no prompt is so
+/// short.
 std::int64_t expected_ns(const wire::DraftRequest& request) {
   return static_cast<std::int64_t>(20'000 * request.context_lengths.size() + 500 * request.context_tokens.size() +
                                    4'000 * wire::sum(request.node_budgets));
 }
 
-// So many accepted tokens at most are taken where the draft is made.
+// Accepted tokens that are taken where the draft is made, at most: as many as one hold of the locks takes.
 constexpr std::size_t kMostLater = 32;
 
 std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock), sequence.num_bytes(); }
@@ -165,6 +168,7 @@ std::shared_ptr<Session> SessionTable::take_out_longest_idle(const std::string& 
   const bool has_one = longest != by_use_.end();
   const std::int64_t idle_ns = has_one ? now_ns - (*longest)->last_used_ns : 0;
   if (!has_one || idle_ns < limits_.busy_ns) {
+    // A millisecond at least, as 0 would mean that waiting does not help.
     const double delay_s = std::max(static_cast<double>(limits_.busy_ns - idle_ns) * 1e-9, 0.001);
     char shown[32];
     std::snprintf(shown, sizeof shown, "%.3g", delay_s);
@@ -233,12 +237,10 @@ std::optional<wire::Written> StepAnswerer::answer(std::string_view payload, bool
     response.sequence_statuses.push_back(static_cast<std::uint32_t>(part.status));
     response.next_positions.push_back(part.next_position);
     response.sequence_generations.push_back(part.generation);
-    response.draft_lengths.push_back(static_cast<std::uint32_t>(part.draft.size()));
-    response.ended_early.push_back(part.ended_early);
-    append(response.draft_tokens, part.draft.tokens);
-    append(response.draft_parents, part.draft.parents);
-    append(response.draft_path_probabilities, part.draft.probabilities);
-    for (const auto& [first, last] : part.proposals) {
+    response.ended_early.push_back(part.draft.ended_early);
+    part.draft.append_to(response.draft_lengths, response.draft_tokens, response.draft_parents,
+                         response.draft_path_probabilities);
+    for (const auto& [first, last] : part.draft.proposals) {
       response.candidate_counts.push_back(static_cast<std::uint32_t>(last - first));
       append(response.candidate_tokens, std::span(part.distributions->tokens).subspan(first, last - first));
       append(response.candidate_probabilities,
@@ -450,11 +452,9 @@ void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indice
   for (std::size_t rank = 0; rank < indices.size(); ++rank) {
     Step::Part& part = step.parts[indices[rank]];
     part.draft = std::move(batch.drafts[rank]);
-    part.ended_early = batch.ended_early[rank] != 0;
-    part.proposals = std::move(batch.proposals[rank]);
-    if (!part.proposals.empty()) part.distributions = &batch.distributions;
+    if (!part.draft.proposals.empty()) part.distributions = &batch.distributions;
     part.generation = graph.generation;
-    for (const auto& span : part.proposals) max_entries -= std::min(max_entries - 1, span.size());
+    for (const auto& span : part.draft.proposals) max_entries -= std::min(max_entries - 1, span.size());
     step.num_empty += part.draft.size() == 0 && request.node_budgets[indices[rank]] > 0;
     if (!part.session) continue;
     Exclusive hold(part.session->sequence->lock);

@@ -145,9 +145,7 @@ struct Step {
     std::shared_ptr<Session> session = {};  // null if it is lost, or stateless
     std::vector<Token> accepted = {};       // to be taken when its draft is made
     Draft draft = {};
-    bool ended_early = false;
-    const Distributions* distributions = nullptr;  // that its proposals are of
-    std::vector<Distributions::Span> proposals = {};
+    const Distributions* distributions = nullptr;  // that its proposals are in; null if it has none
   };
   wire::DraftRequest request;
   std::uint64_t draft_id;

@@ -32,25 +32,12 @@
 
 #include "calibration.hpp"
 #include "contexts.hpp"
+#include "draft.hpp"
 
 namespace speculant {
 
-/// Most nodes of a draft, and most children of a node.
+/// Most nodes of a draft, and most children of a node: the upper bounds of `draft.k` and `draft.max_branches`.
 inline constexpr int kMaxNodes = 2048, kMaxBranches = 64;
-
-/// What was drafted, as it travels. A parent is 0 for the root, j + 1 for node j.
-struct Draft {
-  std::vector<Token> tokens;
-  std::vector<std::int32_t> parents;
-  std::vector<double> probabilities;  // of whole paths; empty where a strategy has none
-
-  std::size_t size() const { return tokens.size(); }
-  void clear() { tokens.clear(), parents.clear(), probabilities.clear(); }
-  /// Keep the first nodes.
-  void cut(std::size_t size);
-  /// How many nodes of a path agree with the tokens that followed.
-  std::size_t num_accepted(std::span<const Token> followed) const;
-};
 
 /// What bounds a tree.
 struct TreeShape {

@@ -10,9 +10,9 @@ namespace speculant::wire {
 namespace {
 
 enum WireType : std::uint32_t { kVarint, kFixed64, kLength, kGroup, kEndOfGroup, kFixed32 };
-constexpr int kMaxNesting = 100;
+constexpr int kMaxNesting = 100;                 // groups in groups, as protobuf's own parsers allow
 constexpr int kTagBytes = 5, kVarintBytes = 10;  // most that protobuf reads
-constexpr std::size_t kEnvelopeBytes = 16;       // most that an envelope adds
+constexpr std::size_t kEnvelopeBytes = 16;       // most that an envelope adds: 9 of the id, 6 before the message
 
 [[noreturn]] void fail() { throw ParseError(); }
 

@@ -41,7 +41,7 @@ class Cores {
   static int current() { return 0; }
   void keep(pthread_t, int) const {}
 #endif
-  static constexpr std::size_t kMaxThreads = 1'024;
+  static constexpr std::size_t kMaxThreads = 1'024;  // where the system does not tell: no bound
 };
 
 class Pool {

@@ -156,7 +156,7 @@ class ReferenceAnswerer:
 
     def draft_all(self, request, options, budgets, contexts, answer: pb.DraftResponse) -> None:
         count = len(budgets)
-        max_support = max(1, (self.limits.max_message_bytes - 32 - 128 - 24 * count - 16 * sum(budgets)) // 8)
+        max_support = max(1, (self.limits.max_message_bytes - 32 - 128 - 28 * count - 16 * sum(budgets)) // 8)
         session_ids, seeds = self.filled(request.session_ids, count), self.filled(request.seeds, count)
         positions = self.filled(request.positions, count)
         drafts: dict[int, Draft] = {}

@@ -22,7 +22,7 @@ void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
-constexpr std::int64_t kLeafWords = 3;
+constexpr std::int64_t kLeafWords = 3;  // of a record of the last level, as graph/layout.py draws it
 
 /// A level, from its array with the closing record. Those of records with children have 4 words.
 template <class Table>

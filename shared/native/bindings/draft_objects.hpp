@@ -63,18 +63,17 @@ class DraftMaker {
   std::vector<nb::object> names_;
 };
 
-/// A draft as Python sees it. `distributions`: that its proposals are of; null if it has none.
-inline nb::object as_draft(const Draft& draft, const std::vector<Distributions::Span>& proposals,
-                           const Distributions* distributions, const std::string& strategy, bool ended_early,
+/// A draft as Python sees it. `distributions`: that its proposals are in; null if it has none.
+inline nb::object as_draft(const Draft& draft, const Distributions* distributions, const std::string& strategy,
                            std::uint64_t draft_id) {
   const DraftMaker& maker = DraftMaker::instance();
   const nb::object name = nb::steal(PyUnicode_InternFromString(strategy.c_str()));
   nb::object made = nb::make_tuple();
-  if (!proposals.empty()) {
+  if (!draft.proposals.empty()) {
     std::vector<std::uint64_t> bounds{0};
     std::vector<std::uint32_t> ids;
     std::vector<float> probabilities;
-    for (const auto& [first, last] : proposals) {
+    for (const auto& [first, last] : draft.proposals) {
       const auto from = static_cast<std::ptrdiff_t>(first), to = static_cast<std::ptrdiff_t>(last);
       ids.insert(ids.end(), distributions->tokens.begin() + from, distributions->tokens.begin() + to);
       probabilities.insert(probabilities.end(), distributions->probabilities.begin() + from,
@@ -85,7 +84,7 @@ inline nb::object as_draft(const Draft& draft, const std::vector<Distributions::
                                 nb::cast(as_array(std::move(probabilities))));
   }
   return maker.make({as_numbers(draft.tokens), as_numbers(draft.parents), as_numbers(draft.probabilities), made, name,
-                     nb::bool_(ended_early), nb::cast(draft_id)});
+                     nb::bool_(draft.ended_early), nb::cast(draft_id)});
 }
 
 }  // namespace speculant

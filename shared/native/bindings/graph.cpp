@@ -35,7 +35,7 @@ const Level& checked_level(const GraphView& graph, std::int64_t length, std::int
 /// Count how much of a text is known: per order, positions with so many tokens before them; those whose context is
 /// known; those where its most frequent successor follows; and the last two of those where it is the longest known one.
 std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span<const std::uint32_t> ids) {
-  constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;
+  constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;  // as the builder writes it between documents
   std::vector<std::array<std::int64_t, 5>> counts(static_cast<std::size_t>(trie.max_order()) + 1);
   const auto of = [&](std::int64_t order) -> auto& { return counts[static_cast<std::size_t>(order)]; };
   Context longest;

@@ -23,6 +23,8 @@ namespace {
 
 using namespace nb::literals;
 
+// Last tokens by which a caller's text is known to continue the session's. A guess: a text that changed further back
+// keeps its session, and its drafts are worse.
 constexpr std::size_t kTail = 16;
 constexpr std::uint32_t kNoId = std::numeric_limits<std::uint32_t>::max();  // in no vocabulary
 
@@ -193,6 +195,8 @@ class LocalSteps {
     std::array<std::uint32_t, kTail> tail = {};  // a token at its position modulo kTail
     std::size_t num_nodes = 0;                   // of its latest draft
   };
+  // In this process nobody limits anybody. kFar is half of the largest number, so that sums with it are numbers, too; 1
+  // GB of a message, of which there is none, only bounds the distributions of a step.
   static constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 2;
   static constexpr SessionLimits kNoLimits{std::numeric_limits<std::size_t>::max(), kFar, kFar, 0};
   static constexpr StepLimits kAnyStep{.max_sequences = std::numeric_limits<std::size_t>::max(),
@@ -247,10 +251,7 @@ struct RowDrafts {
 
   explicit RowDrafts(const Step& step) {
     for (const Step::Part& part : step.parts) {
-      lengths.push_back(static_cast<std::uint32_t>(part.draft.size()));
-      tokens.insert(tokens.end(), part.draft.tokens.begin(), part.draft.tokens.end());
-      parents.insert(parents.end(), part.draft.parents.begin(), part.draft.parents.end());
-      probabilities.insert(probabilities.end(), part.draft.probabilities.begin(), part.draft.probabilities.end());
+      part.draft.append_to(lengths, tokens, parents, probabilities);
     }
   }
   RowDrafts(std::vector<std::uint32_t> lengths, std::vector<Token> tokens, std::vector<std::int32_t> parents,
@@ -395,8 +396,7 @@ void bind_local_steps(nb::module_& module) {
             self.run(step);
             nb::list drafts;
             for (const Step::Part& part : step.parts) {
-              drafts.append(as_draft(part.draft, part.proposals, part.distributions, settings.strategy,
-                                     part.ended_early, draft_id));
+              drafts.append(as_draft(part.draft, part.distributions, settings.strategy, draft_id));
             }
             return drafts;
           },

@@ -15,7 +15,7 @@ namespace {
 
 using namespace nb::literals;
 
-constexpr std::uint32_t kNoRowToken = 0xFFFFFFFF;
+constexpr std::uint32_t kNoRowToken = 0xFFFFFFFF;  // on the wire: the row has no more tokens; in no vocabulary
 
 [[noreturn]] void refuse_number() {
   throw RequestError("a number of this step does not fit; token ids are whole numbers from 0 on");

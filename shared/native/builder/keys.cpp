@@ -9,10 +9,12 @@
 namespace speculant {
 namespace {
 
-constexpr int kWordBits = 63;
-constexpr std::int64_t kMaxWords = 4;        // of 11 tokens with 21 bits each
-constexpr std::int64_t kInsertionSort = 48;  // buckets up to this size are sorted so
-constexpr std::int64_t kManyKeys = 8192;     // larger buckets are sorted by wider digits
+constexpr int kWordBits = 63;          // of a key that one word holds: three tokens of 21 bits
+constexpr std::int64_t kMaxWords = 4;  // of 11 tokens with 21 bits each, for a graph of order 10
+// How buckets are sorted: up to 48 keys by insertion, from 8,192 keys on by digits of 11 bits instead of 8, whose 2,048
+// counts are then a small part of the work. Guesses: the keys are the same with any; docs/experiments.md has the time
+// of a whole build.
+constexpr std::int64_t kInsertionSort = 48, kManyKeys = 8192;
 constexpr int kWideDigit = 11, kDigit = 8;
 
 /// The value of a token: its id plus 1, or 0 past the end and at a separator, which is all ones.

@@ -5,6 +5,7 @@
 namespace speculant {
 namespace {
 
+// Parents between a look-ahead and its use. link_children says what looking ahead brings; 16 itself is a guess.
 constexpr std::int64_t kAhead = 16;
 
 void require(bool holds) {

@@ -14,7 +14,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxNoiseBits = 53;  // noise is below 53 ln 2, as 52 bits of a word become noise
 
-// Numbers in [0, 1] fall into buckets by the first bits of their form; one to spare is for rounding above 1.
+// Numbers in [0, 1] fall into buckets by the first bits of their form; one to spare is for rounding above 1. The 13
+// bits are the sign, the exponent and four of the mantissa: 2,034 buckets, 16 KB of sums. A guess between the time to
+// clear them and the tokens at the border.
 constexpr int kBucketShift = 19;
 constexpr std::uint32_t kBuckets = (std::bit_cast<std::uint32_t>(1.0F) >> kBucketShift) + 2;
 

@@ -219,6 +219,33 @@ def test_drafts_end_where_an_answer_would_be_too_large(tight_pair: Pair) -> None
     assert {0, 1, 3} <= missing
 
 
+def test_an_answer_from_two_generations_is_not_too_large(graph_path: Path) -> None:
+    budgets = [3, 3] + 62 * [0]
+    count = len(budgets)
+    step = StepRequest(
+        tuple(SequenceRequest((CORPUS[0],), number, 0, budget, number) for number, budget in enumerate(budgets, 1)),
+        DraftOptions("sampling"),
+    )
+
+    def answer(max_message_bytes: int) -> pb.DraftResponse:
+        server = Server(graph_path, limits={"max_sequences": count, "max_message_bytes": max_message_bytes})
+        for number in range(1, count + 1):
+            if number == 2:
+                asyncio.run(server.graphs.reload(""))
+            server.open(number)
+        return server.step(step).draft
+
+    whole = answer(1 << 20)
+    assert len(set(whole.sequence_generations)) == 2
+    assert list(whole.draft_lengths) == budgets
+    enough = whole.ByteSize() + 32
+    without_q = enough - 8 * len(whole.candidate_tokens)
+    for max_message_bytes in range(without_q, enough + 300, 8):
+        cut = answer(max_message_bytes)
+        assert len(cut.draft_lengths) == count, "an answer that is too large is refused"
+        assert cut.ByteSize() + 32 <= max_message_bytes
+
+
 def varint(number: int) -> bytes:
     digits = bytearray()
     while number > 0x7F:

@@ -1,7 +1,7 @@
 """What accepted text taught: for every tenant a memory that its later sequences draft from.
 
 A tenant's memory holds its own text and nothing of others. Only how reliable kinds of contexts are, a few
-thousand rates, is shared by all. ``native/calibration.hpp`` and ``native/history.hpp`` define what is saved.
+thousand rates, is shared by all. ``native/calibration.hpp`` and ``native/target_rows.hpp`` define what is saved.
 """
 
 from __future__ import annotations
