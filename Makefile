@@ -104,7 +104,7 @@ $(ENGINES)/llama-server: $(ENGINES)/llama-cpp/.installed $(TOOLS)
 $(ENGINES)/sglang/.installed: constraints-engines.txt $(TOOLS)
 	@echo "installing the parts of SGLang that lay out trees into $(@D)"
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints-engines.txt --target $(@D) --no-deps sglang apache-tvm-ffi orjson \
-		pybase64 triton msgspec pyzmq ipython traitlets aiohttp multidict yarl propcache aiohappyeyeballs aiosignal frozenlist
+		pybase64 triton msgspec pyzmq pillow ipython traitlets aiohttp multidict yarl propcache aiohappyeyeballs aiosignal frozenlist
 	@touch $@
 
 $(ENGINES)/.speculant: $(ENGINES)/vllm/.installed $(ENGINES)/llama-cpp/.installed pyproject.toml $(NATIVE) $(PACKAGES)

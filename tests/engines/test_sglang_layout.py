@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from support.real_engines import installed
+from support.real_engines import EXAMPLE, installed
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -19,8 +19,8 @@ import numpy as np
 from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from speculant_graph.engines.rows import as_rows
-from speculant_graph.engines.sglang import lay_out, register
 from speculant_graph.types import Draft
+from speculant_sglang import lay_out, register
 
 register()
 register()  # a second time changes nothing
@@ -56,7 +56,7 @@ def test_trees_are_laid_out_as_sglang_does() -> None:
     folder = installed("sglang")
     outcome = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
-        env={**os.environ, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(EXAMPLE)]), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=500,

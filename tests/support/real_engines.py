@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / ".cache" / "engines"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sglang"
+"""The plug-in for SGLang."""
 
 
 def installed(name: str) -> Path:

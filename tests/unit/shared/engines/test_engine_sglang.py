@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from speculant_sglang import lay_out
 
 from speculant_graph import DraftConfig, LocalDrafter, NgramGraph, SequenceStep
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.rows import as_rows
-from speculant_graph.engines.sglang import lay_out
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Draft
 from speculant_verifier.demo.run import MODEL_FOLDER
@@ -38,9 +38,9 @@ def worker_class(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("sglang", "sglang.srt", "sglang.srt.speculative"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, _PATH, module)
-    monkeypatch.delitem(sys.modules, "speculant_graph.engines.sglang_worker", raising=False)
-    yield importlib.import_module("speculant_graph.engines.sglang_worker").SpeculantWorker
-    sys.modules.pop("speculant_graph.engines.sglang_worker", None)
+    monkeypatch.delitem(sys.modules, "speculant_sglang.worker", raising=False)
+    yield importlib.import_module("speculant_sglang.worker").SpeculantWorker
+    sys.modules.pop("speculant_sglang.worker", None)
 
 
 @pytest.fixture

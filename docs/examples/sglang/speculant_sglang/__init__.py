@@ -46,7 +46,7 @@ def register() -> None:
             _handle_ngram(server_args)
 
     def worker_class(_server_args: Any) -> type:
-        from speculant_graph.engines.sglang_worker import SpeculantWorker
+        from speculant_sglang.worker import SpeculantWorker
 
         return SpeculantWorker
 

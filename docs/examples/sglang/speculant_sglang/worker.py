@@ -11,7 +11,7 @@ from sglang.srt.speculative.ngram_worker import NGRAMWorker
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.factory import load_engine_settings, open_sessions
-from speculant_graph.engines.sglang import lay_out
+from speculant_sglang import lay_out
 
 _TENANT = "speculant_tenant"
 """Key of a request's ``custom_params``."""
