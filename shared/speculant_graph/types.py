@@ -292,6 +292,10 @@ class DrafterStatistics:
     """The latest failure, for people."""
 
 
+MAX_TENANT_CHARACTERS = 256
+"""Of a tenant's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """What a sequence wants of a drafter that serves many; None leaves it to the drafter's own settings."""

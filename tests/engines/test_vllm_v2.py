@@ -85,9 +85,12 @@ def test_requests_name_their_tenants(write: Any) -> None:
     assert once_more[0] >= again[0]
 
 
-@pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_doctor_says_which_runner_it_is(runner: str) -> None:
-    environment = v2_environment() if runner == "V2" else {}
+@pytest.mark.parametrize(
+    ("runner", "environment"),
+    [("V1", None), ("V2", {}), ("V1", {"VLLM_PLUGINS": "other"}), ("V1", {"VLLM_USE_V2_MODEL_RUNNER": "0"})],
+)
+def test_doctor_says_which_runner_it_is(runner: str, environment: dict[str, str] | None) -> None:
+    environment = {} if environment is None else v2_environment() | environment
     process = subprocess.run(
         [str(installed("vllm/bin/speculant")), "doctor", "--vllm", "--json"], env={**os.environ, **environment},
         capture_output=True, text=True, timeout=300, check=False,
@@ -95,6 +98,7 @@ def test_doctor_says_which_runner_it_is(runner: str) -> None:
     [check] = [each for each in json.loads(process.stdout)["checks"] if each["check"] == "vllm"]
     assert f"its {runner} model runner" in check["detail"]
     assert check["status"] == ("ok" if runner == "V2" else "warn")
+    assert bool(check["fix"]) is (runner == "V1")
 
 
 def test_names_that_moved_inside_vllm_cost_drafts_and_one_warning(

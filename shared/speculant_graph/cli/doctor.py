@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,10 +120,21 @@ def _check_vllm() -> Iterator[CheckResult]:
         return
     from speculant_graph.engines.vllm_v2 import problem_with_v2
 
-    version, problem = getattr(vllm, "__version__", "of unknown version"), problem_with_v2(config.VllmConfig())
+    version, allowed = getattr(vllm, "__version__", "of unknown version"), os.environ.get("VLLM_PLUGINS")
+    fix = "install Triton, and leave VLLM_USE_V2_MODEL_RUNNER unset"
+    if "speculant" not in {each.name for each in entry_points(group="vllm.general_plugins")}:
+        problem, fix = "the plug-in is not installed", "install speculant-graph[vllm] in this environment"
+    elif allowed is not None and "speculant" not in allowed.split(","):
+        problem, fix = f"VLLM_PLUGINS is {allowed}", "add speculant to it"
+    else:
+        try:
+            problem = problem_with_v2(config.VllmConfig())
+        except ValueError as error:  # vLLM refuses to start at all
+            yield CheckResult("vllm", "fail", f"vLLM {version} does not start: {str(error).splitlines()[-1]}", fix)
+            return
     if problem:
         found = f"vLLM {version} drafts with its V1 model runner, without asynchronous scheduling: {problem}"
-        yield CheckResult("vllm", "warn", found)
+        yield CheckResult("vllm", "warn", found, fix)
         return
     yield CheckResult("vllm", "ok", f"vLLM {version} drafts with its V2 model runner, if the model lets it choose that")
 

@@ -17,7 +17,7 @@ from loguru import logger
 from speculant_graph._core import RowDrafts, RowTracker
 from speculant_graph.budget import PassCost, StepBudget
 from speculant_graph.errors import SpeculantError
-from speculant_graph.types import DrafterState, RowDrafter, SessionOptions
+from speculant_graph.types import MAX_TENANT_CHARACTERS, DrafterState, RowDrafter, SessionOptions
 
 _NUM_TIMES_KEPT = 10_000
 
@@ -86,6 +86,7 @@ class EngineSessions:
         self._pass: _Pass | None = None  # that is under way
         self._lock = threading.Lock()
         self._is_closed = False
+        self._has_refused = False
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -98,7 +99,7 @@ class EngineSessions:
         capacities: list[int],
         *,
         request_ids: Sequence[str] | None = None,
-        tenants: Sequence[str | None] | None = None,
+        tenants: Sequence[object] | None = None,
         read_prompts: bool = False,
     ) -> RowDrafts:
         """Draft for a batch.
@@ -108,7 +109,8 @@ class EngineSessions:
                 ended. Arrays of 32 bits are read where they are.
             capacities: of each, most tokens that may be drafted.
             request_ids: of each the id of its request, if the engine names them. Their texts are not compared.
-            tenants: of each the tenant of the text; None is the drafter's own setting.
+            tenants: of each what the request named as the tenant of the text, a number or a name; None is the drafter's
+                own setting.
             read_prompts: whether the pass before this call read prompts, too, so that its time is no measure.
 
         Returns:
@@ -145,7 +147,7 @@ class EngineSessions:
         texts: list[Any],
         capacities: list[int],
         request_ids: Sequence[str] | None,
-        tenants: Sequence[str | None] | None,
+        tenants: Sequence[object] | None,
         started_s: float,
         read_prompts: bool,
     ) -> RowDrafts:
@@ -157,8 +159,7 @@ class EngineSessions:
             self._finish(batch.ended)
             session_ids = batch.session_ids
             for row in batch.begun:
-                tenant = None if tenants is None else tenants[row]
-                self._drafter.open(session_ids[row], None if tenant is None else SessionOptions(tenant=tenant))
+                self._drafter.open(session_ids[row], None if tenants is None else self._options(tenants[row]))
         elif self._budget is not None and former is not None and not read_prompts:
             former.note(self._budget, batch.num_new, started_s)
         self._pass = None
@@ -179,6 +180,19 @@ class EngineSessions:
         self.counts.offered_tokens += drafts.num_nodes
         self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted)
         return drafts
+
+    def _options(self, tenant: object) -> SessionOptions | None:
+        """Return the options of a tenant's session: of one whose name can't be used, one that teaches nobody."""
+        if tenant is None:
+            return None
+        name = str(tenant)
+        if 0 < len(name) <= MAX_TENANT_CHARACTERS and name == name.encode("utf-8", "replace").decode():
+            return SessionOptions(tenant=name)
+        if not self._has_refused:
+            problem = f"not the name of a tenant: {name[:20]!r}, {len(name)} characters"
+            logger.warning("{}; what such requests accept is not learned; send 1 to {}", problem, MAX_TENANT_CHARACTERS)
+        self._has_refused = True
+        return SessionOptions(learn=False)
 
     def _finish(self, ended: Sequence[int]) -> None:
         for session_id in ended:

@@ -71,7 +71,7 @@ def problem_with_v2(config: Any) -> str:
     """Return why vLLM's V2 can't run a configuration with our drafts; empty if it can."""
     with suppress(ImportError, AttributeError, TypeError, ValueError):
         if len(signature(import_module(_SPECULATORS).init_speculator).parameters) == 3:
-            return "" if config.use_v2_model_runner else "vLLM does not choose V2 for this configuration"
+            return "" if config.use_v2_model_runner else "vLLM does not choose it, for the reason above"
     return f"V2 of this vLLM is another than that of {_RUN_WITH}"
 
 
@@ -151,7 +151,7 @@ class Speculator:
             self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()
         self._pinned = torch.empty(2 * num_rows, dtype=torch.int64, pin_memory=self._is_cuda)
         self._texts: dict[str, _Text] = {}
-        self._tenants: dict[str, str] = {}
+        self._tenants: dict[str, object] = {}
         self._has_warned = False
 
     def init_cudagraph_manager(self, *_: object) -> None:
@@ -163,8 +163,8 @@ class Speculator:
         """Note whose new requests are, from their ``vllm_xargs``."""
         for request in requests:
             extra = getattr(request.sampling_params, "extra_args", None)
-            if isinstance(extra, dict) and isinstance(tenant := extra.get(TENANT), str):
-                self._tenants[request.req_id] = tenant
+            if isinstance(extra, dict) and TENANT in extra:
+                self._tenants[request.req_id] = extra[TENANT]
 
     def propose(
         self, input_batch: Any, *args: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None, **_: Any

@@ -35,12 +35,17 @@ from speculant_graph.rpc.step_messages import (
 )
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
-from speculant_graph.types import CouplingName, DraftOptions, Fingerprint, SiblingsName, SourceName
+from speculant_graph.types import (
+    MAX_TENANT_CHARACTERS,
+    CouplingName,
+    DraftOptions,
+    Fingerprint,
+    SiblingsName,
+    SourceName,
+)
 
 __all__ = ["read_answer_step_id", "read_step_id"]
 
-MAX_TENANT_CHARACTERS = 256
-"""Longest name of a tenant."""
 _SHA256_BYTES = 32
 _STATUSES = {status.value: status for status in SequenceStatus}
 

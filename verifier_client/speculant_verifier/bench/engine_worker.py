@@ -28,7 +28,7 @@ _START_TIMEOUT_S = 300.0
 def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
     """Make the engine as an order wants it."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
-    os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none")
+    os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none", VLLM_USE_V2_MODEL_RUNNER="0")
     from vllm import LLM, SamplingParams
 
     llm = LLM(

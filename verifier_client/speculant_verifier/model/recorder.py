@@ -62,7 +62,7 @@ class PassRecorder:
             Logits ``[n, T, V]``, which later passes leave as they are.
         """
         blocks = [each.block for each in (plan.full_placement, plan.sliding_placement) if each is not None]
-        self.is_steady = True
+        self.is_steady = not self._is_usable or not cache.is_empty
         if not self._is_usable or None in blocks or cache.is_empty:
             return self._compute(token_ids, plan, cache)
         if self._output is None:  # libraries set themselves up in the first pass, which can't be recorded

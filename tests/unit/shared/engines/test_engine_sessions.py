@@ -172,6 +172,26 @@ def test_tenants_are_passed_on_when_a_sequence_begins():
     assert list(drafter.tenants.values()) == ["red"]
 
 
+def test_numbers_are_names_and_what_can_be_no_name_teaches_nobody(warnings):
+    text, drafter = list(range(1, 13)), LocalDrafter(None, DraftConfig(strategy="adaptive", sources=["learned"]))
+    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
+
+    def drafted(tenant):
+        """Write the text for a tenant; return what was drafted on the way."""
+        made = []
+        for length in range(6, len(text) + 1):
+            made += sessions.draft(_arrays(text[:length], [20, 21]), [8, 8], tenants=[tenant, None]).lists()[0]
+        sessions.draft(_arrays([20, 21]), [8], tenants=[None])
+        return made
+
+    names = [41, 42, "\ud800", "x" * 300, "", "\ud800", None]
+    assert not any(map(drafted, names)), "each of another tenant, or of none that can be taught"
+    assert len(warnings) == 1
+    assert drafted("41"), "the same name"
+    assert drafted(None)
+    sessions.close()
+
+
 class _Broken(WatchedDrafter):
     def draft(self, steps):
         raise RuntimeError("no")
