@@ -9,6 +9,7 @@ Where that can't be done, V1 runs as before. Everything that depends on the insi
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -19,6 +20,8 @@ import numpy as np
 import torch  # vLLM has imported both
 from loguru import logger
 from numpy.typing import NDArray
+
+from speculant_graph._core import RowDrafts
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
 """What ``--speculative-config`` names as its model."""
@@ -112,17 +115,8 @@ def _hear_of_requests(speculator: Speculator) -> None:
 class _Text:
     """A request's text, and what was drafted after it."""
 
-    def __init__(self, most: int) -> None:
-        self._space, self.length, self.drafted = np.empty(most, np.int32), 0, list[int]()
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        return self._space[: self.length]
-
-    def append(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        end = self.length + len(tokens)
-        self._space[self.length : end] = tokens
-        self.length = end
+    def __init__(self, tokens: NDArray[np.int32]) -> None:
+        self.tokens, self.drafted = array("i", tokens.tobytes()), list[int]()
 
 
 class Speculator:
@@ -149,7 +143,10 @@ class Speculator:
         self._is_cuda = device.type == "cuda"
         if self._is_cuda:
             self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()
-        self._pinned = torch.empty(2 * num_rows, dtype=torch.int64, pin_memory=self._is_cuda)
+        # Copies from and to the device. The one of a step has ended before the next step, which waits for its pass.
+        self._added = torch.empty((2, num_rows), dtype=torch.int64, pin_memory=self._is_cuda)
+        self._tokens = torch.empty(self._drafts.shape, dtype=torch.int64, pin_memory=self._is_cuda)
+        self._chances = torch.empty(self._drafts.shape, pin_memory=self._is_cuda)
         self._texts: dict[str, _Text] = {}
         self._tenants: dict[str, object] = {}
         self._has_warned = False
@@ -189,58 +186,61 @@ class Speculator:
 
     def _draft(self, batch: Any, added: torch.Tensor, last: torch.Tensor, drafts: torch.Tensor, most: int) -> None:
         count = len(drafts)
-        num_added, last_tokens = self._to_host(added[:count], last.view(-1)[batch.idx_mapping[:count].long()])
+        num_added, last_tokens = self._to_host(added[:count], last.view(-1)[batch.idx_mapping[:count]])
         rows = [row for row in range(count) if num_added[row]]  # the others read their prompts
-        texts = [self._grown(batch, row, num_added[row], last_tokens[row]) for row in rows]
         request_ids = [batch.req_ids[row] for row in rows]
-        tenants = [self._tenants.get(each) for each in request_ids]
-        widths = [max(0, min(most, self._max_length - text.length - 1)) for text in texts]
+        texts = [self._grown(batch, row, num_added[row], last_tokens[row]) for row in rows]
+        tenants = [self._tenants.get(each) for each in request_ids] if self._tenants else None
+        widths = [max(0, min(most, self._max_length - len(text.tokens) - 1)) for text in texts]
         assert self.sessions is not None
         made = self.sessions.draft([each.tokens for each in texts], widths, request_ids=request_ids, tenants=tenants)
-        tokens, chances, start = np.zeros(drafts.shape, np.int64), np.zeros(drafts.shape, np.float32), 0
+        # vLLM verifies k tokens of every row, and embeds them: what is not drafted must be a token, too.
+        filled = [[token] * self._most for token in last_tokens]
         for row, text, drafted in zip(rows, texts, made.lists(), strict=True):
-            # vLLM verifies k tokens of every row, and embeds them: what is not drafted must be a token, too.
-            tokens[row] = text.drafted = drafted + [last_tokens[row]] * (self._most - len(drafted))
-            if self.enable_adaptive_verification:
-                along = np.array([1.0, *made.path_probabilities[start : start + len(drafted)]])
-                chances[row, : len(drafted)] = along[1:] / along[:-1]
-                start += len(drafted)
-        self._to_device(tokens, drafts)
+            filled[row] = text.drafted = drafted + filled[row][len(drafted) :]
+        self._tokens.numpy()[:count] = filled
+        drafts.copy_(self._tokens[:count], non_blocking=True)
         if self.enable_adaptive_verification:
-            self._to_device(chances, self.draft_token_confidence_probs[:count])
-        for known in (self._texts, self._tenants):
-            for ended in known.keys() - self._states.req_id_to_index.keys():
-                del known[ended]
+            self._add_chances(rows, made, count)
+
+    def _add_chances(self, rows: list[int], made: RowDrafts, count: int) -> None:
+        chances, start = self._chances.numpy(), 0
+        chances[:count] = 0.0
+        for row, drafted in zip(rows, made.lists(), strict=True):
+            along = np.array([1.0, *made.path_probabilities[start : start + len(drafted)]])
+            chances[row, : len(drafted)] = along[1:] / along[:-1]
+            start += len(drafted)
+        self.draft_token_confidence_probs[:count].copy_(self._chances[:count], non_blocking=True)
 
     def _grown(self, batch: Any, row: int, num_added: int, last: int) -> _Text:
         """Return the text of a row with what the pass added to it."""
         text = self._texts.get(batch.req_ids[row])
         if text is not None and not batch.is_prefilling_np[row]:
-            text.append([*text.drafted[: num_added - 1], last])
+            text.tokens.extend([*text.drafted[: num_added - 1], last])
             return text
         # It is new, or was preempted and has come back.
-        slot, text = int(batch.idx_mapping_np[row]), _Text(self._max_length + self._most + 1)
-        text.append(self._states.all_token_ids.gpu[slot, : int(self._states.total_len.gpu[slot])].cpu().numpy())
+        slot = int(batch.idx_mapping_np[row])
+        length = int(self._states.total_len.gpu[slot])
+        text = _Text(self._states.all_token_ids.gpu[slot, :length].cpu().numpy())
+        for known in (self._texts, self._tenants):
+            for ended in known.keys() - self._states.req_id_to_index.keys():
+                del known[ended]
         self._texts[batch.req_ids[row]] = text
         return text
 
     def _to_host(self, *tensors: torch.Tensor) -> list[list[int]]:
         """Return tensors of one length once the device has computed them, without waiting for anything after them."""
-        both = torch.stack([each.long() for each in tensors])
-        if self._is_cuda:
-            host = self._pinned[: both.numel()].view(both.shape)
-            self._stream.wait_stream(torch.cuda.current_stream(both.device))
-            with torch.cuda.stream(self._stream):
-                host.copy_(both, non_blocking=True)
-                both.record_stream(self._stream)
-                self._event.record()
-            self._event.synchronize()
-            both = host
-        return both.tolist()
-
-    def _to_device(self, array: NDArray[Any], target: torch.Tensor) -> None:
-        source = torch.from_numpy(array)
-        target.copy_(source.pin_memory() if self._is_cuda else source, non_blocking=True)
+        if not self._is_cuda:
+            return [each.tolist() for each in tensors]
+        host = self._added[:, : len(tensors[0])]
+        self._stream.wait_stream(torch.cuda.current_stream(tensors[0].device))
+        with torch.cuda.stream(self._stream):
+            for source, target in zip(tensors, host, strict=True):
+                target.copy_(source, non_blocking=True)
+                source.record_stream(self._stream)
+            self._event.record()
+        self._event.synchronize()
+        return host.tolist()  # type: ignore[no-any-return]
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:

@@ -250,7 +250,7 @@ def test_what_is_not_drafted_is_filled_with_a_token(vllm: SimpleNamespace, graph
     assert runner.propose(speculator, {"b": [4_001]}, ("b",), num_speculative_tokens=2)[0][2:] == [4_001, 4_001]
     assert runner.propose(speculator, {"b": [4_001, 4_001, 7]})[0]
     assert speculator._texts["b"].tokens.tolist()[:2] == [4_000, 4_001]
-    assert speculator._texts["b"].length == 5
+    assert len(speculator._texts["b"].tokens) == 5
     speculator.sessions.close()
 
 
@@ -322,6 +322,9 @@ def test_requests_name_their_tenants(vllm: SimpleNamespace, graph_path: Path, ru
     runner.propose(speculator, {name: [8] for name in "abc"}, tuple("abc"))
     runner.end("a")
     runner.propose(speculator, {name: [9] for name in "bc"})
-    assert asked == [["acme", None, None], [None, None]]
+    runner.start("d", 0, 5)
+    runner.propose(speculator, {"b": [9], "d": [8]}, ("d",))
+    assert asked == [["acme", None, None], [None, None], None]
+    assert list(speculator._texts) == ["b", "c", "d"], "those that ended are forgotten when another begins"
     assert not speculator._tenants
     speculator.sessions.close()
