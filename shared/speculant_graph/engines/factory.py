@@ -15,6 +15,7 @@ from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.similar import question
 from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import Drafter, Fingerprint, RowDrafter
 
@@ -52,8 +53,8 @@ def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
     if not isinstance(given, Mapping):
         raise ConfigError(f'{what} is no object; give one such as {{"graph_path": "graph.pkl"}}')
     for name in set(given) - set(EngineSettings.model_fields):
-        known = ", ".join(EngineSettings.model_fields)
-        raise ConfigError(f"{what} has an unknown setting {name}; it may have {known}")
+        hint = question(str(name), EngineSettings.model_fields) or f"it has {', '.join(EngineSettings.model_fields)}"
+        raise ConfigError(f"{what} has no setting {name}; {hint}")
     settings = load_settings(EngineSettings, what, (), given)
     if settings.graph_path is not None and settings.client.address:
         raise ConfigError(

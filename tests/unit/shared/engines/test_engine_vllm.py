@@ -114,7 +114,7 @@ def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"grpah_path": "x"}, "unknown setting grpah_path; it may have .*graph_path"),
+        ({"grpah_path": "x"}, "no setting grpah_path; is it graph_path"),
         ({"draft": {"strategy": "best"}}, "strategy"),
         ({"graph_path": "x.pkl", "client": {"address": "unix:///y"}}, "leave out graph_path or client.address"),
         ({"learned": "folder", "client": {"address": "unix:///y"}}, "leave out learned"),
