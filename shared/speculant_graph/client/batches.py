@@ -117,7 +117,12 @@ def pack(
     node_bytes = _NODE_BYTES
     if options.max_candidates and not options.omit_proposals:
         node_bytes += _CANDIDATE_BYTES * options.max_candidates
-    message, num_tokens, num_bytes = Message(request_writer(options)), 0, 0
+    try:
+        message, num_tokens, num_bytes = Message(request_writer(options)), 0, 0
+    except Exception as error:
+        for index, _, _ in batch:
+            refuse(index, error)
+        return
     for index, step, session in batch:
         start, end = session.position, len(step.token_ids)
         feedback = session.fitting_feedback(step.feedback)

@@ -338,8 +338,10 @@ class ClientCore:
     @staticmethod
     def _refuse(batch: InFlightBatch, index: int, error: Exception) -> None:
         """Leave out a sequence that can't be sent."""
-        reason = f"a sequence can't be sent ({type(error).__name__})"
-        batch.fail(index, DraftRequestError(reason, fix="give ids and budgets from 0 up"))
+        if not isinstance(error, SpeculantError):
+            reason = f"a sequence can't be sent ({type(error).__name__})"
+            error = DraftRequestError(reason, fix="give ids and budgets from 0 up")
+        batch.fail(index, error)
 
     def _note_outcome(self, entry: Entry, status: int, position: int, draft_id: int) -> bool:
         """Note what the drafter has taken of a sequence; return whether the sequence must be sent again."""

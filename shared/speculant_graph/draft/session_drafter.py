@@ -42,7 +42,7 @@ def DraftRequest(
     options: DraftOptions = DEFAULT_OPTIONS,
     least_probability: float = 0.0,
 ) -> SequenceStep:
-    """Return the step of a sequence that is drafted for as it stands: an old name."""
+    """Return the step of a sequence that is drafted for as it stands. An old name, which goes with the next release."""
     return SequenceStep(session_id, (), node_budget, seed, options=options, least_probability=least_probability)
 
 

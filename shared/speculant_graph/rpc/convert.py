@@ -63,10 +63,18 @@ _TRAVELLING = frozenset(pb.StrategyOptions.DESCRIPTOR.fields_by_name)
 
 @lru_cache(maxsize=256)
 def encode_options(options: DraftOptions) -> bytes:
-    """Return options as a StrategyOptions."""
+    """Return options as a StrategyOptions.
+
+    Raises:
+        DraftRequestError: a name is none that a sidecar serves, such as that of a verifier's own strategy.
+    """
     wanted = {name: value for name, value in asdict(options).items() if value is not None and name in _TRAVELLING}
     for name, numbers in _NUMBERS.items():
         if name in wanted:
+            if wanted[name] not in numbers:
+                raise DraftRequestError(
+                    f"{{field}} {wanted[name]} is not of a sidecar", fix=f"choose {' or '.join(numbers)}", field=name
+                )
             wanted[name] = numbers[wanted[name]]
     if options.sources is not None:
         wanted["sources"] = sum(_SOURCE_BITS[source] for source in options.sources)

@@ -122,9 +122,13 @@ def test_feedback_comes_before_the_tokens_that_it_explains(num_tokens: int) -> N
     assert not any(message.feedback_nodes for message in others)
 
 
-def test_a_sequence_that_can_not_be_sent_costs_only_itself(network: Network) -> None:
-    drafts = network.draft([STEP, SequenceStep(2, [2**40], 4)])
-    assert [bool(draft) for draft in drafts] == [True, False]
+@pytest.mark.parametrize(
+    "odd",
+    [SequenceStep(2, [2**40], 4), SequenceStep(2, [5], -1), SequenceStep(2, [5], 4, options=DraftOptions("nasd"))],
+)
+def test_a_sequence_that_can_not_be_sent_costs_only_itself(network: Network, odd: SequenceStep) -> None:
+    drafts = network.draft([STEP, odd, SequenceStep(3, [5], 4, options=DraftOptions(max_depth=2))])
+    assert [bool(draft) for draft in drafts] == [True, False, True]
 
 
 def test_the_breaker_opens_after_failures_in_a_row_and_probes_then(network: Network) -> None:
