@@ -67,7 +67,8 @@ void bind_local_steps(nb::module_& module) {
             Step step = self.begin(settings, draft_id, max_entries);
             std::vector<std::optional<LocalFeedback>> told(count);
             for (std::size_t index = 0; index < count; ++index) {
-              self.add(step, ids[index], Text(texts[index]), {budgets[index], seeds[index], least[index]});
+              SequenceDraft& wanted = self.add(step, ids[index], Text(texts[index]), budgets[index]);
+              wanted.seed = seeds[index], wanted.least_probability = least[index];
               if (feedback[index].is_none()) continue;
               const auto [id, nodes, rows] =
                   nb::cast<std::tuple<std::uint64_t, std::vector<std::uint32_t>, Table<const std::int64_t>>>(
@@ -104,7 +105,7 @@ void bind_local_steps(nb::module_& module) {
             }
             Step step = self.begin(settings, 0, max_entries);
             for (std::size_t index = 0; index < count; ++index) {
-              self.add_stateless(step, Text(contexts[index]), {budgets[index], seeds[index]}, positions[index]);
+              self.add_stateless(step, Text(contexts[index]), budgets[index], positions[index]).seed = seeds[index];
             }
             self.run(step, {});
             return drafts_of(step);
@@ -125,8 +126,7 @@ void bind_local_steps(nb::module_& module) {
             if (budgets.size() != count) throw RequestError("give a budget for each row");
             Step step = self.begin(settings, 1);
             for (std::size_t index = 0; index < count; ++index) {
-              self.add(step, batch.rows.ids[index], *batch.texts[index],
-                       {.budget = budgets[index], .least_probability = least});
+              self.add(step, batch.rows.ids[index], *batch.texts[index], budgets[index]).least_probability = least;
             }
             self.run(step, batch.rows.ids);
             std::size_t num_drafted = 0;

@@ -3,14 +3,14 @@
 namespace speculant {
 namespace {
 
-void add_sequence(Step& step, std::uint64_t number, std::uint64_t position, std::size_t size, const Order& order) {
+Step::Part& add_sequence(Step& step, std::uint64_t number, std::uint64_t position, std::size_t size,
+                         std::int64_t budget) {
   wire::DraftRequest& request = step.request;
   request.session_ids.push_back(number);
   request.positions.push_back(position);
   request.context_lengths.push_back(static_cast<std::uint32_t>(size));
-  request.node_budgets.push_back(static_cast<std::uint32_t>(std::clamp<std::int64_t>(order.budget, 0, kMaxNodes)));
-  Step::Part& part = step.parts.emplace_back();
-  part.seed = order.seed, part.least_probability = order.least_probability;
+  request.node_budgets.push_back(static_cast<std::uint32_t>(std::clamp<std::int64_t>(budget, 0, kMaxNodes)));
+  return step.parts.emplace_back();
 }
 
 }  // namespace
@@ -93,22 +93,24 @@ std::vector<std::uint64_t> LocalSteps::changed(const std::vector<std::uint64_t>&
   return changed;
 }
 
-void LocalSteps::add(Step& step, std::uint64_t id, const Text& text, const Order& order) {
+SequenceDraft& LocalSteps::add(Step& step, std::uint64_t id, const Text& text, std::int64_t budget) {
   std::vector<std::uint32_t>& tokens = step.request.context_tokens;
   const std::size_t size = text.size(), first = std::min(known(id).size, size), before = tokens.size();
   for (std::size_t each = first; each < size; ++each) tokens.push_back(id_of(text[each]));
   Known& taken = known(id);  // looked up again, as a text's numbers may be anything, which runs Python
-  add_sequence(step, taken.number, first, size - first, order);
-  step.parts.back().stays = size == 0;
-  if (size == 0) return;
-  taken.size = first;
-  taken.take(std::span(tokens).subspan(before));
+  Step::Part& part = add_sequence(step, taken.number, first, size - first, budget);
+  part.stays = size == 0;
+  if (!part.stays) {
+    taken.size = first;
+    taken.take(std::span(tokens).subspan(before));
+  }
+  return part;
 }
 
-void LocalSteps::add_stateless(Step& step, const Text& text, const Order& order, std::uint64_t position) const {
+SequenceDraft& LocalSteps::add_stateless(Step& step, const Text& text, std::int64_t budget, std::uint64_t position) {
   const std::size_t size = text.size();
   for (std::size_t each = 0; each < size; ++each) step.request.context_tokens.push_back(id_of(text[each]));
-  add_sequence(step, 0, position - size, size, order);
+  return add_sequence(step, 0, position - size, size, budget);
 }
 
 void LocalSteps::add_feedback(Step& step, std::vector<std::optional<LocalFeedback>> feedback,

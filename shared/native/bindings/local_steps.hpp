@@ -24,13 +24,6 @@ inline std::uint32_t id_of(std::int64_t number) {
   return 0 <= number && number < kNoId ? static_cast<std::uint32_t>(number) : kNoId;
 }
 
-/// What is wanted for a sequence.
-struct Order {
-  std::int64_t budget;
-  std::uint64_t seed = 0;
-  double least_probability = 0.0;
-};
-
 /// What the target made of the latest draft of a sequence.
 struct LocalFeedback {
   std::uint64_t draft_id;
@@ -72,10 +65,11 @@ class LocalSteps {
             .max_entries = max_entries,
             .learns_later = true};
   }
-  /// Add a sequence to a step: what is new of its text; of an empty one nothing, wherever the sequence is.
-  void add(Step& step, std::uint64_t id, const Text& text, const Order& order);
+  /// Add a sequence to a step: what is new of its text; of an empty one nothing, wherever the sequence is. What else is
+  /// wanted is up to the caller.
+  SequenceDraft& add(Step& step, std::uint64_t id, const Text& text, std::int64_t budget);
   /// Add a sequence without a session.
-  void add_stateless(Step& step, const Text& text, const Order& order, std::uint64_t position) const;
+  static SequenceDraft& add_stateless(Step& step, const Text& text, std::int64_t budget, std::uint64_t position);
   /// Add what the target made of latest drafts. What names nodes that a draft does not have teaches nothing.
   void add_feedback(Step& step, std::vector<std::optional<LocalFeedback>> feedback,
                     const std::vector<std::uint64_t>& ids) const;
