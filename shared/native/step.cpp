@@ -68,7 +68,7 @@ void StepAnswerer::learn_soon(const Step& step) {
 void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   const wire::DraftRequest& request = step.request;
   Step::Part& part = step.parts[index];
-  if (request.session_ids[index] == 0) return;
+  if (request.session_ids[index] == 0 || part.session) return;
   part.status = SequenceStatus::kSessionLost;
   const std::shared_ptr<Session> session = sessions_->look_at(request.session_ids[index]);
   if (!session) return;
@@ -84,7 +84,6 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   const auto take_part = [&] {  // false: the session holds another text
     Exclusive hold(sequence.lock);
     const auto known = static_cast<std::uint64_t>(sequence.size());
-    if (part.stays) position = known;
     if (position < known && !sequence.agrees(static_cast<std::int64_t>(position), addition.tokens)) return false;
     part.session = session;
     part.generation = session->graph.generation;

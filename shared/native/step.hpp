@@ -51,10 +51,10 @@ struct StepCounts {
 struct Step {
   struct Part : SequenceDraft {  // one sequence; its budget, seed and least probability may come with it
     std::size_t first_token = 0, first_row = 0;
-    bool stays = false;  // its session brings no tokens, wherever it is
     SequenceStatus status = SequenceStatus::kOk;
     std::uint64_t next_position = 0, generation = 0;
-    std::shared_ptr<Session> session = {};         // null if it is lost, or stateless
+    // Null if it is lost, or stateless. Given with the step, it is drafted for as it stands, without tokens.
+    std::shared_ptr<Session> session = {};
     const Distributions* distributions = nullptr;  // that its proposals are in; null if it has none
 
     void lose() {

@@ -69,7 +69,7 @@ void StepAnswerer::check(Step& step, StepHost& host) {
   for (std::size_t index = 0; index < count; ++index) {
     const std::uint64_t id = request.session_ids[index];
     Step::Part& part = step.parts[index];
-    if (id != 0 && !part.stays && !seen.insert(id).second) {
+    if (id != 0 && !part.session && !seen.insert(id).second) {
       throw RequestError("a session is twice in one step; send one sequence for each");
     }
     part.first_token = token, part.first_row = row;

@@ -16,24 +16,28 @@ Step::Part& add_sequence(Step& step, std::uint64_t number, std::uint64_t positio
 }  // namespace
 
 void LocalSteps::open(std::uint64_t id, std::shared_ptr<LearnedMemory> memory, bool learns) {
-  const auto [place, is_new] = known_.try_emplace(id, Known{.number = last_number_ + 1});
-  if (!is_new) {
-    throw RequestError("session " + std::to_string(id) + " is open already; close it or choose another number");
-  }
   const std::uint64_t number = ++last_number_;
-  without_gil([&] { table_->open(number, {drafter_, 1}, "", std::move(memory), learns, 0); });
+  auto session = without_gil([&] { return table_->open(number, {drafter_, 1}, "", std::move(memory), learns, 0); });
+  const auto [place, is_new] = known_.try_emplace(id, Known{.session = session});
+  if (is_new) return;
+  end(*session);
+  throw RequestError("session " + std::to_string(id) + " is open already; close it or choose another number");
 }
 
 std::vector<Token> LocalSteps::end(std::uint64_t id) {
   const auto found = known_.find(id);
   if (found == known_.end()) return {};
-  const std::uint64_t number = found->second.number;
+  const std::shared_ptr<Session> session = std::move(found->second.session);
   known_.erase(found);
+  return end(*session);
+}
+
+std::vector<Token> LocalSteps::end(Session& session) {
   std::vector<EndedSession> ended;
   without_gil([&] {
     drafter_->learn_rest();  // of the session's last tokens, before its memory knows them
     std::lock_guard guard(ending_);
-    if (const auto session = table_->look_at(number)) table_->end(*session, SessionEnd::kClosed);
+    table_->end(session, SessionEnd::kClosed);
     ended = table_->take_ended();
   });
   return ended.empty() ? std::vector<Token>() : std::move(ended.front().learned);
@@ -45,38 +49,27 @@ const LocalSteps::Known& LocalSteps::known(std::uint64_t id) const {
   return found->second;
 }
 
-std::shared_ptr<Session> LocalSteps::session(std::uint64_t number) const {
-  auto found = table_->look_at(number);
-  if (!found) throw RequestError("this session has ended; open it again");
-  return found;
-}
-
 void LocalSteps::accept(std::uint64_t id, std::span<const std::int64_t> ids, bool is_prompt) {
   Known& taken = known(id);
   taken.take(ids);
-  const std::uint64_t number = taken.number;
-  without_gil(
-      [&] { drafter_->accept(*session(number)->sequence, tokens_of(ids, drafter_->vocabulary_size), is_prompt); });
+  const auto session = taken.session;
+  without_gil([&] { drafter_->accept(*session->sequence, tokens_of(ids, drafter_->vocabulary_size), is_prompt); });
 }
 
 void LocalSteps::add_rows(std::uint64_t id, std::span<const std::int64_t> nodes,
                           const Table<const std::int64_t>& rows) {
   if (rows.shape(0) != nodes.size()) throw RequestError("give one row per node");
-  const std::uint64_t number = known(id).number;
+  const auto session = known(id).session;
   without_gil([&] {
-    const auto found = session(number);
-    Exclusive hold(found->sequence->lock);
-    found->sequence->add_rows(nodes, tokens_of(as_span(rows), drafter_->vocabulary_size), rows.shape(1));
+    const std::vector<Token> tokens = tokens_of(as_span(rows), drafter_->vocabulary_size);
+    Exclusive hold(session->sequence->lock);
+    session->sequence->add_rows(nodes, tokens, rows.shape(1));
   });
 }
 
 std::int64_t LocalSteps::num_bytes(std::uint64_t id) {
-  const std::uint64_t number = known(id).number;
-  return without_gil([&] {
-    const auto found = session(number);
-    Exclusive hold(found->sequence->lock);
-    return found->sequence->num_bytes();
-  });
+  const auto session = known(id).session;
+  return without_gil([&] { return Exclusive(session->sequence->lock), session->sequence->num_bytes(); });
 }
 
 std::vector<std::uint64_t> LocalSteps::changed(const std::vector<std::uint64_t>& ids, const nb::list& texts) const {
@@ -98,9 +91,10 @@ SequenceDraft& LocalSteps::add(Step& step, std::uint64_t id, const Text& text, s
   const std::size_t size = text.size(), first = std::min(known(id).size, size), before = tokens.size();
   for (std::size_t each = first; each < size; ++each) tokens.push_back(id_of(text[each]));
   Known& taken = known(id);  // looked up again, as a text's numbers may be anything, which runs Python
-  Step::Part& part = add_sequence(step, taken.number, first, size - first, budget);
-  part.stays = size == 0;
-  if (!part.stays) {
+  Step::Part& part = add_sequence(step, taken.session->id, first, size - first, budget);
+  if (size == 0) {
+    part.session = taken.session;
+  } else {
     taken.size = first;
     taken.take(std::span(tokens).subspan(before));
   }

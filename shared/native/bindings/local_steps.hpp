@@ -82,7 +82,7 @@ class LocalSteps {
   static constexpr std::size_t kTail = 16;
 
   struct Known {
-    std::uint64_t number;  // of its session; callers may number theirs from 0, which means none to a step
+    std::shared_ptr<Session> session = {};
     std::size_t size = 0;
     std::array<std::uint32_t, kTail> tail = {};  // a token at its position modulo kTail
     std::size_t num_nodes = 0;                   // of its latest draft
@@ -95,10 +95,10 @@ class LocalSteps {
       size += ids.size();
     }
   };
+  std::vector<Token> end(Session& session);
+  /// What is known of an open session. Throws RequestError if there is none.
   const Known& known(std::uint64_t id) const;
   Known& known(std::uint64_t id) { return const_cast<Known&>(std::as_const(*this).known(id)); }
-  /// Its session, without the GIL. Throws RequestError if it has ended meanwhile.
-  std::shared_ptr<Session> session(std::uint64_t number) const;
 
   // In this process nobody limits anybody. kFar is half of the largest number, so that sums with it are numbers, too; 1
   // GB of a message, of which there is none, only bounds the distributions of a step.
@@ -116,8 +116,8 @@ class LocalSteps {
   StepAnswerer steps_;
   StepHost host_;  // asked for the graph alone: the settings are given
   std::unordered_map<std::uint64_t, Known> known_;
-  std::uint64_t last_number_ = 0;
-  std::mutex ending_;  // held without the GIL, so that nobody takes what another session has learned
+  std::uint64_t last_number_ = 0;  // of a session: callers may number theirs from 0, which means none to a step
+  std::mutex ending_;              // held without the GIL, so that nobody takes what another session has learned
 };
 
 }  // namespace speculant
