@@ -78,10 +78,10 @@ Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_token
 
 std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
 
-Sources Sequence::sources(const Trie& trie) const {
+Sources Sequence::sources(const Graphs& graphs) const {
   auto enabled = settings.sources;
-  if (trie.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
-  return {trie, history, size(), memory->history, rows_, enabled};
+  if (graphs.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
+  return {graphs, history, size(), memory->history, rows_, enabled};
 }
 
 void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
@@ -106,11 +106,11 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
   }
 }
 
-void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition) {
+void Sequence::accept(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration, Addition& addition) {
   if (addition.tokens.empty()) return;
   const bool is_first = !std::exchange(addition.has_begun, true);
   if (is_first) {
-    learn(drafter, trie, calibration);
+    learn(drafter, graphs, calibration);
     addition.is_prompt |= size() == 0;
     if (history.is_small()) history.reserve(std::ssize(addition.tokens));
   }
@@ -121,14 +121,14 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
   const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
   if (waits) {
     unlearned_.assign(part.begin(), part.end());
-    unlearned_context_ = context;
+    unlearned_contexts_ = contexts;
   }
   if (calibrates && !waits) {
     Exclusive graph(calibration.lock);
     Shared tenant(memory->lock);
-    drafter.accept(sources(trie), calibration, history, context, part, true, !is_first);
+    drafter.accept(sources(graphs), calibration, history, contexts, part, true, !is_first);
   } else {
-    drafter.accept(sources(trie), calibration, history, context, part, false, !is_first);
+    drafter.accept(sources(graphs), calibration, history, contexts, part, false, !is_first);
   }
   if (!addition.tokens.empty()) return;
   // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
@@ -143,13 +143,13 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
   draft.clear();
 }
 
-void Sequence::learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration) {
+void Sequence::learn(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration) {
   if (unlearned_.empty()) return;
   Exclusive graph(calibration.lock);
   Shared tenant(memory->lock);
-  Sources before = sources(trie);
+  Sources before = sources(graphs);
   before.session_size -= std::ssize(unlearned_);
-  drafter.learn(before, calibration, unlearned_context_, unlearned_);
+  drafter.learn(before, calibration, unlearned_contexts_, unlearned_);
   unlearned_.clear();
 }
 
@@ -211,7 +211,7 @@ void Drafter::learn_rest() {
     }
     {
       Exclusive hold(sequence->lock);
-      sequence->learn(*tree, trie, *calibration);
+      sequence->learn(*tree, graphs, *calibration);
     }
     std::lock_guard guard(mutex_);
     learned_.push_back(std::move(sequence));
@@ -223,7 +223,7 @@ void Drafter::begin(const DraftRequest& request, const DraftSettings& settings, 
   Sequence& sequence = *request.sequence;
   if (!request.accepted.empty() && std::cmp_equal(sequence.size(), request.accepted_at)) {
     Addition addition{.tokens = request.accepted, .is_prompt = false, .may_wait = true};
-    sequence.accept(tree, trie, *calibration, addition);
+    sequence.accept(tree, graphs, *calibration, addition);
   }
   sequence.adopt(settings.sequence);
 }
@@ -236,7 +236,7 @@ std::int64_t Drafter::num_read() {
 
 void Drafter::accept_part(Sequence& sequence, Addition& addition) {
   Loan tree(*this);
-  sequence.accept(*tree, trie, *calibration, addition);
+  sequence.accept(*tree, graphs, *calibration, addition);
 }
 
 std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns) {
@@ -248,7 +248,7 @@ std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, b
 std::shared_ptr<Sequence> Drafter::begin_after(std::span<const Token> tokens, const DraftSettings& settings) {
   auto sequence = open(std::make_shared<LearnedMemory>(1), false);
   if (settings.is_from_graph())
-    tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(trie.max_order())));
+    tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(graphs.max_order())));
   accept(*sequence, tokens, true);
   return sequence;
 }
@@ -289,20 +289,23 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
     Sequence& sequence = *request.sequence;
     Exclusive hold(sequence.lock);
     begin(request, settings, *tree);
-    wanted.push_back({.context = sequence.context,
+    // The graph that knows most of the end drafts alone: q is what followed one context.
+    const std::size_t graph = Graphs::longest(sequence.contexts);
+    wanted.push_back({.trie = &graphs[graph],
+                      .context = sequence.contexts[graph],
                       .budget = budget_of(request),
                       .seed = request.seed,
                       .position = request.position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
   if (settings.method == Method::kMostFrequent) {
-    draft_greedy(trie, wanted);
+    draft_greedy(wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
     // Without q no rule has any use for siblings.
-    draw_chains(trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
+    draw_chains(wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
                 batch.distributions);
   } else {
     const DrawnTreeShape shape{settings.siblings == Siblings::kIndependent, settings.max_branches, settings.max_depth};
-    draw_trees(trie, wanted, settings.distribution, shape, max_entries, batch.distributions);
+    draw_trees(wanted, settings.distribution, shape, max_entries, batch.distributions);
   }
   for (std::size_t index = 0; index < wanted.size(); ++index) {
     batch.drafts[index] = std::move(wanted[index].draft);
@@ -332,7 +335,7 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
     };
     const std::int64_t size = sequence.size();
     (*trees[worker])
-        .draft(sequence.sources(trie), *calibration, sequence.context, shape, least, pause, batch.drafts[index]);
+        .draft(sequence.sources(graphs), *calibration, sequence.contexts, shape, least, pause, batch.drafts[index]);
     // Of a sequence that went on meanwhile, nothing can be said about this draft.
     if (sequence.size() == size) sequence.note(batch.drafts[index]);
   });

@@ -76,7 +76,7 @@ class Sequence {
   /// Memory that is this sequence's own.
   std::int64_t num_bytes() const;
   /// What is drafted from.
-  Sources sources(const Trie& trie) const;
+  Sources sources(const Graphs& graphs) const;
   /// Go by the settings of a draft that is asked for.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
   /// Note the nodes of a draft, which rows of the target will name.
@@ -87,9 +87,9 @@ class Sequence {
   /// Take the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
   /// comes the prompt, as do further tokens that say so, then what was accepted. From the latter `calibration` learns,
   /// if a calibrated draft was or will be asked for.
-  void accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition);
+  void accept(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration, Addition& addition);
   /// Learn from the tokens that were accepted last, if that had to wait.
-  void learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration);
+  void learn(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration);
   /// Whether the tokens from `position` on are these, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
   /// End: what may be learned is added to the memory, and returned.
@@ -98,7 +98,7 @@ class Sequence {
   FairLock lock{LockKind::kSequence};
   const std::shared_ptr<LearnedMemory> memory;
   SessionHistory history;
-  Context context = {};
+  Contexts contexts = {};
   SequenceSettings settings = {};
   bool learns;
   bool is_calibrated = false;  // a calibrated draft was asked for
@@ -113,7 +113,7 @@ class Sequence {
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
   std::vector<Token> unlearned_;    // the tokens that were accepted last, if they wait to be learned from
-  Context unlearned_context_ = {};  // before them
+  Contexts unlearned_contexts_ = {};  // before them
 };
 
 /// How a strategy drafts: by the most frequent successors in the graph, by draws from their distribution, or best first
@@ -153,15 +153,15 @@ struct DraftRequest {
 /// The settings that a StrategyOptions asks for.
 using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 
-/// Drafts from one graph, and from what sequences accept. Calls may come from several threads at once; locks are held
+/// Drafts from graphs, and from what sequences accept. Calls may come from several threads at once; locks are held
 /// for short parts of them.
 class Drafter {
  public:
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
   /// Trees of a batch are made on `num_threads` threads, and are the same on any number.
-  Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
+  Drafter(Graphs graphs, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
           int num_threads, ReadSettings read_settings)
-      : trie(std::move(trie)),
+      : graphs(std::move(graphs)),
         vocabulary_size(vocabulary_size),
         calibration(std::move(calibration)),
         max_session_tokens_(max_session_tokens),
@@ -193,10 +193,10 @@ class Drafter {
   /// Learn from those at once; what another thread has begun is waited for.
   void learn_rest();
 
-  /// Records of the graph that were read for the most frequent ones, by calls that have ended.
+  /// Records of graphs that were read for the most frequent ones, by calls that have ended.
   std::int64_t num_read();
 
-  const Trie trie;
+  const Graphs graphs;
   const Token vocabulary_size;
   const std::shared_ptr<Calibration> calibration;
 

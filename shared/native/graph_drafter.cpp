@@ -102,11 +102,12 @@ struct Node {
 /// Draws the trees of a batch.
 class TreeDraws {
  public:
-  TreeDraws(const Trie& trie, const DistributionOptions& options, const DrawnTreeShape& shape, Distributions& out)
-      : trie_(trie), options_(options), shape_(shape), out_(out) {}
+  TreeDraws(const DistributionOptions& options, const DrawnTreeShape& shape, Distributions& out)
+      : options_(options), shape_(shape), out_(out) {}
 
   /// Draw one tree; return how many entries the distributions of its nodes have.
   std::size_t draw(GraphDraft& sequence, std::size_t max_entries) {
+    trie_ = sequence.trie;
     nodes_.assign(1, {.context = sequence.context});
     nodes_[0].capacity = sequence.context.order > 0 && shape_.max_depth > 0 ? shape_.max_branches : 0;
     std::size_t entries = 0;
@@ -132,7 +133,7 @@ class TreeDraws {
 
  private:
   void find_q(Node& parent) {
-    masses_.read(trie_, parent.context, options_);
+    masses_.read(*trie_, parent.context, options_);
     parent.q = masses_.append_to(out_, options_);
     parent.has_q = true;
     is_drawn_.resize(out_.tokens.size(), false);
@@ -156,7 +157,7 @@ class TreeDraws {
       parent.price += kSiblingPrice;
       --parent.capacity;
       if (child.depth < shape_.max_depth && !is_drawn_[entry]) {
-        child.context = context_after(trie_, parent.context, token);
+        child.context = context_after(*trie_, parent.context, token);
         child.capacity = child.context.order > 0 ? shape_.max_branches : 0;
       }
     }
@@ -164,7 +165,7 @@ class TreeDraws {
     nodes_.push_back(child);
   }
 
-  const Trie& trie_;
+  const Trie* trie_ = nullptr;  // of the sequence
   const DistributionOptions& options_;
   const DrawnTreeShape& shape_;
   Distributions& out_;
@@ -242,8 +243,9 @@ Distributions::Span Masses::append_to(Distributions& out, const DistributionOpti
   return {first, out.tokens.size()};
 }
 
-void draft_greedy(const Trie& trie, std::span<GraphDraft> sequences) {
+void draft_greedy(std::span<GraphDraft> sequences) {
   for (GraphDraft& each : sequences) {
+    const Trie& trie = *each.trie;
     while (std::cmp_less(each.draft.size(), each.budget) && each.context.order > 0) {
       const std::int64_t child = trie.argmax_child(each.context, trie.children(each.context));
       each.draft.add(each.draft.last(), trie.level(each.context.order + 1).token(child));
@@ -252,14 +254,14 @@ void draft_greedy(const Trie& trie, std::span<GraphDraft> sequences) {
   }
 }
 
-void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
+void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out) {
   Masses masses;
   int deepest = 0;
   const std::size_t start = out.tokens.size();
   for (const GraphDraft& each : sequences) {
     deepest = std::max(deepest, each.budget);
-    trie.prefetch_record(each.context);
+    each.trie->prefetch_record(each.context);
   }
   for (int depth = 0; depth < deepest; ++depth) {
     const auto goes_on = [&](const GraphDraft& each) {
@@ -268,12 +270,12 @@ void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const Distri
     bool is_going = false;
     for (GraphDraft& each : sequences) {
       if (!goes_on(each)) continue;
-      each.context = trie.back_off(each.context);
-      trie.prefetch_children(each.context);
+      each.context = each.trie->back_off(each.context);
+      each.trie->prefetch_children(each.context);
     }
     for (GraphDraft& each : sequences) {
       if (!goes_on(each)) continue;
-      masses.read(trie, each.context, options);
+      masses.read(*each.trie, each.context, options);
       const std::size_t kept = out.tokens.size();
       if (max_entries > 0 && kept - start + masses.max_entries(options) > max_entries) continue;
       const Distributions::Span q = masses.append_to(out, options);
@@ -289,17 +291,17 @@ void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const Distri
         each.draft.add(each.draft.last(), token);
         out.resize(kept);
       }
-      each.context = context_after(trie, each.context, token);
-      trie.prefetch_record(each.context);
+      each.context = context_after(*each.trie, each.context, token);
+      each.trie->prefetch_record(each.context);
       is_going = true;
     }
     if (!is_going) break;
   }
 }
 
-void draw_trees(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options,
+void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options,
                 const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out) {
-  TreeDraws draws(trie, options, shape, out);
+  TreeDraws draws(options, shape, out);
   for (GraphDraft& each : sequences) max_entries -= draws.draw(each, max_entries);
 }
 

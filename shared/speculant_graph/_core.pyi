@@ -51,6 +51,12 @@ ROW_WIDTH: int = 4
 
 ROW_DEPTH: int = 4
 
+MAX_GRAPHS: int = 4
+
+NUM_SOURCES: int = 5
+
+KINDS_OF_SOURCE: int = 198
+
 def methods() -> list[str]:
     """How strategies may draft, by name."""
 
@@ -132,11 +138,11 @@ class DraftSettings:
         """
 
 class Drafter:
-    """Drafts from one graph, and from what sequences accept."""
+    """Drafts from graphs, and from what sequences accept."""
 
-    def __init__(self, graph: Trie | None, vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
+    def __init__(self, graphs: _Sequence[Trie], vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
         """
-        Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.
+        Draft from a tuple of graphs, which may be empty; ids below ``vocabulary_size`` are tokens.
 
         ``num_threads``: that draft trees for a batch; drafts are the same on any number.
         ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.

@@ -198,23 +198,32 @@ void bind_settings(nb::module_& module) {
 void bind_drafter(nb::module_& module) {
   module.attr("ROW_WIDTH") = kRowWidth;
   module.attr("ROW_DEPTH") = kRowDepth;
+  module.attr("MAX_GRAPHS") = kMaxGraphs;
+  module.attr("NUM_SOURCES") = kNumSources;
+  module.attr("KINDS_OF_SOURCE") = Calibration::kKindsOfSource;
   module.def(
       "methods", [] { return std::vector<std::string>(std::begin(kMethods), std::end(kMethods)); },
       "How strategies may draft, by name.");
   bind_calibration(module);
   bind_sequences(module);
   bind_settings(module);
-  nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
+  nb::class_<Drafter>(module, "Drafter", "Drafts from graphs, and from what sequences accept.")
       .def(
           "__init__",
-          [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
-             std::int64_t max_session_tokens, int num_threads, nb::object settings_of) {
-            new (self) Drafter(graph == nullptr ? Trie() : graph->trie, vocabulary_size, std::move(calibration),
-                               max_session_tokens, num_threads, read_by(std::move(settings_of)));
+          [](Drafter* self, const std::vector<const GraphView*>& graphs, Token vocabulary_size,
+             std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens, int num_threads,
+             nb::object settings_of) {
+            std::vector<Trie> tries;
+            for (const GraphView* graph : graphs) {
+              if (graph == nullptr) throw RequestError("None is no graph");
+              tries.push_back(graph->trie);
+            }
+            new (self) Drafter(Graphs(std::move(tries)), vocabulary_size, std::move(calibration), max_session_tokens,
+                               num_threads, read_by(std::move(settings_of)));
           },
-          "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
+          "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
           "settings_of"_a, nb::keep_alive<1, 2>(),
-          "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
+          "Draft from a tuple of graphs, which may be empty; ids below ``vocabulary_size`` are tokens.\n\n"
           "``num_threads``: that draft trees for a batch; drafts are the same on any number.\n"
           "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.")
       .def(

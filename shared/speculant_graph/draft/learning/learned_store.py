@@ -207,6 +207,10 @@ def load_calibration(saved: bytes) -> Calibration:
             if int(content["format"]) != _FORMAT:
                 raise ValueError("format")
             tables = content["escapes"], content["agreements"]
+            weights = calibration.weights
+            if len(tables[0]) < len(weights):  # of a release with fewer kinds, which come first
+                weights[: len(tables[0])] = tables[0]
+                tables = weights, tables[1]
             for values in tables:
                 visits = values[:, :1]
                 # Rounding may lift a sum of probabilities a little above the visits.
