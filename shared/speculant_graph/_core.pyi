@@ -53,10 +53,6 @@ ROW_DEPTH: int = 4
 
 MAX_GRAPHS: int = 4
 
-NUM_SOURCES: int = 5
-
-KINDS_OF_SOURCE: int = 198
-
 def methods() -> list[str]:
     """How strategies may draft, by name."""
 

@@ -199,8 +199,6 @@ void bind_drafter(nb::module_& module) {
   module.attr("ROW_WIDTH") = kRowWidth;
   module.attr("ROW_DEPTH") = kRowDepth;
   module.attr("MAX_GRAPHS") = kMaxGraphs;
-  module.attr("NUM_SOURCES") = kNumSources;
-  module.attr("KINDS_OF_SOURCE") = Calibration::kKindsOfSource;
   module.def(
       "methods", [] { return std::vector<std::string>(std::begin(kMethods), std::end(kMethods)); },
       "How strategies may draft, by name.");
