@@ -147,7 +147,7 @@ class ClientConfig(Config):
     """'unix:///path/to.sock' or 'host:port', several of them separated by commas: sequences are spread over them.
     Empty: draft in this process."""
     graph: str = ""
-    """Name of the graph to draft from; empty: the sidecar's default."""
+    """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
     """Whose text is decoded: what it teaches helps this tenant's later sequences and no other tenant's."""
     learn: bool = True
@@ -196,6 +196,11 @@ class ServerConfig(Config):
     """Graph file to serve by default. Its name is the file's, without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
+    default: str = ""
+    """Graphs of sessions that name none, as names joined by '+': docs+house. Sessions draft from all of them, at most
+    four, each a source of its own; empty: server.graph."""
+    tenant_graphs: dict[str, str] = Field(default={})
+    """The same for a tenant's sessions: acme=docs+acme-history"""
     learned: Path | None = None
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
