@@ -112,7 +112,7 @@ class Sequence {
   TargetRowsOverlay rows_;  // over the memory's; nothing of a sequence that others learn from
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
-  std::vector<Token> unlearned_;    // the tokens that were accepted last, if they wait to be learned from
+  std::vector<Token> unlearned_;      // the tokens that were accepted last, if they wait to be learned from
   Contexts unlearned_contexts_ = {};  // before them
 };
 
@@ -159,8 +159,8 @@ class Drafter {
  public:
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
   /// Trees of a batch are made on `num_threads` threads, and are the same on any number.
-  Drafter(Graphs graphs, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
-          int num_threads, ReadSettings read_settings)
+  Drafter(Graphs graphs, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
+          std::int64_t max_session_tokens, int num_threads, ReadSettings read_settings)
       : graphs(std::move(graphs)),
         vocabulary_size(vocabulary_size),
         calibration(std::move(calibration)),

@@ -299,8 +299,8 @@ void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& opt
   }
 }
 
-void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options,
-                const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out) {
+void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options, const DrawnTreeShape& shape,
+                std::size_t max_entries, Distributions& out) {
   TreeDraws draws(options, shape, out);
   for (GraphDraft& each : sequences) max_entries -= draws.draw(each, max_entries);
 }

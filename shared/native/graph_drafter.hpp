@@ -69,7 +69,7 @@ void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& opt
 
 /// Draw a tree for every sequence; graph_drafter.cpp says why it is exact. `max_entries`: most entries of the
 /// distributions of all nodes together, siblings counted apart.
-void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options,
-                const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out);
+void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options, const DrawnTreeShape& shape,
+                std::size_t max_entries, Distributions& out);
 
 }  // namespace speculant

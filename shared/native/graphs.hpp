@@ -1,8 +1,8 @@
 // The graphs that sequences draft from: one, or several in layers, such as a house's style, a project and its history.
 //
-// Each layer keeps its own context of a sequence, as long as it knows, and is one more source of the mixture; weights and
-// bins tell how far each is right. So a graph of little text, or of text that has nothing to do with a sequence, costs
-// look-ups and no tokens.
+// Each layer keeps its own context of a sequence, as long as it knows, and is one more source of the mixture; weights
+// and bins tell how far each is right. So a graph of little text, or of text that has nothing to do with a sequence,
+// costs look-ups and no tokens.
 #pragma once
 
 #include <array>

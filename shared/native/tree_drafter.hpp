@@ -55,8 +55,8 @@ class TreeDrafter {
   void draft(const Sources& sources, const Calibration& calibration, const Contexts& contexts, TreeShape shape,
              double least_probability, const std::function<void()>& pause, Draft& draft);
 
-  /// Add tokens to `session`, which is that of `sources`, and move `contexts` to the new end; learn from each one first,
-  /// if asked to. `is_inside`: the token before the first one came with it.
+  /// Add tokens to `session`, which is that of `sources`, and move `contexts` to the new end; learn from each one
+  /// first, if asked to. `is_inside`: the token before the first one came with it.
   void accept(Sources sources, Calibration& calibration, SessionHistory& session, Contexts& contexts,
               std::span<const Token> tokens, bool learns, bool is_inside);
 

@@ -224,7 +224,8 @@ def test_every_step_is_that_of_the_reference(
     foreign = chance.choice([[], [-1, -7, VOCABULARY_SIZE, 2**30]])
     corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(layers, 4))]
     window = chance.choice([256, 300, 1_000])
-    pair = pair_of(corpus if max_order else None, max_order, config, boundaries=boundaries, window=window, layers=layers)
+    documents = corpus if max_order else None
+    pair = pair_of(documents, max_order, config, boundaries=boundaries, window=window, layers=layers)
     texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]
     texts[2] = [*texts[1][:40], *texts[2]]
     assume(

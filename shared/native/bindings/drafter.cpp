@@ -219,8 +219,8 @@ void bind_drafter(nb::module_& module) {
             new (self) Drafter(Graphs(std::move(tries)), vocabulary_size, std::move(calibration), max_session_tokens,
                                num_threads, read_by(std::move(settings_of)));
           },
-          "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
-          "settings_of"_a, nb::keep_alive<1, 2>(),
+          "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a, "settings_of"_a,
+          nb::keep_alive<1, 2>(),
           "Draft from a tuple of graphs, which may be empty; ids below ``vocabulary_size`` are tokens.\n\n"
           "``num_threads``: that draft trees for a batch; drafts are the same on any number.\n"
           "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.")
