@@ -82,6 +82,9 @@ class DrafterService:
         self._draft_ids = itertools.count(1)
         self._core = _core.StepAnswerer(
             sessions.table,
+            check_options=_check_options,
+            graph_of=partial(_drafter_of, graphs),
+            default_generation=partial(_default_generation, graphs),
             max_sequences=limits.max_sequences,
             max_tokens=limits.max_tokens,
             max_nodes=limits.max_nodes,
@@ -152,7 +155,7 @@ class DrafterService:
         asked = convert.decode_open_request(parsed(pb.OpenSessionRequest, payload))
         tenant = call.principal.require_tenant(asked.tenant)
         name = asked.graph or self._graphs.default_of(tenant)
-        served = self.graph_for(name, call.principal)
+        served = _graph_for(self._graphs, name, call.principal)
         if asked.tokenizer_sha256 and asked.tokenizer_sha256 != served.tokenizer.sha256:
             raise TokenizerMismatchError(
                 f"the graph was built with tokenizer {served.tokenizer.name} ({served.tokenizer.sha256[:12]}), the "
@@ -160,7 +163,7 @@ class DrafterService:
             )
         # A tenant's text may have to be read from disk, which no step should wait for.
         memory = await asyncio.to_thread(served.drafter.learned.memory, tenant)
-        served = self.graph_for(name, call.principal)  # it may have been replaced meanwhile
+        served = _graph_for(self._graphs, name, call.principal)  # it may have been replaced meanwhile
         session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn)
         graph = session.graph
         position = self._sessions.table.position(asked.session_id) or 0
@@ -234,9 +237,7 @@ class DrafterService:
     def _call(self, payload: bytes, principal: Principal, *, is_enveloped: bool) -> Callable[..., _Counted | None]:
         tenants = None if principal is ANONYMOUS or ALL in principal.tenants else list(principal.tenants)
         now_ns = self._sessions.now_ns()
-        return partial(
-            self._core.answer, payload, is_enveloped, tenants, next(self._draft_ids), now_ns, self, principal
-        )
+        return partial(self._core.answer, payload, is_enveloped, tenants, next(self._draft_ids), now_ns, principal)
 
     def _counted(self, counted: _Counted | None) -> bytes | None:
         if counted is None:
@@ -249,34 +250,33 @@ class DrafterService:
         self._metrics.empty_drafts.inc(num_empty)
         return answer
 
-    # --- what the core calls
 
-    def check_options(self, options: bytes) -> None:
-        """Look at a StrategyOptions.
+def _check_options(options: bytes) -> None:
+    """Refuse a StrategyOptions that asks for what is not served, or is out of bounds."""
+    changed(_ANY_CONFIG, convert.decode_options(options))
 
-        Raises:
-            DraftRequestError: it asks for what is not served, or is out of bounds.
-        """
-        changed(_ANY_CONFIG, convert.decode_options(options))
 
-    def default_generation(self) -> int:
-        """Return the default graph's generation, for an answer that no graph gave.
+def _default_generation(graphs: GraphRegistry) -> int:
+    """Return the default graph's generation, for an answer that no graph gave."""
+    return graphs.get("").generation
 
-        Raises:
-            UnavailableError: graphs are still being loaded.
-        """
-        return self._graphs.get("").generation
 
-    def graph_for(self, name: str, principal: Principal) -> ServedGraph:
-        """Return a graph that the client may use; one that it may not is as unknown as one that is not there.
+def _drafter_of(graphs: GraphRegistry, name: str, principal: Principal) -> tuple[_core.Drafter, int]:
+    """Return what drafts for sequences without a session, and its generation."""
+    served = _graph_for(graphs, name, principal)
+    return served.drafter.core, served.generation
 
-        Raises:
-            UnknownGraphError: there is none of this name for it.
-            UnavailableError: graphs are still being loaded.
-        """
-        if principal is not ANONYMOUS and not all(map(principal.may_use_graph, self._graphs.names_of(name))):
-            raise UnknownGraphError("no graph of this name is served to this client; ask for one that is")
-        return self._graphs.get(name)
+
+def _graph_for(graphs: GraphRegistry, name: str, principal: Principal) -> ServedGraph:
+    """Return a graph that the client may use; one that it may not is as unknown as one that is not there.
+
+    Raises:
+        UnknownGraphError: there is none of this name for it.
+        UnavailableError: graphs are still being loaded.
+    """
+    if principal is not ANONYMOUS and not all(map(principal.may_use_graph, graphs.names_of(name))):
+        raise UnknownGraphError("no graph of this name is served to this client; ask for one that is")
+    return graphs.get(name)
 
 
 class DrafterAdminService:

@@ -10,7 +10,8 @@ namespace {
 // Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
 // Contexts of a position before the last three (skip-gram, two of rows) join: Calibration::learn has space for 128. A
-// Four graphs of orders 1 to 10 and matches of up to 32 tokens give at most 103 of them; only damaged files have more.
+// Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 of them; of more, the shortest ones are
+// left out.
 constexpr std::size_t kMaxContexts = 123;
 
 /// Count a token behind `start`.
@@ -113,7 +114,9 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   left_ = 1.0;
   session_.begin(sources.session, sources.session_size, sources.has(Source::kSession));
   learned_.begin(sources.learned, sources.learned.size(), sources.has(Source::kLearned));
-  if (!sources.has(Source::kCorpus)) contexts = {};
+  for (std::size_t graph = 0; graph < sources.graphs.size(); ++graph) {
+    if (!sources.has_graph(graph)) contexts[graph] = {};
+  }
   sources.graphs.prefetch_all_children(contexts);
   std::array<std::int64_t, kMaxGraphs> totals_before;
   totals_before.fill(-1);
@@ -125,7 +128,7 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   };
   // Sequence, graphs and learned text have their contexts in order of length; the longest of all is added next.
   while (found_.contexts.size() < kMaxContexts && left_ >= kSmallestShare) {
-    const std::size_t graph = Graphs::longest(contexts);
+    const std::size_t graph = sources.graphs.longest(contexts);
     Context& context = contexts[graph];
     do {  // shorter matches are looked for only once longer contexts have left something to them
       longest = std::max({context.order, session_.length(), learned_.length()});

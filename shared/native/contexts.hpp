@@ -102,6 +102,7 @@ struct Sources {
   std::array<bool, kNumSources> enabled;
 
   bool has(Source source) const { return enabled[static_cast<std::size_t>(source)]; }
+  bool has_graph(std::size_t graph) const { return has(graphs.is_learned(graph) ? Source::kLearned : Source::kCorpus); }
 };
 
 /// Positions of a history that end in the same tokens as a context: found chain by chain, added match length by match

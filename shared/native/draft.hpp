@@ -66,10 +66,4 @@ struct Draft {
   }
 };
 
-/// Drafts of a batch, one per sequence.
-struct DraftBatch {
-  std::vector<Draft> drafts;
-  Distributions distributions;  // that the proposals of all drafts are in
-};
-
 }  // namespace speculant

@@ -11,14 +11,6 @@
 namespace speculant {
 namespace {
 
-// Bytes that a sequence is said to take apart from what grows: its object, and the session's of a server. Rounded up; a
-// guess.
-constexpr std::int64_t kObjectBytes = 4'096;
-
-// Tokens that are added while locks are held, so that others wait for about half a millisecond: one of a prompt takes
-// about half a microsecond, one that is learned from about fifteen. tests/perf/locks.py measures the holds.
-constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
-
 // Options whose settings are kept. Clients may ask for anything, so nothing is kept for ever. A guess: a client sends
 // the same options again and again.
 constexpr std::size_t kMaxSettings = 256;
@@ -27,26 +19,9 @@ constexpr std::size_t kMaxSettings = 256;
 // the caches; one that is drawn 0.3 and a most frequent one 0.1, so those are never divided.
 constexpr int kSpreadNodes = 48;
 
-int budget_of(const DraftRequest& request) { return std::clamp(request.budget, 0, kMaxNodes); }
-
-std::span<const Token> take_first(std::span<const Token>& tokens, std::size_t most) {
-  const auto part = tokens.first(std::min(tokens.size(), most));
-  tokens = tokens.subspan(part.size());
-  return part;
-}
+int budget_of(const SequenceDraft& wanted) { return std::clamp(wanted.budget, 0, kMaxNodes); }
 
 }  // namespace
-
-void LearnedMemory::add(std::span<const Token> tokens) {
-  std::int64_t end = -1;
-  do {
-    const auto part = take_first(tokens, kMostTaken);
-    Exclusive hold(lock);
-    if (history.size() != end) history.append(std::array{kSeparator});
-    history.append(part);
-    end = history.size();
-  } while (!tokens.empty());
-}
 
 /// A tree drafter that is this call's alone.
 class Drafter::Loan {
@@ -72,112 +47,6 @@ class Drafter::Loan {
   Drafter& drafter_;
   std::unique_ptr<TreeDrafter> tree_;
 };
-
-Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns)
-    : memory(std::move(memory)), history(max_tokens, kSessionChains), learns(learns), rows_(this->memory->rows) {}
-
-std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
-
-Sources Sequence::sources(const Graphs& graphs) const {
-  auto enabled = settings.sources;
-  if (graphs.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
-  return {graphs, history, size(), memory->history, rows_, enabled};
-}
-
-void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
-  const auto num_nodes = std::ssize(draft.tokens);
-  if (std::any_of(nodes.begin(), nodes.end(), [=](std::int64_t node) { return node < 0 || node > num_nodes; })) {
-    throw RequestError("the latest draft has nodes 0 to " + std::to_string(num_nodes) + "; send rows of those");
-  }
-  if (size() == 0) return;
-  const std::vector<Token> end = history.latest(2);
-  const Token last = end.back(), before = end.size() == 2 ? end.front() : kNoToken;
-  for (std::size_t index = 0; index < nodes.size(); ++index) {
-    const auto token_of = [&](std::int64_t node) {
-      return node > 0 ? draft.tokens[static_cast<std::size_t>(node) - 1] : last;
-    };
-    const std::int64_t node = nodes[index];
-    Row& row = new_rows_.emplace_back();
-    row.last = token_of(node);
-    row.before = node > 0 ? token_of(draft.parents[static_cast<std::size_t>(node) - 1]) : before;
-    row.tokens.fill(-1);
-    std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(index * width), std::min<std::size_t>(width, kRowWidth),
-                row.tokens.begin());
-  }
-}
-
-void Sequence::accept(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration, Addition& addition) {
-  if (addition.tokens.empty()) return;
-  const bool is_first = !std::exchange(addition.has_begun, true);
-  if (is_first) {
-    learn(drafter, graphs, calibration);
-    addition.is_prompt |= size() == 0;
-    if (history.is_small()) history.reserve(std::ssize(addition.tokens));
-  }
-  const bool calibrates = !addition.is_prompt && (is_calibrated || settings.is_calibrated);
-  const auto part = take_first(addition.tokens, calibrates ? kMostLearned : kMostTaken);
-  if (addition.is_prompt) num_prompt_tokens_ = size() + std::ssize(part);
-  // Rows are taken after learning, and the next draft is made from them.
-  const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
-  if (waits) {
-    unlearned_.assign(part.begin(), part.end());
-    unlearned_contexts_ = contexts;
-  }
-  if (calibrates && !waits) {
-    Exclusive graph(calibration.lock);
-    Shared tenant(memory->lock);
-    drafter.accept(sources(graphs), calibration, history, contexts, part, true, !is_first);
-  } else {
-    drafter.accept(sources(graphs), calibration, history, contexts, part, false, !is_first);
-  }
-  if (!addition.tokens.empty()) return;
-  // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
-  if (!new_rows_.empty()) {
-    Exclusive tenant(memory->lock);
-    for (const Row& row : new_rows_) {
-      // Of a sequence that nobody learns from, others must not see what it brings.
-      learns ? memory->rows.put(row.before, row.last, row.tokens) : rows_.put(row.before, row.last, row.tokens);
-    }
-    new_rows_.clear();
-  }
-  draft.clear();
-}
-
-void Sequence::learn(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration) {
-  if (unlearned_.empty()) return;
-  Exclusive graph(calibration.lock);
-  Shared tenant(memory->lock);
-  Sources before = sources(graphs);
-  before.session_size -= std::ssize(unlearned_);
-  drafter.learn(before, calibration, unlearned_contexts_, unlearned_);
-  unlearned_.clear();
-}
-
-bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) const {
-  const std::vector<Token> kept = history.latest(size() - position);
-  const std::int64_t first = size() - std::ssize(kept);
-  for (std::int64_t index = std::max<std::int64_t>(first - position, 0); index < std::ssize(tokens); ++index) {
-    if (position + index >= size()) break;
-    const Token token = tokens[static_cast<std::size_t>(index)];
-    if (kept[static_cast<std::size_t>(position + index - first)] != as_kept(token)) return false;
-  }
-  return true;
-}
-
-std::vector<Token> Sequence::finish() {
-  std::vector<Token> tokens;
-  {
-    Exclusive hold(lock);
-    const std::int64_t num_accepted = size() - num_prompt_tokens_;
-    if (!learns || memory->is_forgotten || num_accepted <= 0) return {};
-    // The last few tokens of the prompt make the first ones of an answer known to a later sequence whose prompt ends
-    // alike.
-    tokens = history.latest(num_accepted + kMaxMatch);
-    unlearned_.clear();  // the memory would know them before
-  }
-  memory->add(tokens);
-  return tokens;
-}
 
 void Drafter::accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt) {
   Addition addition{tokens, is_prompt};
@@ -211,19 +80,19 @@ void Drafter::learn_rest() {
     }
     {
       Exclusive hold(sequence->lock);
-      sequence->learn(*tree, graphs, *calibration);
+      sequence->learn(*tree, *calibration);
     }
     std::lock_guard guard(mutex_);
     learned_.push_back(std::move(sequence));
   }
 }
 
-/// Take what comes with a request, and go by its settings from now on; the sequence's lock is held.
-void Drafter::begin(const DraftRequest& request, const DraftSettings& settings, TreeDrafter& tree) {
-  Sequence& sequence = *request.sequence;
-  if (!request.accepted.empty() && std::cmp_equal(sequence.size(), request.accepted_at)) {
-    Addition addition{.tokens = request.accepted, .is_prompt = false, .may_wait = true};
-    sequence.accept(tree, graphs, *calibration, addition);
+/// Take what comes with a draft that is wanted, and go by its settings from now on; the sequence's lock is held.
+void Drafter::begin(const SequenceDraft& wanted, const DraftSettings& settings, TreeDrafter& tree) {
+  Sequence& sequence = *wanted.sequence;
+  if (!wanted.accepted.empty() && std::cmp_equal(sequence.size(), wanted.accepted_at)) {
+    Addition addition{.tokens = wanted.accepted, .is_prompt = false, .may_wait = true};
+    sequence.accept(tree, *calibration, addition);
   }
   sequence.adopt(settings.sequence);
 }
@@ -236,11 +105,12 @@ std::int64_t Drafter::num_read() {
 
 void Drafter::accept_part(Sequence& sequence, Addition& addition) {
   Loan tree(*this);
-  sequence.accept(*tree, graphs, *calibration, addition);
+  sequence.accept(*tree, *calibration, addition);
 }
 
 std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns) {
-  auto sequence = std::make_shared<Sequence>(std::move(memory), max_session_tokens_, learns);
+  Graphs all = [&] { return Shared(memory->lock), graphs.with(memory->graphs); }();
+  auto sequence = std::make_shared<Sequence>(std::move(memory), std::move(all), max_session_tokens_, learns);
   sequence->settings = settings_of("")->sequence;
   return sequence;
 }
@@ -265,68 +135,68 @@ std::shared_ptr<const DraftSettings> Drafter::settings_of(const std::string& opt
   return settings_.insert_or_assign(options, std::move(found)).first->second;
 }
 
-DraftBatch Drafter::draft(std::span<const DraftRequest> requests, const DraftSettings& settings,
-                          std::size_t max_entries) {
-  DraftBatch batch;
-  batch.drafts.resize(requests.size());
+Distributions Drafter::draft(std::span<SequenceDraft* const> batch, const DraftSettings& settings,
+                             std::size_t max_entries) {
+  Distributions distributions;
   if (settings.is_from_graph()) {
-    draft_from_graph(requests, settings, max_entries, batch);
+    distributions = draft_from_graph(batch, settings, max_entries);
   } else {
-    draft_trees(requests, settings, batch);
+    draft_trees(batch, settings);
   }
-  for (std::size_t index = 0; index < requests.size(); ++index) {
-    batch.drafts[index].ended_early = std::cmp_less(batch.drafts[index].size(), budget_of(requests[index]));
-  }
-  return batch;
+  for (SequenceDraft* each : batch) each->draft.ended_early = std::cmp_less(each->draft.size(), budget_of(*each));
+  return distributions;
 }
 
 /// Draft by the methods that know the graph alone.
-void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const DraftSettings& settings,
-                               std::size_t max_entries, DraftBatch& batch) {
+Distributions Drafter::draft_from_graph(std::span<SequenceDraft* const> batch, const DraftSettings& settings,
+                                        std::size_t max_entries) {
+  Distributions distributions;
   std::vector<GraphDraft> wanted;
   Loan tree(*this);
-  for (const DraftRequest& request : requests) {
-    Sequence& sequence = *request.sequence;
+  for (const SequenceDraft* each : batch) {
+    Sequence& sequence = *each->sequence;
     Exclusive hold(sequence.lock);
-    begin(request, settings, *tree);
+    begin(*each, settings, *tree);
     // The graph that knows most of the end drafts alone: q is what followed one context.
-    const std::size_t graph = Graphs::longest(sequence.contexts);
-    wanted.push_back({.trie = &graphs[graph],
+    const std::size_t graph = sequence.graphs.longest_named(sequence.contexts);
+    wanted.push_back({.trie = &sequence.graphs[graph],
                       .context = sequence.contexts[graph],
-                      .budget = budget_of(request),
-                      .seed = request.seed,
-                      .position = request.position.value_or(static_cast<std::uint64_t>(sequence.size()))});
+                      .budget = budget_of(*each),
+                      .seed = each->seed,
+                      .position = each->position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
   if (settings.method == Method::kMostFrequent) {
     draft_greedy(wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
     // Without q no rule has any use for siblings.
     draw_chains(wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
-                batch.distributions);
+                distributions);
   } else {
     const DrawnTreeShape shape{settings.siblings == Siblings::kIndependent, settings.max_branches, settings.max_depth};
-    draw_trees(wanted, settings.distribution, shape, max_entries, batch.distributions);
+    draw_trees(wanted, settings.distribution, shape, max_entries, distributions);
   }
-  for (std::size_t index = 0; index < wanted.size(); ++index) {
-    batch.drafts[index] = std::move(wanted[index].draft);
-    Exclusive hold(requests[index].sequence->lock);
-    requests[index].sequence->note(batch.drafts[index]);
+  for (std::size_t index = 0; index < batch.size(); ++index) {
+    batch[index]->draft = std::move(wanted[index].draft);
+    Exclusive hold(batch[index]->sequence->lock);
+    batch[index]->sequence->note(batch[index]->draft);
   }
+  return distributions;
 }
 
-void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSettings& settings, DraftBatch& batch) {
+void Drafter::draft_trees(std::span<SequenceDraft* const> batch, const DraftSettings& settings) {
   int num_nodes = 0;
-  for (const DraftRequest& request : requests) num_nodes += budget_of(request);
+  for (const SequenceDraft* each : batch) num_nodes += budget_of(*each);
   const int num_threads = num_nodes < kSpreadNodes ? 1 : num_threads_;
   std::deque<Loan> trees;
   for (int each = 0; each < num_threads; ++each) trees.emplace_back(*this);
-  spread(num_threads, requests.size(), [&](std::size_t worker, std::size_t index) {
-    Sequence& sequence = *requests[index].sequence;
-    const TreeShape shape{budget_of(requests[index]), std::min(settings.max_depth, kMaxDepth),
+  spread(num_threads, batch.size(), [&](std::size_t worker, std::size_t index) {
+    SequenceDraft& wanted = *batch[index];
+    Sequence& sequence = *wanted.sequence;
+    const TreeShape shape{budget_of(wanted), std::min(settings.max_depth, kMaxDepth),
                           std::min(settings.max_branches, kMaxBranches)};
-    const double least = settings.fills_budget ? 0.0 : requests[index].least_probability;
+    const double least = settings.fills_budget ? 0.0 : wanted.least_probability;
     Exclusive hold(sequence.lock);
-    begin(requests[index], settings, *trees[worker]);
+    begin(wanted, settings, *trees[worker]);
     Shared graph(calibration->lock);
     Shared tenant(sequence.memory->lock);
     const auto pause = [&] {
@@ -334,10 +204,9 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
       hold.take(), graph.take(), tenant.take();
     };
     const std::int64_t size = sequence.size();
-    (*trees[worker])
-        .draft(sequence.sources(graphs), *calibration, sequence.contexts, shape, least, pause, batch.drafts[index]);
+    (*trees[worker]).draft(sequence.sources(), *calibration, sequence.contexts, shape, least, pause, wanted.draft);
     // Of a sequence that went on meanwhile, nothing can be said about this draft.
-    if (sequence.size() == size) sequence.note(batch.drafts[index]);
+    if (sequence.size() == size) sequence.note(wanted.draft);
   });
 }
 

@@ -1,4 +1,4 @@
-// Drafts for a batch of sequences, by every strategy; the sequences, and what one tenant's sequences accepted.
+// Drafts for a batch of sequences, by every strategy.
 //
 // What takes memory, apart from the graph's file:
 //   a sequence   4 KB, and 20 bytes a token, whose number is rounded up to a power of two: 168 KB for 8,192 tokens. One
@@ -11,8 +11,6 @@
 // docs/sizing.md shows the first two on any machine.
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,96 +23,10 @@
 
 #include "background.hpp"
 #include "calibration.hpp"
-#include "draft.hpp"
 #include "graph_drafter.hpp"
-#include "history.hpp"
-#include "locks.hpp"
-#include "target_rows.hpp"
-#include "tree_drafter.hpp"
+#include "sequence.hpp"
 
 namespace speculant {
-
-/// Tokens that the positions of a chain have in common, in a sequence and in learned text. Learned text has no chain of
-/// single tokens: it would bring 1.6 % more for Python answers, less than 1 % for others, and take 8 to 33 % longer
-/// (docs/experiments.md, "Learning from earlier sequences").
-inline constexpr std::array<int, kNumChains> kSessionChains = {4, 1}, kLearnedChains = {4, 2};
-
-/// What one tenant's sequences accepted, newest first to be found.
-struct LearnedMemory {
-  explicit LearnedMemory(std::int64_t max_tokens) : history(std::max<std::int64_t>(max_tokens, 1), kLearnedChains) {}
-
-  /// Add a text; no match runs across its ends, nor across a place where another text came between two parts of it.
-  void add(std::span<const Token> tokens);
-
-  mutable FairLock lock{LockKind::kTenant};  // for history and rows; `add` takes it
-  SessionHistory history;
-  TargetRows rows;
-  std::atomic<bool> is_forgotten = false;  // nothing is added any more
-};
-
-/// The settings that a sequence goes by: those of the latest draft that was asked for.
-struct SequenceSettings {
-  std::array<bool, kNumSources> sources = {true, true, true, true, true};
-  bool is_calibrated = true;  // the strategy's path probabilities are
-};
-
-/// What is added to a sequence, part by part.
-struct Addition {
-  std::span<const Token> tokens;  // that are yet to be added
-  bool is_prompt;
-  bool has_begun = false;
-  bool may_wait = false;  // what can be learned from them may be learned later
-};
-
-/// One sequence that is drafted for. All but finish() is called with its lock held.
-class Sequence {
- public:
-  /// `learns`: later sequences may learn from this one.
-  Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns);
-
-  std::int64_t size() const { return history.size(); }
-  /// Memory that is this sequence's own.
-  std::int64_t num_bytes() const;
-  /// What is drafted from.
-  Sources sources(const Graphs& graphs) const;
-  /// Go by the settings of a draft that is asked for.
-  void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
-  /// Note the nodes of a draft, which rows of the target will name.
-  void note(const Draft& latest) { draft.tokens = latest.tokens, draft.parents = latest.parents; }
-  /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
-  /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
-  void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
-  /// Take the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
-  /// comes the prompt, as do further tokens that say so, then what was accepted. From the latter `calibration` learns,
-  /// if a calibrated draft was or will be asked for.
-  void accept(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration, Addition& addition);
-  /// Learn from the tokens that were accepted last, if that had to wait.
-  void learn(TreeDrafter& drafter, const Graphs& graphs, Calibration& calibration);
-  /// Whether the tokens from `position` on are these, as far as both are known.
-  bool agrees(std::int64_t position, std::span<const Token> tokens) const;
-  /// End: what may be learned is added to the memory, and returned.
-  std::vector<Token> finish();
-
-  FairLock lock{LockKind::kSequence};
-  const std::shared_ptr<LearnedMemory> memory;
-  SessionHistory history;
-  Contexts contexts = {};
-  SequenceSettings settings = {};
-  bool learns;
-  bool is_calibrated = false;  // a calibrated draft was asked for
-  Draft draft = {};            // since the latest tokens came: tokens and parents
-
- private:
-  struct Row {
-    Token before, last;
-    std::array<Token, kRowWidth> tokens;
-  };
-  TargetRowsOverlay rows_;  // over the memory's; nothing of a sequence that others learn from
-  std::vector<Row> new_rows_;
-  std::int64_t num_prompt_tokens_ = 0;
-  std::vector<Token> unlearned_;      // the tokens that were accepted last, if they wait to be learned from
-  Contexts unlearned_contexts_ = {};  // before them
-};
 
 /// How a strategy drafts: by the most frequent successors in the graph, by draws from their distribution, or best first
 /// from all sources, calibrated. Which strategy does which, Python's table says.
@@ -139,15 +51,16 @@ struct DraftSettings {
   bool is_from_graph() const { return method != Method::kBestFirst; }
 };
 
-/// What is wanted for one sequence.
-struct DraftRequest {
-  Sequence* sequence;
-  int budget;  // most nodes; more than kMaxNodes are never drafted, nor fewer than none
-  std::uint64_t seed;
+/// One sequence of a batch: what is wanted, and its draft.
+struct SequenceDraft {
+  std::shared_ptr<Sequence> sequence = {};
+  int budget = 0;  // most nodes; more than kMaxNodes are never drafted
+  std::uint64_t seed = 0;
   std::optional<std::uint64_t> position = {};  // of the first token drafted; none: the end of the sequence
   double least_probability = 0.0;              // of a path; less probable ones are not drafted
-  std::span<const Token> accepted = {};        // to be taken first, if the sequence still has so many tokens:
+  std::vector<Token> accepted = {};            // to be taken first, if the sequence still has so many tokens:
   std::uint64_t accepted_at = 0;
+  Draft draft = {};
 };
 
 /// The settings that a StrategyOptions asks for.
@@ -184,9 +97,9 @@ class Drafter {
   /// Begin a sequence of which these are the last tokens, to draft once as `settings` say; nothing is remembered.
   std::shared_ptr<Sequence> begin_after(std::span<const Token> tokens, const DraftSettings& settings);
 
-  /// Draft for a batch; drafts are noted in their sequences. `max_entries`: most entries of all distributions together;
-  /// see draw_chains.
-  DraftBatch draft(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries);
+  /// Draft for a batch; drafts are noted in their sequences. Returns the distributions that their proposals are in.
+  /// `max_entries`: most entries of these; see draw_chains.
+  Distributions draft(std::span<SequenceDraft* const> batch, const DraftSettings& settings, std::size_t max_entries);
 
   /// Have sequences learned from soon, on another thread, while an engine verifies their drafts.
   void learn_soon(std::span<const std::shared_ptr<Sequence>> sequences);
@@ -201,13 +114,13 @@ class Drafter {
   const std::shared_ptr<Calibration> calibration;
 
  private:
-  void draft_from_graph(std::span<const DraftRequest> requests, const DraftSettings& settings, std::size_t max_entries,
-                        DraftBatch& batch);
-  void draft_trees(std::span<const DraftRequest> requests, const DraftSettings& settings, DraftBatch& batch);
+  Distributions draft_from_graph(std::span<SequenceDraft* const> batch, const DraftSettings& settings,
+                                 std::size_t max_entries);
+  void draft_trees(std::span<SequenceDraft* const> batch, const DraftSettings& settings);
 
   const std::int64_t max_session_tokens_;
   class Loan;
-  void begin(const DraftRequest& request, const DraftSettings& settings, TreeDrafter& tree);
+  void begin(const SequenceDraft& wanted, const DraftSettings& settings, TreeDrafter& tree);
 
   const int num_threads_;
   const ReadSettings read_settings_;

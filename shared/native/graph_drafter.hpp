@@ -53,6 +53,9 @@ struct DrawnTreeShape {
   int max_branches, max_depth;
 };
 
+/// The context of the same order after a token that followed `context`, or the longest known one.
+Context context_after(const Trie& trie, Context context, Token token);
+
 /// Draft the most probable successor again and again, of equals the lowest id, for every sequence.
 ///
 /// The longest known context decides, and its order is kept while the window slides.
@@ -67,7 +70,7 @@ void draft_greedy(std::span<GraphDraft> sequences);
 void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out);
 
-/// Draw a tree for every sequence; graph_drafter.cpp says why it is exact. `max_entries`: most entries of the
+/// Draw a tree for every sequence; drawn_trees.cpp says why it is exact. `max_entries`: most entries of the
 /// distributions of all nodes together, siblings counted apart.
 void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options, const DrawnTreeShape& shape,
                 std::size_t max_entries, Distributions& out);

@@ -1,4 +1,5 @@
-// The graphs that sequences draft from: one, or several in layers, such as a house's style, a project and its history.
+// The graphs that sequences draft from: one, or several in layers, such as a house's style, a project and its history;
+// and those of what a tenant's sequences accepted earlier.
 //
 // Each layer keeps its own context of a sequence, as long as it knows, and is one more source of the mixture; weights
 // and bins tell how far each is right. So a graph of little text, or of text that has nothing to do with a sequence,
@@ -7,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -14,30 +16,35 @@
 
 namespace speculant {
 
-/// Most graphs of a sequence. A look-up in each is paid for every node of a tree.
-inline constexpr std::size_t kMaxGraphs = 4;
+/// Most graphs of a sequence: four that are named, and what its tenant has learned. A look-up in each is paid for every
+/// node of a tree.
+inline constexpr std::size_t kMaxGraphs = 8, kMaxNamedGraphs = 4;
 
 /// What each graph knows of the end of a sequence.
 using Contexts = std::array<Context, kMaxGraphs>;
 
 class Graphs {
  public:
-  /// Throws std::invalid_argument where there are more than kMaxGraphs. None are one that knows nothing.
-  explicit Graphs(std::vector<Trie> tries);
+  using Shared = std::shared_ptr<const Trie>;
+
+  /// Throws std::invalid_argument where there are more than kMaxNamedGraphs. None are one that knows nothing.
+  explicit Graphs(std::vector<Shared> tries);
+  /// These, and then graphs of learned text, the first ones as far as there is room.
+  Graphs with(std::span<const Shared> learned) const;
 
   std::size_t size() const { return tries_.size(); }
-  const Trie& operator[](std::size_t graph) const { return tries_[graph]; }
+  const Trie& operator[](std::size_t graph) const { return *tries_[graph]; }
+  /// Whether a graph is of learned text.
+  bool is_learned(std::size_t graph) const { return graph >= num_named_; }
   /// Of all graphs.
   std::int64_t max_order() const { return max_order_; }
+  /// Whether there is one that was named.
+  bool has_named() const { return tries_[0]->max_order() > 0; }
 
-  /// The graph of the longest context, of equals the first.
-  static std::size_t longest(const Contexts& contexts) {
-    std::size_t best = 0;
-    for (std::size_t graph = 1; graph < kMaxGraphs; ++graph) {
-      if (contexts[graph].order > contexts[best].order) best = graph;
-    }
-    return best;
-  }
+  /// Of all graphs the one of the longest context, of equals the first.
+  std::size_t longest(const Contexts& contexts) const { return longest_of(contexts, size()); }
+  /// The same of those that were named.
+  std::size_t longest_named(const Contexts& contexts) const { return longest_of(contexts, num_named_); }
 
   /// The longest contexts with children after one token more.
   Contexts extend(const Contexts& contexts, Token token) const;
@@ -47,7 +54,17 @@ class Graphs {
   void prefetch_all_children(const Contexts& contexts) const;
 
  private:
-  std::vector<Trie> tries_;
+  static std::size_t longest_of(const Contexts& contexts, std::size_t count) {
+    std::size_t best = 0;
+    for (std::size_t graph = 1; graph < count; ++graph) {
+      if (contexts[graph].order > contexts[best].order) best = graph;
+    }
+    return best;
+  }
+  void add(const Shared& trie);
+
+  std::vector<Shared> tries_;
+  std::size_t num_named_ = 0;
   std::int64_t max_order_ = 0;
 };
 

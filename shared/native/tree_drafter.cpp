@@ -85,7 +85,8 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
     children_.pop_back();
     const Node& parent = nodes_[static_cast<std::size_t>(child.parent)];
     Contexts next{};
-    for (std::size_t graph = 0; graph < sources.graphs.size() && sources.has(Source::kCorpus); ++graph) {
+    for (std::size_t graph = 0; graph < sources.graphs.size(); ++graph) {
+      if (!sources.has_graph(graph)) continue;
       const Trie& trie = sources.graphs[graph];
       const Context& context = parent.contexts[graph];
       const std::uint32_t record = child.records[graph];

@@ -3,7 +3,7 @@ Look-ups, drafts and what they learn, and the steps of the wire, in C++. Calls w
 the errors of ``speculant_graph.errors``: a caller's mistake is a DraftRequestError.
 """
 
-from collections.abc import Sequence as _Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy
@@ -104,6 +104,11 @@ class LearnedMemory:
     def take_is_changed(self) -> bool:
         """Return whether rows of the target came since the last call."""
 
+    def set_graphs(self, graphs: Sequence[Trie]) -> None:
+        """
+        Take the graphs of older text, the largest first. Sequences that begin from now on draft from them, too.
+        """
+
     @property
     def is_forgotten(self) -> bool:
         """Whether nothing is added any more by sequences that end."""
@@ -111,23 +116,10 @@ class LearnedMemory:
     @is_forgotten.setter
     def is_forgotten(self, arg: bool, /) -> None: ...
 
-class Sequence:
-    """One sequence that is drafted for; :meth:`Drafter.open` begins one."""
-
-    def finish(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
-        """
-        End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may
-        learn from it, and return it.
-        """
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that is its own."""
-
 class DraftSettings:
     """How to draft; siblings by their number on the wire."""
 
-    def __init__(self, *, strategy: str, method: str, fills_budget: bool, sources: _Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
+    def __init__(self, *, strategy: str, method: str, fills_budget: bool, sources: Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
         """
         ``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least
         probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows.
@@ -136,42 +128,18 @@ class DraftSettings:
 class Drafter:
     """Drafts from graphs, and from what sequences accept."""
 
-    def __init__(self, graphs: _Sequence[Trie], vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
+    def __init__(self, graphs: Sequence[Trie], vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
         """
-        Draft from a tuple of graphs, which may be empty; ids below ``vocabulary_size`` are tokens.
+        Draft from at most MAX_GRAPHS graphs, or from none; ids below ``vocabulary_size`` are tokens.
 
         ``num_threads``: that draft trees for a batch; drafts are the same on any number.
         ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.
-        """
-
-    def open(self, memory: LearnedMemory, learns: bool) -> Sequence:
-        """
-        Begin a sequence without tokens. ``learns``: later sequences may learn from it.
         """
 
     @property
     def num_read(self) -> int:
         """
         Records of the graph that calls which have ended read for the most frequent successors of contexts.
-        """
-
-    def begin_after(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], settings: DraftSettings) -> Sequence:
-        """
-        Begin a sequence of which these are the last tokens, to draft once so; nothing of it is remembered.
-        """
-
-    def accept(self, sequence: Sequence, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
-        """Add tokens to a sequence, and learn from those of no prompt."""
-
-    def add_rows(self, sequence: Sequence, nodes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
-        """
-        Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.
-        """
-
-    def draft(self, sequences: _Sequence[Sequence], budgets: _Sequence[int], seeds: _Sequence[int], positions: _Sequence[int], least_probabilities: _Sequence[float], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
-        """
-        Draft for a batch. Drafts end where another q may not fit into ``max_entries``. ``positions`` are those of the
-        first tokens drafted; none: where the sequences end.
         """
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:
@@ -330,21 +298,23 @@ class SessionTable:
 class StepAnswerer:
     """Answers steps from sessions and graphs."""
 
-    def __init__(self, sessions: SessionTable, *, max_sequences: int, max_tokens: int, max_nodes: int, max_step_nodes: int, max_message_bytes: int, budget: int) -> None:
+    def __init__(self, sessions: SessionTable, *, check_options: Callable[[bytes], object], graph_of: Callable[[str, Any], tuple[Drafter, int]], default_generation: Callable[[], int], max_sequences: int, max_tokens: int, max_nodes: int, max_step_nodes: int, max_message_bytes: int, budget: int) -> None:
         """
         Answer steps within limits; ``budget`` is what requests leave to the server.
+
+        ``check_options`` refuses a StrategyOptions that asks for what is not served. ``graph_of`` finds the drafter and
+        the generation for sequences without a session, by the graph's name and the principal of the call.
+        ``default_generation`` names the generation where no graph answers. None of them may refer to this object: it
+        would never be freed.
         """
 
-    def answer(self, payload: bytes, is_enveloped: bool, tenants: _Sequence[str] | None, draft_id: int, now_ns: int, host: object, principal: object, most_ns: int | None = None) -> tuple[bytes, int, int, int, int] | None:
+    def answer(self, payload: bytes, is_enveloped: bool, tenants: Sequence[str] | None, draft_id: int, now_ns: int, principal: object, most_ns: int | None = None) -> tuple[bytes, int, int, int, int] | None:
         """
         Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are
         empty though some nodes were asked for, and nanoseconds.
 
-        ``tenants``: whose sessions may be used; None: all. ``host`` knows the rest:
-        ``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of
-        sequences without a session, ``default_generation()`` names the generation where no graph answers.
-
-        With ``most_ns``, a step that may take longer is not answered: None, and nothing was done.
+        ``tenants``: whose sessions may be used; None: all. With ``most_ns``, a step that may take longer is not
+        answered: None, and nothing was done.
         """
 
 class Batch:
@@ -382,14 +352,14 @@ class RowTracker:
     def __init__(self, most_new: int) -> None:
         """``most_new``: most tokens that a step adds to a row."""
 
-    def match(self, texts: list[Any], names: _Sequence[str] | None) -> Batch:
+    def match(self, texts: list[Any], names: Sequence[str] | None) -> Batch:
         """
         Return the sequences of all rows.
 
         ``texts``: prompts included. ``names``: of their requests, if the engine names them.
         """
 
-def best_size(gains: _Sequence[float], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rate: float) -> int:
+def best_size(gains: Sequence[float], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rate: float) -> int:
     """
     Return how many units to add to a pass, the best first, so that gains - rate * seconds is largest.
 
@@ -400,7 +370,7 @@ def best_size(gains: _Sequence[float], seconds: Annotated[NDArray[numpy.float64]
 class RowDrafts:
     """Drafts of the rows of an engine's batch, one after another."""
 
-    def __init__(self, lengths: _Sequence[int], token_ids: _Sequence[int], parents: _Sequence[int], path_probabilities: _Sequence[float], num_drafted: int | None = None) -> None:
+    def __init__(self, lengths: Sequence[int], token_ids: Sequence[int], parents: Sequence[int], path_probabilities: Sequence[float], num_drafted: int | None = None) -> None:
         """
         Take nodes of every row, and of all nodes what :class:`~speculant_graph.types.Draft` holds.
         """
@@ -443,25 +413,48 @@ class LocalSteps:
 
     def __init__(self, drafter: Drafter) -> None: ...
 
-    def open(self, session_id: int, tenant: str, memory: LearnedMemory, learns: bool) -> None:
-        """Open a session; its number must not be in use."""
+    def __len__(self) -> int: ...
+
+    def open(self, session_id: int, memory: LearnedMemory, learns: bool) -> None:
+        """
+        Open a session; its number must not be in use. ``learns``: later sequences may learn from it.
+        """
 
     def end(self, session_id: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
         """End a session, if it is open; return what its memory has learned."""
 
-    def changed(self, session_ids: _Sequence[int], texts: list[Any]) -> list[int]:
+    def accept(self, session_id: int, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
+        """Add tokens to a sequence, and learn from those of no prompt."""
+
+    def add_rows(self, session_id: int, nodes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.
+        """
+
+    def num_bytes(self, session_id: int) -> int:
+        """Return the memory that is a sequence's own."""
+
+    def changed(self, session_ids: Sequence[int], texts: list[Any]) -> list[int]:
         """
         Return the sessions whose texts do not continue what was taken of them: open those again.
         """
 
-    def draft(self, session_ids: _Sequence[int], texts: list[Any], budgets: _Sequence[int], seeds: _Sequence[int], least_probabilities: _Sequence[float], feedback: list[Any], settings: DraftSettings, draft_id: int) -> list[speculant_graph.types.Draft]:
+    def draft(self, session_ids: Sequence[int], texts: list[Any], budgets: Sequence[int], seeds: Sequence[int], least_probabilities: Sequence[float], feedback: list[Any], settings: DraftSettings, max_entries: int, draft_id: int) -> list[speculant_graph.types.Draft]:
         """
-        Draft for a batch whose texts continue what was taken of them.
+        Draft for a batch.
 
-        ``feedback``: per sequence None, or the draft that was verified, nodes, and the target's top tokens after each.
+        ``texts`` continue what was taken of them; of an empty one nothing is new. ``feedback``: per sequence None, or
+        the draft that was verified, nodes, and the target's top tokens after each. Drafts end where another q may not
+        fit into ``max_entries``.
         """
 
-    def draft_rows(self, batch: Batch, budgets: _Sequence[int], settings: DraftSettings, least_probability: float, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, rate: float) -> RowDrafts:
+    def draft_contexts(self, contexts: list[Any], budgets: Sequence[int], seeds: Sequence[int], positions: Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
+        """
+        Draft for sequences of which these are the last tokens; nothing of them is remembered. ``positions`` are those
+        of the first tokens drafted.
+        """
+
+    def draft_rows(self, batch: Batch, budgets: Sequence[int], settings: DraftSettings, least_probability: float, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, rate: float) -> RowDrafts:
         """
         Draft for the rows of an engine's batch, and keep what pays: nodes that bring more tokens than the seconds that
         they add to the pass would at ``rate``.
@@ -469,12 +462,62 @@ class LocalSteps:
         ``seconds``: of passes over 0, 1, ... tokens; None keeps whole drafts.
         """
 
-def write_request(graph: bytes, options: bytes, sequences: _Sequence[tuple[object, ...]], step_id: int | None) -> bytes:
-    """
-    Return a DraftRequest, or, with a step id, the StreamDraftRequest round it. ``graph``: its name in UTF-8;
-    ``options``: a StrategyOptions; ``sequences``: each a ``SequenceRequest``. Arrays that hold nothing but
-    defaults stay empty.
-    """
+class RequestWriter:
+    """A DraftRequest while it is written, sequence by sequence."""
+
+    def __init__(self, graph: bytes, options: bytes) -> None:
+        """
+        Begin one. ``graph``: its name in UTF-8; ``options``: a StrategyOptions.
+        """
+
+    def add(self, token_ids: Sequence[int], session_id: int = 0, position: int = 0, node_budget: int | None = None, seed: int = 0, least_probability: float = 0.0, draft_id: int = 0, nodes: Sequence[int] = (), rows: numpy.typing.NDArray[numpy.int64] | None = None) -> None:
+        """
+        Add a sequence, or nothing where a number does not fit, which is refused.
+
+        ``token_ids``: those that are new to its session, or, where ``session_id`` is 0, the last ones of a sequence that
+        has none; ``position``: index of the first of them in the whole sequence. ``node_budget``: most nodes to draft; None,
+        for all sequences or for none, leaves it to the server. ``draft_id``, ``nodes`` and ``rows``: as in
+        :class:`~speculant_graph.types.Feedback`.
+        """
+
+    def payload(self, step_id: int | None = None) -> bytes:
+        """
+        Return the message, or, with a step id, the StreamDraftRequest round it. Arrays that hold nothing but defaults
+        stay empty.
+        """
+
+class StepAnswer:
+    """The answer to a step; what it says of sequences is in their order."""
+
+    @property
+    def graph_generation(self) -> int:
+        """Generation of the graph that answered; 0 if there were several."""
+
+    @property
+    def draft_id(self) -> int:
+        """Names the answer in later feedback; never 0 where drafts have nodes."""
+
+    @property
+    def server_time_ns(self) -> int:
+        """Time spent on the step in the server, nanoseconds."""
+
+    @property
+    def statuses(self) -> tuple[int, ...]:
+        """What became of each: a ``SequenceStatus``."""
+
+    @property
+    def next_positions(self) -> tuple[int, ...]:
+        """
+        The position that the server expects next; 0 for a sequence without a session.
+        """
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Generation of the graph that answered."""
+
+    @property
+    def drafts(self) -> list[speculant_graph.types.Draft]:
+        """Empty unless the status is OK."""
 
 def read_step_id(payload: bytes) -> int:
     """Return the step id of a StreamDraftRequest."""
@@ -484,10 +527,9 @@ def read_answer_step_id(payload: bytes) -> int:
     Return the step id of a StreamDraftResponse. DrafterUnavailableError: it is none.
     """
 
-def read_answer(payload: bytes, is_enveloped: bool, budgets: _Sequence[int], vocabulary_size: int, strategy: str) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...], list[speculant_graph.types.Draft], tuple[int, ...]] | bytes:
+def read_answer(payload: bytes, is_enveloped: bool, budgets: Sequence[int], vocabulary_size: int, strategy: str) -> StepAnswer | bytes:
     """
-    Return what a DraftResponse, or a StreamDraftResponse, holds: generation, draft id, nanoseconds in the server,
-    and per sequence status, next position, draft and generation. Of a step that failed, its StepError.
+    Return what a DraftResponse, or a StreamDraftResponse, holds; of a step that failed, its StepError.
 
     ``budgets``: per sequence, most nodes asked for. An answer that breaks a rule of the wire is refused, so that
     a draft can be verified safely.

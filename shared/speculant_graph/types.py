@@ -6,7 +6,7 @@ Frozen values only. Nothing here depends on files, sockets or torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, overload
 
 from speculant_graph.file_names import StoredName
@@ -214,26 +214,32 @@ class DraftOptions:
     max_depth: int | None = None
     max_branches: int | None = None
     coupling: CouplingName | None = None
-    """See :attr:`SequenceStep.coupling`."""
+    """How ``sampling`` draws chains: 'gumbel', by the noise of seed, position and token that the verifier's rule
+    chooses by, so that they agree more often; None or 'none', by numbers of its own. The distribution is the same."""
     siblings: SiblingsName = "none"
-    """Whether ``sampling`` draws trees. Without the distributions q, which rules for trees need, it never does."""
+    """What children the verifier's rule can make use of, and so whether ``sampling`` draws trees: a chain suits every
+    rule, and a rule for siblings that were drawn independently must not get any that were not. Without the
+    distributions q, which rules for trees need, it never does."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
+    n: int | None = None
+    """Of ``nasd``, as the two below, which drafts in a verifier: they do not travel. At most the setting's."""
+    filler_top_k: int | None = None
+    """At most the setting's."""
+    stop_if_unknown: bool | None = None
+
+    def over(self, others: DraftOptions) -> DraftOptions:
+        """Return these options, and the others' where these leave something open."""
+        if self is DEFAULT_OPTIONS or others is self:  # the same for most steps, and comparing takes a microsecond
+            return others
+        return replace(
+            others,
+            **{each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default},
+        )
 
 
 DEFAULT_OPTIONS = DraftOptions()
 """All left to the configuration."""
-
-
-@dataclass(frozen=True, slots=True)
-class NasdOptions:
-    """How ``nasd`` drafts for one request; None leaves it to the settings of the same names."""
-
-    n: int | None = None
-    """At most the setting's."""
-    filler_top_k: int | None = None
-    """At most the setting's."""
-    stop_if_unknown: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +256,8 @@ class SequenceStep:
     """Seed of sampling strategies: the same seed and position give the same draft."""
     feedback: Feedback | None = None
     """What the target made of the latest draft, where a verifier reports it."""
-    siblings: SiblingsName = "none"
-    """What children the verifier's rule can make use of. A chain suits every rule, and a rule for siblings that were
-    drawn independently must not get any that were not."""
-    coupling: CouplingName | None = None
-    """How ``sampling`` draws chains: 'gumbel', by the noise of seed, position and token that the verifier's rule
-    chooses by, so that they agree more often; None or 'none', by numbers of its own. The distribution is the same."""
-    max_depth: int | None = None
-    """Longest path of a tree; None leaves it to the drafter, as below."""
-    temperature: float | None = None
-    """What ``sampling`` draws with."""
-    nasd: NasdOptions | None = None
-    """What ``nasd`` drafts with."""
+    options: DraftOptions = DEFAULT_OPTIONS
+    """How to draft; what they leave open is the drafter's."""
     least_probability: float = 0.0
     """Nodes whose paths are less probable are not drafted, from 0 to 1: the verifier knows that they can't pay."""
     is_priced: bool = True

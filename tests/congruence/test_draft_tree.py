@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.strategies import StrategyName
-from speculant_graph.types import Draft
+from speculant_graph.types import Draft, SequenceStep
 from support.drafter_reference import SlowDrafter
 from support.graphs import graph_of
 from support.oracle import OracleGraph
@@ -119,7 +119,7 @@ class Pair:
         assert_same_tables(self.fast.calibration, self.slow.tables)
 
     def draft(self, number: int, strategy: StrategyName, budget: int, least: float = 0.0) -> Draft:
-        order = DraftRequest(number, budget, options=DraftOptions(strategy), least_probability=least)
+        order = SequenceStep(number, (), budget, options=DraftOptions(strategy), least_probability=least)
         (draft,) = self.fast.draft([order])
         expected = self.slow.draft(number, strategy, budget, least)
         assert list(draft.token_ids) == [node.path[-1] for node in expected]
@@ -166,7 +166,7 @@ def pair_of(
 
 def assert_same_tables(fast: Calibration, slow: Tables) -> None:
     """Compare both tables; what the slow ones never met must be as at first in the fast ones."""
-    escapes, first = (tables.weights.reshape(8, 11, 6, 3, 2) for tables in (fast, Calibration()))
+    escapes, first = (tables.weights.reshape(12, 11, 6, 3, 2) for tables in (fast, Calibration()))
     met = np.zeros(escapes.shape, bool)
     for kind, values in slow.escapes.items():
         assert escapes[kind] == pytest.approx(values, abs=1e-9)
@@ -326,13 +326,13 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
         each.accept(1, text[60:])
     orders = [(budget, "tree"), (min(budget, smaller), "tree"), (budget, "adaptive")]
     tree, small, chain = drafter.draft(
-        [DraftRequest(1, size, options=DraftOptions(strategy)) for size, strategy in orders]
+        [SequenceStep(1, (), size, options=DraftOptions(strategy)) for size, strategy in orders]
     )
-    (single,) = narrow.draft([DraftRequest(1, budget, options=DraftOptions("tree"))])
+    (single,) = narrow.draft([SequenceStep(1, (), budget, options=DraftOptions("tree"))])
     assert chain.is_chain
     assert facts(single) == facts(chain)
     assert facts(small) == tuple(fact[: len(small)] for fact in facts(tree))
-    (whatever,) = drafter.draft([DraftRequest(1, budget, options=DraftOptions("specexec"), least_probability=1.0)])
+    (whatever,) = drafter.draft([SequenceStep(1, (), budget, options=DraftOptions("specexec"), least_probability=1.0)])
     assert facts(whatever) == facts(tree), "it uses its whole budget"
 
 

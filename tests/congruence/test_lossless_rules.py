@@ -291,10 +291,10 @@ def test_what_a_rule_asks_of_its_drafts():
     for rule, seen in steps.items():
         drafter = ScriptedDrafter(lambda step, seen=seen: seen.append(step) or EMPTY_DRAFT)
         outputs_of(rule, drafter, 1, 77, max_tokens=6)
-    siblings = {rule: {step.siblings for step in seen} for rule, seen in steps.items()}
+    siblings = {rule: {step.options.siblings for step in seen} for rule, seen in steps.items()}
     others = {rule: {"none"} for rule in RULES}
     assert siblings == others | {"tree-wor": {"without-replacement"}, "tree-iid": {"independent"}}
-    coupled = {rule: {step.coupling for step in seen} for rule, seen in steps.items()}
+    coupled = {rule: {step.options.coupling for step in seen} for rule, seen in steps.items()}
     independent = ("token", "block", "tree-wor", "tree-iid")
     assert coupled == {rule: {None if rule in independent else "gumbel"} for rule in RULES}
     seeds = {rule: [step.seed for step in seen] for rule, seen in steps.items()}

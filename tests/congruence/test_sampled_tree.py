@@ -14,9 +14,9 @@ from scipy import stats
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, SiblingsName
+from speculant_graph.types import Draft, SequenceStep, SiblingsName
 from support.graphs import graph_of
 from support.oracle import OracleGraph, draft_sampled_tree
 from support.sessions import draft_batch
@@ -184,8 +184,8 @@ def test_without_q_nothing_but_chains_is_drawn() -> None:
         options = DraftOptions(omit_proposals=True, siblings=siblings)
         plain = DraftOptions(omit_proposals=True)
         for budget in (1, 9):
-            [draft] = drafter.draft([DraftRequest(1, budget, 3)], options)
+            [draft] = drafter.draft([SequenceStep(1, (), budget, 3)], options)
             assert draft.is_chain
             assert not draft.proposals
-            assert draft == drafter.draft([DraftRequest(1, budget, 3)], plain)[0]
+            assert draft == drafter.draft([SequenceStep(1, (), budget, 3)], plain)[0]
             assert draft_batch(drafter, [1], [budget], [3], options)[0].token_ids == draft.token_ids

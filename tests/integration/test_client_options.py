@@ -16,7 +16,7 @@ from speculant_graph.draft.options import REQUEST_OPTIONS
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.strategies import NGRAM_STRATEGIES
-from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, SequenceStep
+from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, SequenceStep
 from support.server import LiveServer, serving
 
 VOCABULARY_SIZE = 50
@@ -58,11 +58,11 @@ def drafted(drafter: DrafterClient | LocalDrafter, **requested: Any) -> list[lis
     texts = [[generator.randrange(VOCABULARY_SIZE) for _ in range(30)] for _ in range(4)]
     for number in range(len(texts)):
         drafter.open(number + 1)
-    told: list[list[Draft]] = []
+    options, told = DraftOptions(**requested), list[list[Draft]]()
     for _ in range(6):
         latest = told[-1] if told else [EMPTY_DRAFT] * len(texts)
         steps = [
-            SequenceStep(number, list(text), 12, seed=7 * number, feedback=_feedback(draft, text), **requested)
+            SequenceStep(number, list(text), 12, seed=7 * number, feedback=_feedback(draft, text), options=options)
             for number, (text, draft) in enumerate(zip(texts, latest, strict=True), start=1)
         ]
         told.append(drafter.draft(steps))
@@ -136,6 +136,8 @@ def test_options_of_a_step(server: LiveServer, small_graph: NgramGraph) -> None:
     assert colder == in_process(small_graph, drawing, temperature=0.2, siblings="without-replacement", max_depth=3)
     assert colder != in_process(small_graph, drawing, siblings="without-replacement", max_depth=3)
     assert colder != in_process(small_graph, drawing, temperature=0.2, siblings="without-replacement")
+    greedy = over_the_wire(server, drawing, strategy="greedy")
+    assert greedy == in_process(small_graph, drawing, strategy="greedy") != in_process(small_graph, drawing)
     coupled = over_the_wire(server, drawing, coupling="gumbel")
     assert coupled == in_process(small_graph, drawing, coupling="gumbel") != in_process(small_graph, drawing)
 

@@ -21,10 +21,10 @@ from speculant_graph.bench.replay import replay
 from speculant_graph.bench.texts import read_workloads
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft
+from speculant_graph.types import Draft, SequenceStep
 
 LARGEST = 256
 """Nodes of the tree that a beam's are taken from."""
@@ -58,11 +58,11 @@ class BeamDrafter(SessionDrafter):
         super().__init__(graph, DraftConfig())
         self._width = width
 
-    def draft(self, requests: Sequence[DraftRequest], *arguments: object) -> list[Draft]:  # type: ignore[override]
+    def draft(self, requests: Sequence[SequenceStep], *arguments: object) -> list[Draft]:  # type: ignore[override]
         """Draft for a batch."""
         if not self._width:
             return super().draft(requests)
-        trees = super().draft([DraftRequest(each.session_id, LARGEST, each.seed) for each in requests])
+        trees = super().draft([SequenceStep(each.session_id, (), LARGEST, each.seed) for each in requests])
         return [beam(tree, self._width, each.node_budget) for tree, each in zip(trees, requests, strict=True)]
 
 

@@ -31,10 +31,11 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.learning.learned_store import LearnedStore
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import describe_machine
+from speculant_graph.types import SequenceStep
 
 STRATEGIES = ("tree", "adaptive", "greedy", "sampling")
 WARM_UP, FEWEST_SESSIONS, LEARNED_PIECE = 64, 32, 500
@@ -90,7 +91,7 @@ class Sessions:
             end = start + int(self.random.integers(1, MOST_ACCEPTED + 1))
             self.drafter.accept(session_id, self.text[start:end])
             self.ends[session_id] = end if end < len(self.text) else 0
-        requests = [DraftRequest(session_id, self.budget) for session_id in session_ids]
+        requests = [SequenceStep(session_id, (), self.budget) for session_id in session_ids]
         work()
         start_ns = time.perf_counter_ns()
         self.drafter.draft(requests)

@@ -26,14 +26,15 @@ from speculant_graph.bench.processes import OwnDrafter
 from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.learned_store import LearnedStore
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import anonymous_bytes, describe_machine
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
-from speculant_graph.rpc.step_messages import OpenRequest, SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import OpenRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
+from speculant_graph.types import SequenceStep
 
 SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
 PROMPTS = (65_536, 131_072)
@@ -65,7 +66,7 @@ def measure_holds(graph: NgramGraph, text: np.ndarray[Any, Any], num_learned: in
         def take(size: int = size, prompt: np.ndarray[Any, Any] = prompt) -> None:
             drafter.open(size)
             drafter.accept(size, prompt)
-            drafter.draft([DraftRequest(size, K)])
+            drafter.draft([SequenceStep(size, (), K)])
 
         figures[f"prompt_{size}"] = holds_during(take)
         drafter.close(size)
@@ -88,7 +89,7 @@ def measure_sessions(graph: NgramGraph, text: np.ndarray[Any, Any], num_sessions
         start = number * 7 % (len(text) - 300)
         drafter.accept(number, text[start : start + 200])
         for step in range(8):
-            drafter.draft([DraftRequest(number, K)])
+            drafter.draft([SequenceStep(number, (), K)])
             drafter.recycle(number, [0], [text[start : start + 4]])
             drafter.accept(number, text[start + 200 + 4 * step : start + 204 + 4 * step])
     counted = sum(map(drafter.num_bytes, range(1, num_sessions + 1)))
@@ -112,13 +113,10 @@ def steps_of(address: str, texts: list[list[int]], num_steps: int) -> list[float
         start = 0
         for step in range(num_steps):
             end = 200 + TOKENS_PER_STEP * step
-            request = StepRequest(
-                tuple(
-                    SequenceRequest(tuple(each[start:end]), number, start, K)
-                    for number, each in zip(ids, texts, strict=True)
-                )
-            )
-            payload = convert.encode_step(None, request)
+            request = convert.request_writer()
+            for number, each in zip(ids, texts, strict=True):
+                request.add(each[start:end], number, start, K)
+            payload = request.payload()
             start, start_s = end, time.perf_counter()
             draft(payload)
             times_ms.append(1e3 * (time.perf_counter() - start_s))
@@ -134,10 +132,11 @@ def open_long_prompts(address: str, prompt: list[int], opened: Any, is_over: Any
         calls = {
             name: channel.unary_unary(SERVICE + name, None, None) for name in ("OpenSession", "Draft", "CloseSession")
         }
-        request = StepRequest((SequenceRequest(tuple(prompt), 7, 0, K),))
+        request = convert.request_writer()
+        request.add(prompt, 7, 0, K)
         messages = {
             "OpenSession": convert.encode_open_request(OpenRequest(7)).SerializeToString(),
-            "Draft": convert.encode_step(None, request),
+            "Draft": request.payload(),
             "CloseSession": pb.CloseSessionRequest(session_id=7).SerializeToString(),
         }
         while not is_over.is_set():

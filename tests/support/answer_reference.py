@@ -10,10 +10,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from speculant_graph.errors import DraftRequestError
-from speculant_graph.rpc.step_messages import SequenceAnswer, SequenceStatus, StepAnswer
+from speculant_graph.rpc.step_messages import SequenceStatus
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, Proposal
+from support.step_values import SequenceAnswer, StepAnswer
 
 
 def encode_step_answer(answer: StepAnswer) -> bytes:

@@ -8,10 +8,10 @@ from typing import Any
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
-from speculant_graph.draft.session_drafter import MAX_SUPPORT, DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import MAX_SUPPORT, SessionDrafter
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.strategies import StrategyName
-from speculant_graph.types import Draft
+from speculant_graph.types import Draft, SequenceStep
 
 
 def drafter_of(
@@ -34,15 +34,21 @@ def draft_batch(
     seeds: Sequence[int],
     options: DraftOptions = DEFAULT_OPTIONS,
     max_support: int = MAX_SUPPORT,
+    least: Sequence[float] = (),
 ) -> list[Draft]:
-    requests = [DraftRequest(*each) for each in zip(session_ids, budgets, seeds, strict=True)]
-    return drafter.draft(requests, options, max_support)
+    steps = [
+        SequenceStep(number, (), budget, seed, least_probability=bound)
+        for number, budget, seed, bound in zip(
+            session_ids, budgets, seeds, least or [0.0] * len(session_ids), strict=True
+        )
+    ]
+    return drafter.draft(steps, options, max_support)
 
 
 def draft_of(
     drafter: SessionDrafter, number: int, budget: int = 8, strategy: StrategyName | None = None, seed: int = 0
 ) -> Draft:
-    (draft,) = drafter.draft([DraftRequest(number, budget, seed, DraftOptions(strategy))])
+    (draft,) = drafter.draft([SequenceStep(number, (), budget, seed, options=DraftOptions(strategy))])
     return draft
 
 

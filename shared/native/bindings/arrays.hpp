@@ -8,9 +8,10 @@
 #include <initializer_list>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
-#include "trie.hpp"
+#include "graphs.hpp"
 
 namespace speculant {
 
@@ -45,6 +46,8 @@ nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct> rows) {
   return {reinterpret_cast<Number*>(kept->data()), {kept->size(), sizeof(Struct) / sizeof(Number)}, owner};
 }
 
+inline nb::bytes to_bytes(std::string_view bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+
 /// Work without the GIL, as whatever waits for a lock of the core must.
 template <class Call>
 auto without_gil(Call&& call) {
@@ -60,12 +63,24 @@ struct GraphView {
   Trie trie;
 };
 
+/// Graphs of Python's, which live as long as they are drafted from.
+inline std::vector<Graphs::Shared> shared_tries(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
+  std::vector<Graphs::Shared> tries;
+  for (const auto& graph : graphs) {
+    if (!graph) throw RequestError("None is no graph");
+    tries.emplace_back(graph, &graph->trie);
+  }
+  return tries;
+}
+
 void bind_graph(nb::module_& module);
 void bind_drafter(nb::module_& module);
 void bind_build(nb::module_& module);
 void bind_verify(nb::module_& module);
 void bind_steps(nb::module_& module);
+void bind_rows(nb::module_& module);
 void bind_local_steps(nb::module_& module);
+void bind_request_writer(nb::module_& module);
 void bind_messages(nb::module_& module);
 
 }  // namespace speculant

@@ -1,28 +1,19 @@
-// What drafts are made from beside the graph, and the drafter: memories, calibrations, sequences.
+// What drafts are made from beside the graph, and the drafter: memories, calibrations, settings.
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
 #include "arrays.hpp"
-#include "draft_objects.hpp"
 
 namespace speculant {
 namespace {
 
 using namespace nb::literals;
-
-nb::list as_drafts(const DraftBatch& batch, const std::string& strategy) {
-  nb::list drafts;
-  for (const Draft& draft : batch.drafts) drafts.append(as_draft(draft, &batch.distributions, strategy, 0));
-  return drafts;
-}
 
 /// Fill a table from one of the same shape.
 template <class Struct>
@@ -121,8 +112,7 @@ void restore_target_rows(LearnedMemory& memory, const Ids& slots, const Ids& key
   });
 }
 
-/// What one tenant's sequences accepted, and sequences.
-void bind_sequences(nb::module_& module) {
+void bind_memory(nb::module_& module) {
   nb::class_<LearnedMemory>(module, "LearnedMemory", "What one tenant's sequences accepted.")
       .def(nb::init<std::int64_t>(), "max_tokens"_a)
       .def(
@@ -149,19 +139,21 @@ void bind_sequences(nb::module_& module) {
             return without_gil([&] { return Exclusive(self.lock), std::exchange(self.rows.is_changed, false); });
           },
           "Return whether rows of the target came since the last call.")
+      .def(
+          "set_graphs",
+          [](LearnedMemory& self, const std::vector<std::shared_ptr<const GraphView>>& graphs) {
+            auto tries = shared_tries(graphs);
+            without_gil([&] {
+              Exclusive hold(self.lock);
+              self.graphs.swap(tries);
+            });
+          },
+          "graphs"_a,
+          "Take the graphs of older text, the largest first. Sequences that begin from now on draft from them, too.")
       .def_prop_rw(
           "is_forgotten", [](const LearnedMemory& self) { return self.is_forgotten.load(); },
           [](LearnedMemory& self, bool is_forgotten) { self.is_forgotten = is_forgotten; },
           "Whether nothing is added any more by sequences that end.");
-  nb::class_<Sequence>(module, "Sequence", "One sequence that is drafted for; :meth:`Drafter.open` begins one.")
-      .def(
-          "finish", [](Sequence& self) { return as_array(without_gil([&] { return self.finish(); })); },
-          "End: add what followed the prompt, after the prompt's last tokens, to the memory if later sequences may\n"
-          "learn from it, and return it.")
-      .def_prop_ro(
-          "num_bytes",
-          [](Sequence& self) { return without_gil([&] { return Exclusive(self.lock), self.num_bytes(); }); },
-          "Memory that is its own.");
 }
 
 void bind_settings(nb::module_& module) {
@@ -198,99 +190,29 @@ void bind_settings(nb::module_& module) {
 void bind_drafter(nb::module_& module) {
   module.attr("ROW_WIDTH") = kRowWidth;
   module.attr("ROW_DEPTH") = kRowDepth;
-  module.attr("MAX_GRAPHS") = kMaxGraphs;
+  module.attr("MAX_GRAPHS") = kMaxNamedGraphs;
   module.def(
       "methods", [] { return std::vector<std::string>(std::begin(kMethods), std::end(kMethods)); },
       "How strategies may draft, by name.");
   bind_calibration(module);
-  bind_sequences(module);
+  bind_memory(module);
   bind_settings(module);
   nb::class_<Drafter>(module, "Drafter", "Drafts from graphs, and from what sequences accept.")
       .def(
           "__init__",
-          [](Drafter* self, const std::vector<const GraphView*>& graphs, Token vocabulary_size,
+          [](Drafter* self, const std::vector<std::shared_ptr<const GraphView>>& graphs, Token vocabulary_size,
              std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens, int num_threads,
              nb::object settings_of) {
-            std::vector<Trie> tries;
-            for (const GraphView* graph : graphs) {
-              if (graph == nullptr) throw RequestError("None is no graph");
-              tries.push_back(graph->trie);
-            }
-            new (self) Drafter(Graphs(std::move(tries)), vocabulary_size, std::move(calibration), max_session_tokens,
-                               num_threads, read_by(std::move(settings_of)));
+            new (self) Drafter(Graphs(shared_tries(graphs)), vocabulary_size, std::move(calibration),
+                               max_session_tokens, num_threads, read_by(std::move(settings_of)));
           },
           "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a, "settings_of"_a,
-          nb::keep_alive<1, 2>(),
-          "Draft from a tuple of graphs, which may be empty; ids below ``vocabulary_size`` are tokens.\n\n"
+          "Draft from at most MAX_GRAPHS graphs, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
           "``num_threads``: that draft trees for a batch; drafts are the same on any number.\n"
           "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.")
-      .def(
-          "open",
-          [](Drafter& self, std::shared_ptr<LearnedMemory> memory, bool learns) {
-            return without_gil([&] { return self.open(std::move(memory), learns); });
-          },
-          "memory"_a, "learns"_a, "Begin a sequence without tokens. ``learns``: later sequences may learn from it.")
       .def_prop_ro(
           "num_read", [](Drafter& self) { return without_gil([&] { return self.num_read(); }); },
-          "Records of the graph that calls which have ended read for the most frequent successors of contexts.")
-      .def(
-          "begin_after",
-          [](Drafter& self, const Ids& ids, const DraftSettings& settings) {
-            return without_gil(
-                [&] { return self.begin_after(tokens_of(as_span(ids), self.vocabulary_size), settings); });
-          },
-          "token_ids"_a, "settings"_a,
-          "Begin a sequence of which these are the last tokens, to draft once so; nothing of it is remembered.")
-      .def(
-          "accept",
-          [](Drafter& self, Sequence& sequence, const Ids& ids, bool is_prompt) {
-            without_gil([&] { self.accept(sequence, tokens_of(as_span(ids), self.vocabulary_size), is_prompt); });
-          },
-          "sequence"_a, "token_ids"_a, "is_prompt"_a, "Add tokens to a sequence, and learn from those of no prompt.")
-      .def(
-          "add_rows",
-          [](Drafter& self, Sequence& sequence, const Ids& nodes, const Table<const std::int64_t>& rows) {
-            if (rows.shape(0) != nodes.size()) throw RequestError("give one row per node");
-            without_gil([&] {
-              Exclusive hold(sequence.lock);
-              sequence.add_rows(as_span(nodes), tokens_of(as_span(rows), self.vocabulary_size), rows.shape(1));
-            });
-          },
-          "sequence"_a, "nodes"_a, "rows"_a,
-          "Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.")
-      .def(
-          "draft",
-          [](Drafter& self, const std::vector<Sequence*>& sequences, const std::vector<int>& budgets,
-             const std::vector<std::uint64_t>& seeds, const std::vector<std::uint64_t>& positions,
-             const std::vector<double>& least, const DraftSettings& settings, std::size_t max_entries) {
-            const std::size_t count = sequences.size();
-            if (budgets.size() != count || seeds.size() != count || least.size() != count ||
-                (!positions.empty() && positions.size() != count)) {
-              throw RequestError(
-                  "give a budget, a seed and a least probability for each sequence, and a position for each or for "
-                  "none");
-            }
-            const DraftBatch batch = without_gil([&] {
-              std::vector<DraftRequest> requests;
-              for (std::size_t index = 0; index < count; ++index) {
-                if (sequences[index] == nullptr) throw RequestError("None is no sequence");
-                requests.push_back({sequences[index], budgets[index], seeds[index]});
-                requests.back().least_probability = least[index];
-                if (!positions.empty()) requests.back().position = positions[index];
-              }
-              return self.draft(requests, settings, max_entries);
-            });
-            return as_drafts(batch, settings.strategy);
-          },
-          "sequences"_a, "budgets"_a, "seeds"_a, "positions"_a, "least_probabilities"_a, "settings"_a, "max_entries"_a,
-          nb::sig("def draft(self, sequences: collections.abc.Sequence[Sequence], "
-                  "budgets: collections.abc.Sequence[int], seeds: collections.abc.Sequence[int], "
-                  "positions: collections.abc.Sequence[int], least_probabilities: collections.abc.Sequence[float], "
-                  "settings: DraftSettings, max_entries: int) "
-                  "-> list[speculant_graph.types.Draft]"),
-          "Draft for a batch. Drafts end where another q may not fit into ``max_entries``. ``positions`` are those of "
-          "the\n"
-          "first tokens drafted; none: where the sequences end.");
+          "Records of the graph that calls which have ended read for the most frequent successors of contexts.");
 }
 
 }  // namespace speculant

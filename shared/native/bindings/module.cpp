@@ -63,7 +63,9 @@ NB_MODULE(_core, module) {
   bind_build(module);
   bind_verify(module);
   bind_steps(module);
+  bind_rows(module);
   bind_local_steps(module);
+  bind_request_writer(module);
   bind_messages(module);
   bind_locks(module);
 }

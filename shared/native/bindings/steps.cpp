@@ -1,5 +1,6 @@
 // The sessions of a server, and the answers to its steps.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -16,23 +17,29 @@ using namespace nb::literals;
 
 constexpr const char* kReasons[] = {"closed", "idle", "limit", "memory", "diverged"};
 
-/// What Python knows of options and graphs; for one call.
-StepHost host_of(nb::handle host, nb::handle principal) {
-  return {[host](const std::string& options) {
-            nb::gil_scoped_acquire acquire;
-            host.attr("check_options")(nb::bytes(options.data(), options.size()));
-          },
-          [host, principal](const std::string& name) {
-            nb::gil_scoped_acquire acquire;
-            const nb::object graph = host.attr("graph_for")(name, principal);
-            return ServedDrafter{nb::cast<std::shared_ptr<Drafter>>(graph.attr("drafter").attr("core")),
-                                 nb::cast<std::uint64_t>(graph.attr("generation"))};
-          },
-          [host] {
-            nb::gil_scoped_acquire acquire;
-            return nb::cast<std::uint64_t>(host.attr("default_generation")());
-          }};
-}
+/// A server's steps, and what it answers them with: functions of Python's.
+struct ServedSteps {
+  StepAnswerer core;
+  nb::object check_options, graph_of, default_generation;
+
+  /// For one call of a client.
+  StepHost host_for(nb::handle principal) const {
+    return {[this](const std::string& options) {
+              nb::gil_scoped_acquire acquire;
+              check_options(nb::bytes(options.data(), options.size()));
+            },
+            [this, principal](const std::string& name) {
+              nb::gil_scoped_acquire acquire;
+              auto [drafter, generation] =
+                  nb::cast<std::pair<std::shared_ptr<Drafter>, std::uint64_t>>(graph_of(name, principal));
+              return ServedDrafter{std::move(drafter), generation};
+            },
+            [this] {
+              nb::gil_scoped_acquire acquire;
+              return nb::cast<std::uint64_t>(default_generation());
+            }};
+  }
+};
 
 void bind_table(nb::module_& module) {
   nb::class_<SessionTable>(module, "SessionTable", "The open sessions of a server. Times are nanoseconds.")
@@ -114,45 +121,58 @@ void bind_table(nb::module_& module) {
 
 void bind_steps(nb::module_& module) {
   bind_table(module);
-  nb::class_<StepAnswerer>(module, "StepAnswerer", "Answers steps from sessions and graphs.")
+  nb::class_<ServedSteps>(module, "StepAnswerer", "Answers steps from sessions and graphs.")
       .def(
           "__init__",
-          [](StepAnswerer* self, std::shared_ptr<SessionTable> sessions, std::size_t max_sequences,
-             std::size_t max_tokens, std::uint32_t max_nodes, std::uint64_t max_step_nodes,
-             std::size_t max_message_bytes, std::uint32_t budget) {
-            new (self) StepAnswerer({max_sequences, max_tokens, max_nodes, max_step_nodes, max_message_bytes, budget},
-                                    std::move(sessions));
+          [](ServedSteps* self, std::shared_ptr<SessionTable> sessions, nb::object check_options, nb::object graph_of,
+             nb::object default_generation, std::size_t max_sequences, std::size_t max_tokens, std::uint32_t max_nodes,
+             std::uint64_t max_step_nodes, std::size_t max_message_bytes, std::uint32_t budget) {
+            const StepLimits limits{max_sequences, max_tokens, max_nodes, max_step_nodes, max_message_bytes, budget};
+            new (self) ServedSteps{{limits, std::move(sessions)},
+                                   std::move(check_options),
+                                   std::move(graph_of),
+                                   std::move(default_generation)};
           },
-          "sessions"_a, nb::kw_only(), "max_sequences"_a, "max_tokens"_a, "max_nodes"_a, "max_step_nodes"_a,
-          "max_message_bytes"_a, "budget"_a,
-          "Answer steps within limits; ``budget`` is what requests leave to the server.")
+          "sessions"_a, nb::kw_only(), "check_options"_a, "graph_of"_a, "default_generation"_a, "max_sequences"_a,
+          "max_tokens"_a, "max_nodes"_a, "max_step_nodes"_a, "max_message_bytes"_a, "budget"_a,
+          nb::sig("def __init__(self, sessions: SessionTable, *, "
+                  "check_options: collections.abc.Callable[[bytes], object], "
+                  "graph_of: collections.abc.Callable[[str, typing.Any], tuple[Drafter, int]], "
+                  "default_generation: collections.abc.Callable[[], int], max_sequences: int, max_tokens: int, "
+                  "max_nodes: int, max_step_nodes: int, max_message_bytes: int, budget: int) -> None"),
+          "Answer steps within limits; ``budget`` is what requests leave to the server.\n\n"
+          "``check_options`` refuses a StrategyOptions that asks for what is not served. ``graph_of`` finds the "
+          "drafter "
+          "and\n"
+          "the generation for sequences without a session, by the graph's name and the principal of the call.\n"
+          "``default_generation`` names the generation where no graph answers. None of them may refer to this object: "
+          "it\n"
+          "would never be freed.")
       .def(
           "answer",
-          [](StepAnswerer& self, const nb::bytes& payload, bool is_enveloped, const Tenants& tenants,
-             std::uint64_t draft_id, std::int64_t now_ns, nb::handle host, nb::handle principal,
+          [](ServedSteps& self, const nb::bytes& payload, bool is_enveloped, const Tenants& tenants,
+             std::uint64_t draft_id, std::int64_t now_ns, nb::handle principal,
              std::optional<std::int64_t> most_ns) -> nb::object {
             const std::string_view bytes(payload.c_str(), payload.size());
-            StepHost python = host_of(host, principal);
+            StepHost host = self.host_for(principal);
             StepCounts counts;
             const auto answer = without_gil([&] {
-              return self.answer(bytes, is_enveloped, tenants, draft_id, now_ns, python, counts,
-                                 most_ns.value_or(std::numeric_limits<std::int64_t>::max()));
+              return self.core.answer(bytes, is_enveloped, tenants, draft_id, now_ns, host, counts,
+                                      most_ns.value_or(std::numeric_limits<std::int64_t>::max()));
             });
             if (!answer) return nb::none();
             return nb::make_tuple(nb::bytes(answer->view().data(), answer->view().size()), counts.num_sequences,
                                   counts.num_nodes, counts.num_empty, counts.elapsed_ns);
           },
-          "payload"_a, "is_enveloped"_a, "tenants"_a.none(), "draft_id"_a, "now_ns"_a, "host"_a, "principal"_a.none(),
+          "payload"_a, "is_enveloped"_a, "tenants"_a.none(), "draft_id"_a, "now_ns"_a, "principal"_a.none(),
           "most_ns"_a.none() = nb::none(),
           nb::sig("def answer(self, payload: bytes, is_enveloped: bool, tenants: collections.abc.Sequence[str] | None, "
-                  "draft_id: int, now_ns: int, host: object, principal: object, "
+                  "draft_id: int, now_ns: int, principal: object, "
                   "most_ns: int | None = None) -> tuple[bytes, int, int, int, int] | None"),
           "Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are\n"
           "empty though some nodes were asked for, and nanoseconds.\n\n"
-          "``tenants``: whose sessions may be used; None: all. ``host`` knows the rest:\n"
-          "``check_options(bytes)`` refuses what is not served, ``graph_for(name, principal)`` finds the graph of\n"
-          "sequences without a session, ``default_generation()`` names the generation where no graph answers.\n\n"
-          "With ``most_ns``, a step that may take longer is not answered: None, and nothing was done.");
+          "``tenants``: whose sessions may be used; None: all. With ``most_ns``, a step that may take longer is not\n"
+          "answered: None, and nothing was done.");
 }
 
 }  // namespace speculant

@@ -21,14 +21,14 @@ from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.budget import CostCurve, StepBudget, chosen_nodes, curve_of
 from speculant_graph.config import DraftConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
 from speculant_graph.strategies import STRATEGIES, NgramStrategyName
 from speculant_graph.terminal import counted
-from speculant_graph.types import EMPTY_DRAFT, Draft, TokenId
+from speculant_graph.types import EMPTY_DRAFT, Draft, SequenceStep, TokenId
 
 ReplayStrategyName = Literal[NgramStrategyName, "prompt-lookup"]
 """What can be replayed: the strategies of n-grams, and the baseline."""
@@ -220,9 +220,9 @@ class PromptLookupDrafter:
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
         """Take the target's top tokens, which this strategy has no use for."""
 
-    def draft(self, orders: Sequence[DraftRequest]) -> list[Draft]:
-        """Draft a chain for each order."""
-        return [self._draft(order.node_budget) for order in orders]
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft a chain for each step."""
+        return [self._draft(step.node_budget) for step in steps]
 
     def close(self, session_id: int) -> None:
         """Let the sequence be."""
@@ -266,7 +266,7 @@ def replay(
             start_ns = time.perf_counter_ns()
             prices = None if budget is None else budget.prices(1, node_budget)
             least = 0.0 if prices is None else prices.least_probability
-            (draft,) = drafter.draft([DraftRequest(session_id, node_budget, least_probability=least)])
+            (draft,) = drafter.draft([SequenceStep(session_id, (), node_budget, least_probability=least)])
             draft_ns = time.perf_counter_ns() - start_ns
             if prices is not None:
                 draft = draft.part(chosen_nodes([draft], prices.seconds, prices.rate)[0])

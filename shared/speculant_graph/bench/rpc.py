@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ import psutil
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from speculant_graph._core import RequestWriter
 from speculant_graph.bench import echo
 from speculant_graph.bench.processes import OwnDrafter, running_module
 from speculant_graph.bench.report import COMMAS, alternate, begin, print_report
@@ -30,7 +32,7 @@ from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
-from speculant_graph.rpc.step_messages import OpenRequest, SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import OpenRequest
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.types import DraftOptions, SequenceStep
 
@@ -43,6 +45,8 @@ _SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
 
 Exchange = Callable[[bytes], bytes]
 """Sends a message and returns the answer."""
+Request = Callable[[], RequestWriter]
+"""Makes a message from a step's values."""
 Trial = Callable[[int], int]
 """Makes one step and returns its nanoseconds."""
 Servers = Mapping[str, tuple[str, psutil.Process]]
@@ -194,7 +198,7 @@ class _Steps:
         pairs: list[tuple[bytes, bytes]] = []
         with self._opened_stream() as (requests, exchange):
             for step_id in range(1, _SAMPLES + 2):
-                request = convert.encode_step(step_id, next(requests))
+                request = next(requests)().payload(step_id)
                 pairs.append((request, exchange(request)))
         return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first brings the prompt
 
@@ -206,10 +210,10 @@ class _Steps:
         with self._opened_stream() as (requests, exchange):
 
             def step(_: int) -> int:
-                request = next(requests)
+                begin_request = next(requests)
                 started_ns = time.perf_counter_ns()
                 convert.decode_step_answer(
-                    exchange(convert.encode_step(next(step_ids), request)),
+                    exchange(begin_request().payload(next(step_ids))),
                     budgets=budgets,
                     strategy=self._draft.strategy,
                     vocabulary_size=self._vocabulary_size,
@@ -248,7 +252,7 @@ class _Steps:
         return [secrets.randbits(62) + 1 for _ in self.texts]
 
     @contextmanager
-    def _opened_stream(self) -> Iterator[tuple[Iterator[StepRequest], Exchange]]:
+    def _opened_stream(self) -> Iterator[tuple[Iterator[Request], Exchange]]:
         """Yield the requests of sessions that are open, and what exchanges them."""
         session_ids = self._new_ids()
         with connect_channel(self._config.address, self._config) as channel:
@@ -258,23 +262,20 @@ class _Steps:
         with _stream(self._config.address, _SERVICE + "StreamDraft", self._config) as exchange:
             yield self._requests(session_ids), exchange
 
-    def _requests(self, session_ids: Sequence[int]) -> Iterator[StepRequest]:
-        """Yield steps as they travel: the prompts, and then what is new."""
+    def _requests(self, session_ids: Sequence[int]) -> Iterator[Request]:
+        """Yield what makes steps as they travel: the prompts, and then what is new."""
         start, options = 0, DraftOptions(self._draft.strategy, self._draft.max_candidates)
         for end in itertools.count(_PROMPT_TOKENS, _TOKENS_PER_STEP):
-            sequences = tuple(
-                SequenceRequest(
-                    tuple(text[start:end]),
-                    session_id,
-                    start,
-                    self._draft.k,
-                    session_id,
-                    least_probability=_LEAST_PROBABILITY,
-                )
-                for session_id, text in zip(session_ids, self.texts, strict=True)
-            )
-            yield StepRequest(sequences, options)
+            yield partial(self._request, session_ids, start, [text[start:end] for text in self.texts], options)
             start = end
+
+    def _request(
+        self, session_ids: Sequence[int], start: int, new: list[list[int]], options: DraftOptions
+    ) -> RequestWriter:
+        request = convert.request_writer(options)
+        for session_id, tokens in zip(session_ids, new, strict=True):
+            request.add(tokens, session_id, start, self._draft.k, session_id, _LEAST_PROBABILITY)
+        return request
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from speculant_graph._core import RequestWriter
 from speculant_graph.client.session_registry import Session
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.step_messages import SequenceRequest
-from speculant_graph.types import EMPTY_DRAFT, CouplingName, Draft, DraftOptions, SequenceStep, SiblingsName
+from speculant_graph.rpc.convert import request_writer
+from speculant_graph.strategies import StrategyName
+from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, SequenceStep, TokenId
 
 MAX_TOKENS_PER_MESSAGE = 16_384
 """Tokens and feedback, 64 KiB of them: far below the message limit of any sensible server."""
@@ -73,6 +75,8 @@ class Entry(NamedTuple):
     """Position of the first token sent."""
     end: int
     """Position after the last one."""
+    node_budget: int
+    """Most nodes that were asked for."""
 
     @property
     def is_current(self) -> bool:
@@ -84,7 +88,7 @@ class Entry(NamedTuple):
 class Message:
     """The sequences of one message."""
 
-    sequences: list[SequenceRequest] = field(default_factory=list)
+    request: RequestWriter
     entries: list[Entry] = field(default_factory=list)
 
 
@@ -94,30 +98,13 @@ class SentMessage:
 
     batch: InFlightBatch
     entries: list[Entry]
-    budgets: list[int]
-    """Most nodes per sequence."""
+    strategy: StrategyName
+    """That was asked for."""
 
 
-RequestedOptions = tuple[SiblingsName, CouplingName | None, int | None, float | None]
-"""What steps want beside the client's settings: siblings, coupling, depth and temperature. One message, one of them."""
-_NONE_REQUESTED: RequestedOptions = ("none", None, None, None)
-
-
-def with_requested(options: DraftOptions, requested: RequestedOptions) -> DraftOptions:
-    """Return how steps are drafted for."""
-    if requested == _NONE_REQUESTED:
-        return options
-    siblings, coupling, max_depth, temperature = requested
-    return replace(
-        options,
-        siblings=siblings,
-        coupling=coupling,
-        max_depth=max_depth or options.max_depth,
-        temperature=temperature or options.temperature,
-    )
-
-
-def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: DraftOptions) -> Iterator[Message]:
+def pack(
+    batch: Sequence[tuple[int, SequenceStep, Session]], options: DraftOptions, refuse: Callable[[int, Exception], None]
+) -> Iterator[Message]:
     """Yield the messages that bring every sequence up to date and ask for its draft, in the order to send them.
 
     Long texts come first, in chunks of their own that ask for nothing.
@@ -125,42 +112,55 @@ def pack(batch: Sequence[tuple[int, SequenceStep, Session]], options: DraftOptio
     Args:
         batch: sequences of a step with their index in it and their open sessions.
         options: how drafts are asked for.
+        refuse: called with the index of a sequence that can't be sent, whatever its caller calls a token, and why.
     """
     node_bytes = _NODE_BYTES
     if options.max_candidates and not options.omit_proposals:
         node_bytes += _CANDIDATE_BYTES * options.max_candidates
-    message, num_tokens, num_bytes = Message(), 0, 0
+    try:
+        message, num_tokens, num_bytes = Message(request_writer(options)), 0, 0
+    except Exception as error:
+        for index, _, _ in batch:
+            refuse(index, error)
+        return
     for index, step, session in batch:
         start, end = session.position, len(step.token_ids)
         feedback = session.fitting_feedback(step.feedback)
-        while end - start > MAX_TOKENS_PER_MESSAGE:
-            stop = start + MAX_TOKENS_PER_MESSAGE
-            chunk = SequenceRequest(step.token_ids[start:stop], session.wire_id, start, 0, feedback=feedback)
-            yield Message([chunk], [Entry(-1, session, session.wire_id, start, stop)])
-            start, feedback = stop, None
-        num_tokens += end - start
-        num_bytes += step.node_budget * node_bytes
-        if feedback is not None:
-            num_tokens += feedback.rows.size
-        if message.entries and (
-            num_tokens > MAX_TOKENS_PER_MESSAGE
-            or num_bytes > _MAX_ANSWER_BYTES
-            or len(message.entries) == MAX_SEQUENCES_PER_MESSAGE
-        ):
-            yield message
-            message = Message()
-            num_tokens, num_bytes = end - start, step.node_budget * node_bytes
-        message.sequences.append(
-            SequenceRequest(
-                step.token_ids[start:],
-                session.wire_id,
-                start,
-                step.node_budget,
-                step.seed,
-                feedback,
-                step.least_probability,
-            )
-        )
-        message.entries.append(Entry(index, session, session.wire_id, start, end))
+        try:
+            while end - start > MAX_TOKENS_PER_MESSAGE:
+                stop = start + MAX_TOKENS_PER_MESSAGE
+                chunk = Message(request_writer(options))
+                _add(chunk, -1, session, start, step.token_ids[start:stop], None, feedback)
+                yield chunk
+                start, feedback = stop, None
+            size = end - start + (0 if feedback is None else feedback.rows.size)
+            answer_bytes = step.node_budget * node_bytes
+            if message.entries and (
+                num_tokens + size > MAX_TOKENS_PER_MESSAGE
+                or num_bytes + answer_bytes > _MAX_ANSWER_BYTES
+                or len(message.entries) == MAX_SEQUENCES_PER_MESSAGE
+            ):
+                yield message
+                message, num_tokens, num_bytes = Message(request_writer(options)), 0, 0
+            _add(message, index, session, start, step.token_ids[start:], step, feedback)
+            num_tokens, num_bytes = num_tokens + size, num_bytes + answer_bytes
+        except Exception as error:
+            refuse(index, error)
     if message.entries:
         yield message
+
+
+def _add(
+    message: Message,
+    index: int,
+    session: Session,
+    start: int,
+    token_ids: Sequence[TokenId],
+    step: SequenceStep | None,
+    feedback: Feedback | None,
+) -> None:
+    """Add tokens of a session to a message, and what a step asks for; without one they ask for nothing."""
+    budget, seed, least = (0, 0, 0.0) if step is None else (step.node_budget, step.seed, step.least_probability)
+    told = () if feedback is None else (feedback.draft_id, feedback.nodes, feedback.rows)
+    message.request.add(token_ids, session.wire_id, start, budget, seed, least, *told)
+    message.entries.append(Entry(index, session, session.wire_id, start, start + len(token_ids), budget))

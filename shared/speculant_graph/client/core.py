@@ -13,15 +13,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 
 from speculant_graph.client.batches import (
     Entry,
     InFlightBatch,
     Message,
-    RequestedOptions,
     SentMessage,
     pack,
-    with_requested,
 )
 from speculant_graph.client.breaker import SILENT, Breaker, is_refusal, retry_delay_s
 from speculant_graph.client.session_registry import (
@@ -45,7 +44,7 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, SequenceAnswer, SequenceStatus, StepRequest
+from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, SequenceStatus
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import (
     Draft,
@@ -89,7 +88,6 @@ class ClientCore:
         """
         self._address = address
         self._options, self._strategy = options, strategy
-        self._draws = STRATEGIES[strategy].has_proposals and not options.omit_proposals
         self._tokenizer_name = tokenizer_name
         self._too_late = DrafterUnavailableError(f"no draft within {deadline_ms:g} ms")
         self._is_closed = False
@@ -225,7 +223,7 @@ class ClientCore:
             self._drop_stream(SILENT)
         if self.breaker.begin_probe(now_s):
             self._probe_id = next(self._step_ids)
-            self._actions.append(Send(convert.encode_step(self._probe_id, StepRequest(()))))
+            self._actions.append(Send(convert.request_writer().payload(self._probe_id)))
 
     def finish(self, session_id: int) -> None:
         """End a session; unknown ids are ignored."""
@@ -252,8 +250,8 @@ class ClientCore:
         try:
             decoded = convert.decode_step_answer(
                 payload,
-                budgets=sent.budgets if sent is not None else (),
-                strategy=self._strategy,
+                budgets=[entry.node_budget for entry in sent.entries] if sent is not None else (),
+                strategy=self._strategy if sent is None else sent.strategy,
                 vocabulary_size=self._vocabulary_size,
             )
         except SpeculantError as error:
@@ -266,15 +264,16 @@ class ClientCore:
         self.counts.late_answers += batch.is_over
         batch.is_reached = batch.is_reached or not batch.is_over
         again = []
-        for entry, outcome in zip(sent.entries, decoded.sequences, strict=True):
-            must_resend = self._note_outcome(entry, outcome, decoded.draft_id)
+        outcomes = zip(sent.entries, decoded.statuses, decoded.next_positions, decoded.drafts, strict=True)
+        for entry, status, position, draft in outcomes:
+            must_resend = self._note_outcome(entry, status, position, decoded.draft_id)
             if entry.batch_index not in batch.waiting:
                 continue
             if must_resend:
                 again.append(entry.batch_index)
             else:
                 batch.is_answered = True
-                batch.resolve(entry.batch_index, outcome.draft)
+                batch.resolve(entry.batch_index, draft)
         if again:
             self._advance(batch, again, now_s)
 
@@ -305,7 +304,7 @@ class ClientCore:
 
     def _advance(self, batch: InFlightBatch, indices: Iterable[int], now_s: float) -> None:
         """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
-        ready: dict[RequestedOptions, list[tuple[int, SequenceStep, Session]]] = {}
+        ready: dict[DraftOptions, list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
             step = batch.steps[index]
             session = self._registry.session(step.session_id)
@@ -316,16 +315,14 @@ class ClientCore:
             elif batch.num_exchanges[index] == _MAX_EXCHANGES_PER_STEP:
                 batch.fail(index, _LOSES_SESSIONS)
             elif session.is_open:
-                siblings = step.siblings if self._draws else "none"
-                requested = siblings, step.coupling, step.max_depth, step.temperature
-                ready.setdefault(requested, []).append((index, step, session))
+                ready.setdefault(step.options, []).append((index, step, session))
             else:
                 self._registry.begin_opening(session, now_s).waiting.append((batch, index))
                 batch.has_sent = True
         for requested, sequences in ready.items():
             batch.has_sent = True
-            options = with_requested(self._options, requested)
-            for message in pack(sequences, options):
+            options = _asked_for(requested, self._options, self._strategy)
+            for message in pack(sequences, options, partial(self._refuse, batch)):
                 self._send(batch, message, options)
             for index, step, session in sequences:
                 session.note_sent(step)
@@ -333,38 +330,32 @@ class ClientCore:
 
     def _send(self, batch: InFlightBatch, message: Message, options: DraftOptions) -> None:
         step_id = next(self._step_ids)
-        try:
-            payload = convert.encode_step(step_id, StepRequest(message.sequences, options))
-        except Exception as error:  # whatever a caller calls a token
-            if len(message.entries) > 1:
-                for sequence, entry in zip(message.sequences, message.entries, strict=True):
-                    self._send(batch, Message([sequence], [entry]), options)
-                return
-            reason = DraftRequestError(
-                f"a sequence can't be sent ({type(error).__name__}); give ids and budgets from 0 up"
-            )
-            batch.fail(message.entries[0].batch_index, reason)
-            return
-        budgets = [sequence.node_budget or 0 for sequence in message.sequences]
-        self._unanswered[step_id] = SentMessage(batch, message.entries, budgets)
+        self._unanswered[step_id] = SentMessage(batch, message.entries, options.strategy or self._strategy)
         if len(self._unanswered) > _MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
-        self._actions.append(Send(payload))
+        self._actions.append(Send(message.request.payload(step_id)))
 
-    def _note_outcome(self, entry: Entry, outcome: SequenceAnswer, draft_id: int) -> bool:
+    @staticmethod
+    def _refuse(batch: InFlightBatch, index: int, error: Exception) -> None:
+        """Leave out a sequence that can't be sent."""
+        if not isinstance(error, SpeculantError):
+            reason = f"a sequence can't be sent ({type(error).__name__})"
+            error = DraftRequestError(reason, fix="give ids and budgets from 0 up")
+        batch.fail(index, error)
+
+    def _note_outcome(self, entry: Entry, status: int, position: int, draft_id: int) -> bool:
         """Note what the drafter has taken of a sequence; return whether the sequence must be sent again."""
-        session, status, position = entry.session, outcome.status, outcome.next_position
-        is_current = entry.is_current
-        if status is SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
+        session, is_current = entry.session, entry.is_current
+        if status == SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
             if is_current:
                 session.position = max(session.position, position)
                 session.draft_id = draft_id
             return False
         if not is_current:
             return True
-        if status is SequenceStatus.OUT_OF_SYNC and position < entry.start:
+        if status == SequenceStatus.OUT_OF_SYNC and position < entry.start:
             session.position = min(session.position, position)
-        elif status is SequenceStatus.SESSION_LOST:
+        elif status == SequenceStatus.SESSION_LOST:
             self._registry.note_lost(session)
         else:
             self._registry.restart(session)  # the drafter holds what was not sent
@@ -396,3 +387,11 @@ class ClientCore:
         for sent in lost.values():
             for entry in sent.entries:
                 sent.batch.fail(entry.batch_index, error)
+
+
+@lru_cache(maxsize=256)
+def _asked_for(requested: DraftOptions, own: DraftOptions, strategy: StrategyName) -> DraftOptions:
+    """Return how steps are drafted for."""
+    options = requested.over(own)
+    has_q = STRATEGIES[options.strategy or strategy].has_proposals and not options.omit_proposals
+    return options if has_q or options.siblings == "none" else replace(options, siblings="none")

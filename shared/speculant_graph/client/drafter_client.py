@@ -31,7 +31,7 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.addresses import socket_path
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.status import error_of
-from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, StepRequest
+from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
 from speculant_graph.strategies import STRATEGIES
@@ -111,7 +111,7 @@ class DrafterClient:
             learn=config.learn,
         )
         convert.encode_open_request(opening)  # mistakes show here rather than with the first session, or its steps
-        convert.encode_step(None, StepRequest((), options))
+        convert.encode_options(options)
         self._core = ClientCore(
             config.address,
             config.deadline_ms,

@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from loguru import logger
 
-from speculant_graph._core import Batch, LocalSteps, RowDrafts
+from speculant_graph._core import Batch, RowDrafts
 from speculant_graph.budget import StepPrices
 from speculant_graph.client.session_registry import Counts
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.learning.learned_store import LearnedStore, Memory
-from speculant_graph.draft.options import DraftOptions
-from speculant_graph.draft.session_drafter import NUM_SEEDS, SessionDrafter
+from speculant_graph.draft.learning.learned_store import LearnedStore
+from speculant_graph.draft.options import DEFAULT_OPTIONS
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.strategies import STRATEGIES, Capabilities
@@ -26,18 +23,10 @@ from speculant_graph.types import (
     Draft,
     DrafterState,
     DrafterStatistics,
-    Feedback,
     PassReport,
     SequenceStep,
     SessionOptions,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Session:
-    options: SessionOptions
-    memory: Memory
-    """Its tenant's, which is kept as long."""
 
 
 class LocalDrafter:
@@ -66,9 +55,8 @@ class LocalDrafter:
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self.capabilities = STRATEGIES[config.strategy]
         """What its drafts are like."""
-        self._steps = LocalSteps(self._drafter.core)
-        self._sessions: dict[int, _Session] = {}
-        self._settings = self._drafter.settings(DraftOptions())
+        self._sessions: dict[int, SessionOptions] = {}
+        self._settings = self._drafter.settings(DEFAULT_OPTIONS)
         self._draft_ids = itertools.count(1)
         self._state: DrafterState = "ok"
         self._counts = Counts()
@@ -98,9 +86,8 @@ class LocalDrafter:
                 fix="name none, or use a sidecar",
                 field="graph",
             )
-        memory = self._drafter.learned.memory(wanted.tenant or "")
-        self._steps.open(session_id, memory.tenant, memory.core, self._drafter.learns(wanted.learn is not False))
-        self._sessions[session_id] = _Session(wanted, memory)
+        self._drafter.open(session_id, tenant=wanted.tenant or "", learn=wanted.learn is not False)
+        self._sessions[session_id] = wanted
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
@@ -123,32 +110,12 @@ class LocalDrafter:
     def _draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         for step in steps:
             self.open(step.session_id)
-        for session_id in self._steps.changed([step.session_id for step in steps], [step.token_ids for step in steps]):
-            session = self._sessions[session_id]
+        numbers, texts = [step.session_id for step in steps], [step.token_ids for step in steps]
+        for session_id in self._drafter.steps.changed(numbers, texts):
+            options = self._sessions[session_id]
             self.finish(session_id)
-            self.open(session_id, session.options)
-        by_options: dict[DraftOptions, list[int]] = {}
-        for index, step in enumerate(steps):
-            options = DraftOptions(
-                siblings=step.siblings, coupling=step.coupling, max_depth=step.max_depth, temperature=step.temperature
-            )
-            by_options.setdefault(options, []).append(index)
-        drafts = [EMPTY_DRAFT] * len(steps)
-        for options, indices in by_options.items():
-            some = [steps[index] for index in indices]
-            made = self._steps.draft(
-                [step.session_id for step in some],
-                [step.token_ids for step in some],
-                [step.node_budget for step in some],
-                [step.seed % NUM_SEEDS for step in some],
-                [step.least_probability for step in some],
-                [_columns(step.feedback) for step in some],
-                self._drafter.settings(options),
-                next(self._draft_ids),
-            )
-            for index, draft in zip(indices, made, strict=True):
-                drafts[index] = draft
-        return drafts
+            self.open(session_id, options)
+        return self._drafter.draft(steps, draft_id=next(self._draft_ids))
 
     def draft_rows(
         self,
@@ -158,8 +125,8 @@ class LocalDrafter:
     ) -> RowDrafts:
         """Draft for the rows of an engine's batch, in one call of the core; see :class:`RowDrafter`."""
         if prices is None:
-            return self._steps.draft_rows(batch, budgets, self._settings, 0.0, None, 0.0)
-        return self._steps.draft_rows(
+            return self._drafter.steps.draft_rows(batch, budgets, self._settings, 0.0, None, 0.0)
+        return self._drafter.steps.draft_rows(
             batch, budgets, self._settings, prices.least_probability, prices.seconds, prices.rate
         )
 
@@ -169,9 +136,8 @@ class LocalDrafter:
 
     def finish(self, session_id: int) -> None:
         """End a session; what it accepted helps later ones."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
-            self._drafter.learned.keep(session.memory, self._steps.end(session_id))
+        if self._sessions.pop(session_id, None) is not None:
+            self._drafter.close(session_id)
 
     def close(self) -> None:
         """End all sessions and bring what was learned to disk, if there is a store on disk."""
@@ -179,13 +145,6 @@ class LocalDrafter:
             self.finish(session_id)
         self._drafter.save()
         self._drafter.learned.close()
-
-
-def _columns(feedback: Feedback | None) -> Any:
-    """Return feedback as the core takes it; what has another form teaches nothing."""
-    if feedback is None or feedback.rows.ndim != 2 or len(feedback.rows) != len(feedback.nodes):
-        return None
-    return feedback.draft_id, list(feedback.nodes), np.ascontiguousarray(feedback.rows, np.int64)
 
 
 class NullDrafter:

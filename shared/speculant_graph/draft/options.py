@@ -18,8 +18,12 @@ from speculant_graph.validation_messages import humanise
 
 __all__ = ["DEFAULT_OPTIONS", "REQUEST_OPTIONS", "DraftOptions"]
 
-REQUEST_OPTIONS = tuple(each.name for each in fields(DraftOptions) if each.name in DraftConfig.model_fields)
-"""Settings that a request may choose."""
+REQUEST_OPTIONS = tuple(
+    each.name
+    for each in fields(DraftOptions)
+    if each.name in DraftConfig.model_fields and set(READ_BY.get(each.name, NGRAM_STRATEGIES)) & set(NGRAM_STRATEGIES)
+)
+"""Settings that a request of drafts from n-grams may choose."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 

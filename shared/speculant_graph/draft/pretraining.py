@@ -19,14 +19,14 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.learning.learned_store import save_calibration
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.files import writing
 from speculant_graph.graph.build.builder import describe_tokens
 from speculant_graph.graph.build.count import count_tokens, map_tokens
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.types import Draft, TokenId
+from speculant_graph.types import Draft, SequenceStep, TokenId
 
 SMALLEST_CORPUS = 5_000
 """Smaller corpora, in tokens, teach nothing that would last."""
@@ -132,7 +132,7 @@ def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
         drafter.open(0)
         drafter.accept(0, tokens[:position])
         while position < len(tokens):
-            (draft,) = drafter.draft([DraftRequest(0, _NODES)])
+            (draft,) = drafter.draft([SequenceStep(0, (), _NODES)])
             stop = position + len(_accepted_path(draft, tokens[position : position + _NODES])) + 1
             drafter.accept(0, tokens[position:stop])
             position = stop

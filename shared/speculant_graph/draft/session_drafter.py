@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,7 +25,7 @@ from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import num_cores
 from speculant_graph.strategies import STRATEGIES
-from speculant_graph.types import Draft, TokenId
+from speculant_graph.types import Draft, Feedback, SequenceStep, TokenId
 
 MAX_NODES = 2_048
 """Most nodes of a draft."""
@@ -37,28 +36,15 @@ NUM_SEEDS = 1 << 64
 _MOST_KEPT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """What is wanted for one sequence."""
-
-    session_id: int
-    """The sequence."""
-    node_budget: int
-    """Most nodes; more than 1,024 are never drafted."""
-    seed: int = 0
-    """Seed of ``sampling``: the same seed and position give the same draft."""
-    options: DraftOptions | None = None
-    """How to draft; None: as the rest of the batch."""
-    least_probability: float = 0.0
-    """Nodes whose paths are less probable are not drafted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """An open sequence, and its tenant's memory, which is kept as long."""
-
-    core: _core.Sequence
-    memory: Memory
+def DraftRequest(
+    session_id: int,
+    node_budget: int,
+    seed: int = 0,
+    options: DraftOptions = DEFAULT_OPTIONS,
+    least_probability: float = 0.0,
+) -> SequenceStep:
+    """Return the step of a sequence that is drafted for as it stands. An old name, which goes with the next release."""
+    return SequenceStep(session_id, (), node_budget, seed, options=options, least_probability=least_probability)
 
 
 def _no_messages(_options: bytes) -> DraftOptions:
@@ -131,11 +117,13 @@ class SessionDrafter:
             lambda options: settings_of(config, has_graph, read_options(options) if options else DEFAULT_OPTIONS),
         )
         """What drafts."""
-        self._sequences: dict[int, _Open] = {}
+        self.steps = _core.LocalSteps(self.core)
+        """Its open sequences."""
+        self._memories: dict[int, Memory] = {}  # the tenants' of open sequences, which are kept as long
 
     def __len__(self) -> int:
         """Number of open sequences."""
-        return len(self._sequences)
+        return len(self.steps)
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
         """Begin a sequence.
@@ -149,9 +137,8 @@ class SessionDrafter:
             DraftRequestError: the number is in use.
         """
         memory = self.learned.memory(tenant)  # may read from disk, which no draft should wait for
-        opened = _Open(self.core.open(memory.core, self.learns(learn)), memory)
-        if self._sequences.setdefault(session_id, opened) is not opened:
-            raise DraftRequestError(f"session {session_id} is open already; close it or choose another number")
+        self.steps.open(session_id, memory.core, self.learns(learn))
+        self._memories[session_id] = memory
 
     def learns(self, wanted: bool) -> bool:
         """Return whether later sequences learn from one that is opened so."""
@@ -171,7 +158,7 @@ class SessionDrafter:
         Raises:
             DraftRequestError: there is no such sequence, or these are no token ids.
         """
-        self.core.accept(self._find(session_id), _as_array(token_ids), is_prompt)
+        self.steps.accept(session_id, _as_array(token_ids), is_prompt)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
         """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
@@ -185,48 +172,52 @@ class SessionDrafter:
         Raises:
             DraftRequestError: there is no such sequence or node, these are no token ids, or not one row per node.
         """
-        sequence = self._find(session_id)
         if len(nodes) != len(rows):
             raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
         if len(nodes):
-            self.core.add_rows(sequence, np.array(nodes, np.int64), _as_array(rows, 2))
+            self.steps.add_rows(session_id, np.array(nodes, np.int64), _as_array(rows, 2))
 
     def draft(
         self,
-        requests: Sequence[DraftRequest],
+        steps: Sequence[SequenceStep],
         options: DraftOptions = DEFAULT_OPTIONS,
         max_support: int = MAX_SUPPORT,
+        draft_id: int = 0,
     ) -> list[Draft]:
         """Draft for a batch, in order.
 
         Args:
-            requests: what is wanted for each sequence.
-            options: how to draft where a request leaves it open.
+            steps: what is wanted for each sequence. Its ``token_ids`` go on where the sequence is; what is new of them
+                is accepted, and learned from when the drafts are made. Without any, the sequence is drafted for as it
+                stands.
+            options: how to draft where a step leaves it open.
             max_support: most entries of all distributions of those with equal options together: drafts end where
                 another one may not fit.
+            draft_id: names the drafts in later feedback.
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
             ConfigError: the strategy needs a graph.
         """
         by_options: dict[DraftOptions, list[int]] = {}
-        for index, request in enumerate(requests):
-            by_options.setdefault(request.options or options, []).append(index)
+        for index, step in enumerate(steps):
+            by_options.setdefault(step.options, []).append(index)
         drafts: dict[int, Draft] = {}
-        for each, indices in by_options.items():
-            settings = self.settings(each)
-            batch = [requests[index] for index in indices]
-            made = self.core.draft(
-                [self._find(request.session_id) for request in batch],
-                [request.node_budget for request in batch],
-                [request.seed % NUM_SEEDS for request in batch],
-                [],
-                [request.least_probability for request in batch],
-                settings,
+        for wanted, indices in by_options.items():
+            batch = [steps[index] for index in indices]
+            made = self.steps.draft(
+                [step.session_id for step in batch],
+                [step.token_ids for step in batch],
+                [step.node_budget for step in batch],
+                [step.seed % NUM_SEEDS for step in batch],
+                [step.least_probability for step in batch],
+                [_columns(step.feedback) for step in batch],
+                self.settings(wanted.over(options)),
                 max_support,
+                draft_id,
             )
             drafts.update(zip(indices, made, strict=True))
-        return [drafts[index] for index in range(len(requests))]
+        return [drafts[index] for index in range(len(steps))]
 
     def draft_contexts(
         self,
@@ -251,14 +242,12 @@ class SessionDrafter:
             DraftRequestError: an option is out of its bounds.
             ConfigError: the strategy needs a graph.
         """
-        settings = self.settings(options)
-        return self.core.draft(
-            [self.core.begin_after(_as_array(context), settings) for context in contexts],
+        return self.steps.draft_contexts(
+            [_as_array(context) for context in contexts],
             list(budgets),
             [seed % NUM_SEEDS for seed in seeds],
             [position % NUM_SEEDS for position in positions],
-            [0.0] * len(budgets),
-            settings,
+            self.settings(options),
             max_support,
         )
 
@@ -268,13 +257,13 @@ class SessionDrafter:
         Raises:
             DraftRequestError: there is no such sequence.
         """
-        return self._find(session_id).num_bytes
+        return self.steps.num_bytes(session_id)
 
     def close(self, session_id: int) -> None:
         """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
-        ended = self._sequences.pop(session_id, None)
-        if ended is not None:
-            self.learned.keep(ended.memory, ended.core.finish())
+        memory = self._memories.pop(session_id, None)
+        if memory is not None:
+            self.learned.keep(memory, self.steps.end(session_id))
 
     def save(self, *, is_routine: bool = False) -> None:
         """Bring what sequences taught to disk, if the store has one; drafts go on meanwhile.
@@ -283,12 +272,6 @@ class SessionDrafter:
             is_routine: whether this is done every few seconds, so that what is large may wait for a later time.
         """
         self.learned.save(self.calibration.copy(), is_routine=is_routine)
-
-    def _find(self, session_id: int) -> _core.Sequence:
-        try:
-            return self._sequences[session_id].core
-        except KeyError:
-            raise DraftRequestError(f"session {session_id} is not open; open it first") from None
 
 
 def _layers(graph: NgramGraph | Sequence[NgramGraph] | None) -> tuple[NgramGraph, ...]:
@@ -330,3 +313,10 @@ def _as_array(token_ids: Sequence[Any] | Int64Array, num_dimensions: int = 1) ->
     if tokens.ndim == num_dimensions and (tokens.dtype.kind in "iu" or not tokens.size):
         return tokens.astype(np.int64, copy=False)
     raise DraftRequestError(f"{reprlib.repr(token_ids)} is no list of token ids; give whole numbers")
+
+
+def _columns(feedback: Feedback | None) -> tuple[int, list[int], Int64Array] | None:
+    """Return feedback as the core takes it; what has another form teaches nothing."""
+    if feedback is None or feedback.rows.ndim != 2 or len(feedback.rows) != len(feedback.nodes):
+        return None
+    return feedback.draft_id, list(feedback.nodes), np.ascontiguousarray(feedback.rows, np.int64)

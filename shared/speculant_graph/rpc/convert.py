@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from speculant_graph._core import read_answer, read_answer_step_id, read_step_id, write_request
+from speculant_graph._core import RequestWriter, StepAnswer, read_answer, read_answer_step_id, read_step_id
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftLimitError,
@@ -25,17 +25,11 @@ from speculant_graph.errors import (
     UnservedRequestError,
 )
 from speculant_graph.rpc.status import CODE_OF_NUMBER, advised_delay_s, from_status, to_status
-from speculant_graph.rpc.step_messages import (
-    OpenAnswer,
-    OpenRequest,
-    SequenceAnswer,
-    SequenceStatus,
-    StepAnswer,
-    StepRequest,
-)
+from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
 from speculant_graph.types import (
+    DEFAULT_OPTIONS,
     MAX_TENANT_CHARACTERS,
     CouplingName,
     DraftOptions,
@@ -47,7 +41,6 @@ from speculant_graph.types import (
 __all__ = ["read_answer_step_id", "read_step_id"]
 
 _SHA256_BYTES = 32
-_STATUSES = {status.value: status for status in SequenceStatus}
 
 
 def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
@@ -64,14 +57,24 @@ _NUMBERS: dict[str, dict[Any, int]] = {
 }
 """Options that are named here and numbered on the wire."""
 _SOURCE_BITS = _numbers(SourceName, pb.SourceBit, "SOURCE_BIT_")
+_TRAVELLING = frozenset(pb.StrategyOptions.DESCRIPTOR.fields_by_name)
+"""Options that a sidecar may be asked for."""
 
 
 @lru_cache(maxsize=256)
 def encode_options(options: DraftOptions) -> bytes:
-    """Return options as a StrategyOptions."""
-    wanted = {name: value for name, value in asdict(options).items() if value is not None}
+    """Return options as a StrategyOptions.
+
+    Raises:
+        DraftRequestError: a name is none that a sidecar serves, such as that of a verifier's own strategy.
+    """
+    wanted = {name: value for name, value in asdict(options).items() if value is not None and name in _TRAVELLING}
     for name, numbers in _NUMBERS.items():
         if name in wanted:
+            if wanted[name] not in numbers:
+                raise DraftRequestError(
+                    f"{{field}} {wanted[name]} is not of a sidecar", fix=f"choose {' or '.join(numbers)}", field=name
+                )
             wanted[name] = numbers[wanted[name]]
     if options.sources is not None:
         wanted["sources"] = sum(_SOURCE_BITS[source] for source in options.sources)
@@ -170,15 +173,14 @@ def _digest_bytes(sha256: str) -> bytes:
         raise DraftRequestError(f"{sha256!r} is not the hex digest of a tokenizer") from None
 
 
-def encode_step(step_id: int | None, request: StepRequest) -> bytes:
-    """Return the StreamDraftRequest of a step, or without an id the DraftRequest alone.
+def request_writer(options: DraftOptions = DEFAULT_OPTIONS, graph: str = "") -> RequestWriter:
+    """Begin the message of a step.
 
-    Arrays that hold nothing but defaults stay empty.
-
-    Raises:
-        DraftRequestError: a number does not fit into its field, or budgets are mixed.
+    Args:
+        options: how to draft.
+        graph: name of the graph of sequences without a session; empty for the default graph.
     """
-    return write_request(request.graph.encode(), encode_options(request.options), request.sequences, step_id)
+    return RequestWriter(graph.encode(), encode_options(options))
 
 
 def decode_step_answer(
@@ -205,10 +207,7 @@ def decode_step_answer(
     answer = read_answer(payload, is_enveloped, budgets, vocabulary_size, strategy)
     if isinstance(answer, bytes):
         raise _failure_of(answer)
-    generation, draft_id, server_time_ns, statuses, next_positions, drafts, generations = answer
-    names = [_STATUSES[status] for status in statuses]
-    sequences = tuple(map(SequenceAnswer, names, next_positions, drafts, generations))
-    return StepAnswer(generation, draft_id, sequences, server_time_ns)
+    return answer
 
 
 def encode_step_failure(step_id: int, error: BaseException) -> bytes:

@@ -1,4 +1,4 @@
-"""The drafter's wire messages as values of ours: what protobuf carries, without protobuf.
+"""The drafter's rarer messages as values of ours: what protobuf carries, without protobuf.
 
 Nothing here depends on sockets, sessions or graphs.
 """
@@ -6,13 +6,11 @@ Nothing here depends on sockets, sessions or graphs.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from speculant_graph.file_names import displayed
-from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, Fingerprint, TokenId
+from speculant_graph.types import Fingerprint
 
 VERSION_KEY = "x-speculant-version"
 """Trailing metadata in which a server names its version."""
@@ -27,64 +25,6 @@ class SequenceStatus(enum.IntEnum):
     """The session is unknown: open it again and send all tokens from position 0."""
     OUT_OF_SYNC = 3
     """The tokens leave a gap: send again from ``next_position``."""
-
-
-class SequenceRequest(NamedTuple):
-    """One sequence of a step; the core reads it by its order."""
-
-    token_ids: Sequence[TokenId]
-    """Session: the tokens accepted since the last step. Stateless: the last tokens of the sequence."""
-    session_id: int | None = None
-    """None for a stateless sequence."""
-    position: int = 0
-    """Index in the whole sequence of the first of ``token_ids``."""
-    node_budget: int | None = None
-    """Most nodes to draft; 0 only takes the tokens. None, for all sequences or for none: the server's default."""
-    seed: int = 0
-    """Seed of sampling strategies."""
-    feedback: Feedback | None = None
-    """What the target made of the draft that it names; its rows hold no negative ids."""
-    least_probability: float = 0.0
-    """Nodes whose paths are less probable are not drafted."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRequest:
-    """One step of a batch."""
-
-    sequences: Sequence[SequenceRequest]
-    """The batch, in order."""
-    options: DraftOptions = field(default_factory=DraftOptions)
-    """How to draft."""
-    graph: str = ""
-    """Graph of stateless sequences; empty for the default graph."""
-
-
-class SequenceAnswer(NamedTuple):
-    """What became of one sequence."""
-
-    status: SequenceStatus
-    """Whether its tokens were taken."""
-    next_position: int = 0
-    """The position the server expects next; 0 for a stateless sequence."""
-    draft: Draft = EMPTY_DRAFT
-    """The draft; empty unless ``status`` is OK."""
-    graph_generation: int = 0
-    """Generation of the graph that answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepAnswer:
-    """The answer to one step."""
-
-    graph_generation: int
-    """Generation of the graph that answered; 0 if there were several."""
-    draft_id: int
-    """Names the answer in later feedback; never 0."""
-    sequences: Sequence[SequenceAnswer]
-    """One per sequence of the request, in order."""
-    server_time_ns: int = 0
-    """Time spent on the step in the server, nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)

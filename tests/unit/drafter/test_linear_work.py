@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +11,9 @@ from speculant_graph._core import SessionTable, StepAnswerer
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.step_messages import SequenceRequest, StepRequest
 from speculant_graph.types import DraftOptions
 from support.graphs import graph_of
+from support.step_values import SequenceRequest, StepRequest, encode_step
 
 MIB = 1 << 20
 GENEROUS = 4  # times as long as in proportion
@@ -58,10 +57,11 @@ def test_an_answer_of_many_distributions_is_written_in_one_go() -> None:
     vocabulary_size = 64
     text = [(index * index + index // 64) % vocabulary_size for index in range(20_000)]
     drafter = SessionDrafter(graph_of([text], 1, vocabulary_size), read_options=convert.decode_options)
-    served = SimpleNamespace(drafter=drafter, generation=1)
-    host = SimpleNamespace(check_options=bytes, graph_for=lambda name, principal: served, default_generation=lambda: 1)
     answerer = StepAnswerer(
         sessions_of(1),
+        check_options=bytes,
+        graph_of=lambda name, principal: (drafter.core, 1),
+        default_generation=lambda: 1,
         max_sequences=1 << 20,
         max_tokens=1 << 20,
         max_nodes=2_048,
@@ -73,8 +73,8 @@ def test_an_answer_of_many_distributions_is_written_in_one_go() -> None:
 
     def work(size: int) -> Callable[[], object]:
         sequences = tuple(SequenceRequest((number % vocabulary_size,), node_budget=32) for number in range(size))
-        payload = convert.encode_step(None, StepRequest(sequences, options))
-        return lambda: answerer.answer(payload, False, None, 1, 0, host, None)
+        payload = encode_step(None, StepRequest(sequences, options))
+        return lambda: answerer.answer(payload, False, None, 1, 0, None)
 
     assert growth(work, 32, 512) < GENEROUS
 

@@ -19,14 +19,13 @@ from speculant_drafter.sessions import Limits, SessionStore
 from speculant_graph.config import DraftConfig, ServerConfig
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import DraftLimitError, DraftRequestError, SpeculantError
-from speculant_graph.rpc import convert
-from speculant_graph.rpc.step_messages import SequenceRequest, StepRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import ANONYMOUS, Principal
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import DraftOptions, Feedback
 from support.graphs import graph_of
 from support.step_reference import ReferenceAnswerer
+from support.step_values import SequenceRequest, StepRequest, encode_step
 
 VOCABULARY_SIZE = 12
 CORPUS = [(index * index + index // 3) % VOCABULARY_SIZE for index in range(700)]
@@ -56,7 +55,7 @@ class Server:
         return self.metrics.registry.get_sample_value(f"speculant_drafter_{name}_total", labels)
 
     def step(self, request: StepRequest, principal: Principal = ANONYMOUS) -> pb.StreamDraftResponse:
-        answer = asyncio.run(self.service.answer_enveloped(convert.encode_step(9, request), principal))
+        answer = asyncio.run(self.service.answer_enveloped(encode_step(9, request), principal))
         response = pb.StreamDraftResponse.FromString(answer)
         assert response.step_id == 9
         return response
@@ -75,7 +74,7 @@ class Pair:
     def begin(self) -> None:
         """Forget all sessions."""
         self.server.sessions.end_all()
-        for session_id in list(self.slow_drafter._sequences):
+        for session_id in range(9):
             self.slow_drafter.close(session_id)
         self.slow = ReferenceAnswerer(self.server.limits, self.server.draft, self.slow_drafter)
         self.server.service._draft_ids = iter(range(1, 1 << 30))
@@ -188,7 +187,7 @@ def play(pair: Pair, steps: list[Any]) -> None:
     for session_id in (1, 2, 3):
         pair.open(session_id)
     for sequences, options, has_budgets, mutations in steps:
-        payload = bytearray(convert.encode_step(None, request_of(pair, sequences, options, has_budgets)))
+        payload = bytearray(encode_step(None, request_of(pair, sequences, options, has_budgets)))
         for index, value in mutations if payload else ():
             payload[index % len(payload)] = value
         pair.send(bytes(payload))
@@ -213,7 +212,7 @@ def test_drafts_end_where_an_answer_would_be_too_large(tight_pair: Pair) -> None
         tight_pair.begin()
         tight_pair.open(1)
         request = StepRequest((SequenceRequest((CORPUS[0],), 1, 0, budget, seed),), DraftOptions("sampling"))
-        answer = tight_pair.send(convert.encode_step(None, request))
+        answer = tight_pair.send(encode_step(None, request))
         assert answer is not None
         missing.add(budget - answer.draft_lengths[0])
     assert {0, 1, 3} <= missing
@@ -350,7 +349,7 @@ def test_nobody_waits_for_a_step_that_takes_long(graph_path: Path, long: dict[st
     async def step(session_id: int, num_tokens: int, budget: int) -> None:
         tokens = tuple((CORPUS * (num_tokens // len(CORPUS) + 1))[:num_tokens])
         request = StepRequest((SequenceRequest(tokens, session_id, 0, budget),))
-        await server.service.answer(convert.encode_step(None, request), ANONYMOUS)
+        await server.service.answer(encode_step(None, request), ANONYMOUS)
         ended.append((session_id, server.sessions.table.position(session_id)))
 
     async def both() -> None:

@@ -116,15 +116,19 @@ def test_feedback_comes_before_the_tokens_that_it_explains(num_tokens: int) -> N
     session = Session(wire_id=7, is_open=True, draft_id=5)
     feedback = Feedback(5, [0], np.array([[1, 2]]))
     step = SequenceStep(1, [1] * num_tokens, 4, feedback=feedback)
-    messages = list(pack([(0, step, session)], DraftOptions()))
-    found = [sequence.feedback for message in messages for sequence in message.sequences]
-    assert found[0] is feedback
-    assert found[1:] == [None] * (len(found) - 1)
+    messages = list(pack([(0, step, session)], DraftOptions(), lambda index, error: pytest.fail(str(error))))
+    first, *others = [pb.DraftRequest.FromString(message.request.payload()) for message in messages]
+    assert (list(first.feedback_draft_ids), list(first.feedback_tokens)) == ([5], [1, 2])
+    assert not any(message.feedback_nodes for message in others)
 
 
-def test_a_sequence_that_can_not_be_sent_costs_only_itself(network: Network) -> None:
-    drafts = network.draft([STEP, SequenceStep(2, [2**40], 4)])
-    assert [bool(draft) for draft in drafts] == [True, False]
+@pytest.mark.parametrize(
+    "odd",
+    [SequenceStep(2, [2**40], 4), SequenceStep(2, [5], -1), SequenceStep(2, [5], 4, options=DraftOptions("nasd"))],
+)
+def test_a_sequence_that_can_not_be_sent_costs_only_itself(network: Network, odd: SequenceStep) -> None:
+    drafts = network.draft([STEP, odd, SequenceStep(3, [5], 4, options=DraftOptions(max_depth=2))])
+    assert [bool(draft) for draft in drafts] == [True, False, True]
 
 
 def test_the_breaker_opens_after_failures_in_a_row_and_probes_then(network: Network) -> None:

@@ -75,6 +75,13 @@ def test_sessions_learn_and_draft_as_their_options_say(*, another_text_first: bo
     assert drafted(drafter, SessionOptions("a", learn=False))[:2] == (62, 63)
 
 
+def test_sessions_may_have_any_number(drafter: LocalDrafter) -> None:
+    for text in (TEXT, [*TEXT, 3], [*TEXT, 3, 4]):
+        zero, other = (drafter.draft([SequenceStep(number, text, 4)])[0] for number in (0, 2**64 - 1))
+        assert zero.token_ids == other.token_ids
+        assert zero.token_ids
+
+
 def test_there_is_but_one_graph_here(drafter: LocalDrafter) -> None:
     with pytest.raises(GenerationRequestError) as caught:
         drafter.open(1, SessionOptions(graph="code"))

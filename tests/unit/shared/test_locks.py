@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,10 @@ from hypothesis import strategies as st
 from speculant_graph import _core
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import MAX_NODES, SessionDrafter
-from speculant_graph.rpc import convert
-from speculant_graph.rpc.step_messages import SequenceRequest, StepRequest
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of, started, values_of
+from support.step_values import SequenceRequest, StepRequest, encode_step
 
 VOCABULARY_SIZE = 40
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY_SIZE, 50_000)
@@ -91,6 +89,9 @@ def test_a_step_with_a_long_prompt_is_taken_in_parts(drafter: SessionDrafter) ->
     table.open(1, drafter.core, 1, "", drafter.learned.memory("").core, False, 0)
     answerer = _core.StepAnswerer(
         table,
+        check_options=bytes,
+        graph_of=lambda name, principal: (drafter.core, 1),
+        default_generation=lambda: 1,
         max_sequences=9,
         max_tokens=1 << 20,
         max_nodes=MAX_NODES,
@@ -98,10 +99,9 @@ def test_a_step_with_a_long_prompt_is_taken_in_parts(drafter: SessionDrafter) ->
         max_message_bytes=1 << 20,
         budget=8,
     )
-    host = SimpleNamespace(check_options=bytes, graph_for=None, default_generation=lambda: 1)
-    payload = convert.encode_step(None, StepRequest((SequenceRequest(tuple(TEXT.tolist()), 1, node_budget=0),)))
+    payload = encode_step(None, StepRequest((SequenceRequest(tuple(TEXT.tolist()), 1, node_budget=0),)))
     with recorded() as holds:
-        answerer.answer(payload, False, None, 1, 0, host, None)
+        answerer.answer(payload, False, None, 1, 0, None)
         assert holds()["sequence"] >= len(TEXT) / MOST_TAKEN
     assert table.position(1) == len(TEXT)
 

@@ -27,13 +27,14 @@ from speculant_graph.draft.pretraining import (
     divide,
     pretrain,
 )
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import GraphFileError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids, describe_tokens
 from speculant_graph.graph.build.combine import merge_graphs
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import SequenceStep
 from support.graphs import fingerprint, graph_of
 
 VOCABULARY_SIZE = 60
@@ -96,7 +97,7 @@ def pretrained_slowly(tokens: UInt32Array) -> Calibration:
         drafter.accept(number, piece[: len(piece) // 4])
         rest = piece[len(piece) // 4 :]
         while rest:
-            draft = drafter.draft([DraftRequest(number, 8)])[0]
+            draft = drafter.draft([SequenceStep(number, (), 8)])[0]
             nodes = list(zip(draft.parents, draft.token_ids, strict=True))
             node, num_accepted = 0, 0
             while num_accepted < len(rest) and (node, rest[num_accepted]) in nodes:

@@ -17,21 +17,21 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status
-from speculant_graph.rpc.step_messages import (
-    OpenAnswer,
-    OpenRequest,
-    SequenceAnswer,
-    SequenceRequest,
-    SequenceStatus,
-    StepAnswer,
-    StepRequest,
-)
+from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, SequenceStatus
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal
 from support import answer_reference
 from support.answer_reference import encode_step_answer
 from support.sessions import values_of
+from support.step_values import (
+    SequenceAnswer,
+    SequenceRequest,
+    StepAnswer,
+    StepRequest,
+    encode_step,
+    values_of_answer,
+)
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 VOCABULARY_SIZE = 40
@@ -111,8 +111,11 @@ def step_answers(draw: st.DrawFn) -> StepAnswer:
 
 
 def decode_answer(payload: bytes, count: int) -> StepAnswer:
-    return convert.decode_step_answer(
-        payload, budgets=[BUDGET] * count, strategy="sampling", vocabulary_size=VOCABULARY_SIZE, is_enveloped=False
+    budgets = [BUDGET] * count
+    return values_of_answer(
+        convert.decode_step_answer(
+            payload, budgets=budgets, strategy="sampling", vocabulary_size=VOCABULARY_SIZE, is_enveloped=False
+        )
     )
 
 
@@ -158,7 +161,7 @@ def entries_of(message: pb.DraftRequest) -> list[Any]:
 
 @given(step_requests())
 def test_step_requests_say_what_was_asked(request: StepRequest) -> None:
-    payload = convert.encode_step(None, request)
+    payload = encode_step(None, request)
     message = pb.DraftRequest.FromString(payload)
     assert message.graph == request.graph
     assert convert.decode_options(message.options.SerializeToString()) == request.options
@@ -167,19 +170,39 @@ def test_step_requests_say_what_was_asked(request: StepRequest) -> None:
         for entry in request.sequences
     ]
     assert message.SerializeToString() == payload, "as protobuf writes it"
-    enveloped = pb.StreamDraftRequest.FromString(convert.encode_step(7, request))
+    enveloped = pb.StreamDraftRequest.FromString(encode_step(7, request))
     assert (enveloped.step_id, enveloped.draft) == (7, message)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**32], [1.5], ["a"], [None], 5, [[1]], [2**70]])
 def test_what_is_no_token_is_not_sent(tokens: Any) -> None:
     with pytest.raises(DraftRequestError):
-        convert.encode_step(None, StepRequest((SequenceRequest(tokens),)))
+        encode_step(None, StepRequest((SequenceRequest(tokens),)))
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"node_budget": 2**32}, {"nodes": [0], "rows": np.array([[2**32]])}])
+def test_a_sequence_that_is_refused_leaves_no_trace(wrong: dict[str, Any]) -> None:
+    def payload(*sequences: dict[str, Any]) -> bytes:
+        writer = convert.request_writer()
+        for each in sequences:
+            if each is wrong:
+                with pytest.raises(DraftRequestError):
+                    writer.add([4, 5], **each)
+            else:
+                writer.add([6], **each)
+        return writer.payload()
+
+    right = {"session_id": 3, "node_budget": 2, "draft_id": 9, "nodes": [1], "rows": np.array([[7, 8]])}
+    assert payload(right, wrong, right | {"session_id": 4}) == payload(right, right | {"session_id": 4})
+
+
+def test_what_does_not_travel_is_left_out() -> None:
+    assert convert.encode_options(DraftOptions(n=2, filler_top_k=3, stop_if_unknown=False)) == b""
 
 
 def test_budgets_are_for_all_or_for_none() -> None:
     with pytest.raises(DraftRequestError):
-        convert.encode_step(None, StepRequest((SequenceRequest((1,), node_budget=1), SequenceRequest((1,)))))
+        encode_step(None, StepRequest((SequenceRequest((1,), node_budget=1), SequenceRequest((1,)))))
 
 
 def enveloped(payload: bytes) -> bytes:
@@ -195,7 +218,7 @@ def test_step_answers_come_back(answer: StepAnswer) -> None:
     decoded = convert.decode_step_answer(
         enveloped(payload), budgets=budgets, strategy="sampling", vocabulary_size=VOCABULARY_SIZE
     )
-    assert comparable(decoded) == comparable(answer)
+    assert comparable(values_of_answer(decoded)) == comparable(answer)
 
 
 def outcome_of(decode: Callable[[bytes, int], StepAnswer], payload: bytes, count: int) -> Any:

@@ -10,11 +10,11 @@ import pytest
 
 from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
-from speculant_graph.types import Draft
+from speculant_graph.types import Draft, DraftOptions, SequenceStep
 from support.graphs import graph_of
 from support.sessions import draft_of, drafter_of, started, values_of
 
@@ -42,6 +42,30 @@ def test_the_life_of_a_session() -> None:
     assert len(drafter) == 0
     drafter.close(7)
     assert started(drafter, 7, [2]).token_ids == (), "nothing is left of the session before"
+
+
+def test_a_step_brings_what_is_new_or_nothing(graph: NgramGraph) -> None:
+    told, shown = drafter_of(graph), drafter_of(graph)
+    for number, drafter in ((0, told), (7, shown)):
+        drafter.open(number)
+        drafter.accept(number, CORPUS[:50])
+    known = 50
+    for end in (50, 51, 51, 60):
+        told.accept(0, CORPUS[known:end])
+        known = end
+        [draft] = shown.draft([SequenceStep(7, CORPUS[:end], 8)], draft_id=end)
+        assert draft.draft_id == end
+        assert draft.token_ids
+    # What comes with a step is learned from when its drafts are made, so before the next ones.
+    for options in (DraftOptions("greedy"), DraftOptions("tree")):
+        drafts = [
+            drafter.draft([SequenceStep(number, (), 8)] * 2, options) for number, drafter in ((0, told), (7, shown))
+        ]
+        assert values_of(drafts[0][0]) == values_of(drafts[0][1]) == values_of(drafts[1][0])
+    assert told.draft([DraftRequest(0, 8)])[0].token_ids == drafts[0][0].token_ids
+    for refused in (SequenceStep(9, (), 8), SequenceStep(9, [1], 8)):
+        with pytest.raises(DraftRequestError):
+            told.draft([refused])
 
 
 def test_rows_of_nodes_that_are_not_there() -> None:
@@ -152,7 +176,7 @@ def test_memory_is_bounded() -> None:
     drafter.open(1, learn=True)
     for _ in range(100):
         drafter.accept(1, CORPUS[:26])
-    assert drafter._find(1).num_bytes < 256 * 28 + 5_000
+    assert drafter.num_bytes(1) < 256 * 28 + 5_000
     assert started(drafter, 2, [*range(1_000, 1_300), 1_000]).token_ids == (), "what is forgotten is not found"
     assert started(drafter, 3, [*range(1_000, 1_255), 1_000]).token_ids[:1] == (1_001,)
     for number in range(10, 20):

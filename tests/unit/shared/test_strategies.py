@@ -9,11 +9,11 @@ import pytest
 
 from speculant_graph._core import methods
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES, READ_BY, STRATEGIES, NgramStrategyName, StrategyName
-from speculant_graph.types import Draft
+from speculant_graph.types import Draft, SequenceStep
 from support.graphs import graph_of
 from support.pages import read_page
 from support.sessions import started
@@ -57,7 +57,7 @@ def test_drafts_are_as_their_record_says(name: NgramStrategyName) -> None:
 def test_only_what_fills_its_budget_ignores_a_least_probability(name: NgramStrategyName) -> None:
     drafter = SessionDrafter(GRAPH, DraftConfig(strategy=name))
     whole = started(drafter, 1, [1, 2, 3])
-    [likely] = drafter.draft([DraftRequest(1, 8, 0, least_probability=0.3)])
+    [likely] = drafter.draft([SequenceStep(1, (), 8, 0, least_probability=0.3)])
     ignores = STRATEGIES[name].fills_budget or not STRATEGIES[name].is_calibrated
     assert (len(likely) == len(whole)) == ignores
 

@@ -11,7 +11,7 @@ from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import build_from_token_ids
-from speculant_graph.types import Draft, NasdOptions, SequenceStep
+from speculant_graph.types import Draft, DraftOptions, SequenceStep
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.nasd.nasd_drafter import NasdDrafter
 from speculant_verifier.suitability import Sources, suited
@@ -117,23 +117,22 @@ def test_temperature_and_settings_of_nasd_reach_the_drafter() -> None:
             decoder.generate([PROMPT], CONFIG.model_copy(update={**options, "max_tokens": 6}))
         assert drafter.steps
         for step in drafter.steps:
-            assert step.temperature == options.get("draft_temperature")
-            nasd = step.nasd
-            given = {} if nasd is None else {f"draft_{name}": getattr(nasd, name) for name in nasd.__slots__}
-            assert given == {name: value for name, value in options.items() if name != "draft_temperature"}
+            names = ("temperature", "n", "filler_top_k", "stop_if_unknown")
+            given = {f"draft_{name}": getattr(step.options, name) for name in names}
+            assert {name: value for name, value in given.items() if value is not None} == options
 
 
 def test_a_request_of_nasd_looks_up_shorter_n_grams() -> None:
     drafter = NasdDrafter(DraftConfig(strategy="nasd"), 50)
     text = [1, 2, 5, 3, 2, 6, 3, 2, 6, 1, 2]
     for session_id, (options, first, size) in enumerate(
-        ((None, 5, 9), (NasdOptions(n=2), 6, 9), (NasdOptions(n=99), 5, 9)), 1
+        ((DraftOptions(), 5, 9), (DraftOptions(n=2), 6, 9), (DraftOptions(n=99), 5, 9)), 1
     ):
         drafter.open(session_id)
-        [draft] = drafter.draft([SequenceStep(session_id, text, size, nasd=options)])
+        [draft] = drafter.draft([SequenceStep(session_id, text, size, options=options)])
         assert draft.token_ids[0] == first
         drafter.finish(session_id)
     drafter.open(9)
     for stops, size in ((None, 0), (False, 4)):
-        [draft] = drafter.draft([SequenceStep(9, [40], 4, nasd=NasdOptions(stop_if_unknown=stops))])
+        [draft] = drafter.draft([SequenceStep(9, [40], 4, options=DraftOptions(stop_if_unknown=stops))])
         assert len(draft) == size

@@ -282,7 +282,7 @@ class ModelDrafter:
         return tree.draft(chosen, self._config.strategy, session.inner_id)
 
     def _max_depth(self, step: SequenceStep) -> int:
-        return min(step.node_budget, step.max_depth or self._config.max_depth)
+        return min(step.node_budget, step.options.max_depth or self._config.max_depth)
 
     def _search(self, batch: Sequence[_Session]) -> bool:
         """Ask the model about nodes of the trees as long as that pays; return whether it was asked.

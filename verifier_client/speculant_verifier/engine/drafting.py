@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 from loguru import logger
 
@@ -14,7 +15,7 @@ from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
     Drafter,
-    NasdOptions,
+    DraftOptions,
     PassReport,
     RuleName,
     SequenceStep,
@@ -98,11 +99,14 @@ class Drafting:
                 budgets[index],
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
-                _SIBLINGS.get(each.config.rule, "none"),
-                None if each.config.rule in WANTS_PROPOSALS else "gumbel",
-                max_depth=each.config.max_depth,
-                temperature=each.config.draft_temperature,
-                nasd=_nasd_options(each.config),
+                _options(
+                    each.config.rule,
+                    each.config.max_depth,
+                    each.config.draft_temperature,
+                    each.config.draft_n,
+                    each.config.draft_filler_top_k,
+                    each.config.draft_stop_if_unknown,
+                ),
                 least_probability=least if each.config.speculation == "auto" else 0.0,
                 is_priced=each.config.speculation == "auto",
             )
@@ -280,9 +284,25 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
     return int(uniform(config.seed, num_tokens, STEP_STREAM) * 2**53)
 
 
-def _nasd_options(config: GenerationConfig) -> NasdOptions | None:
-    wanted = config.draft_n, config.draft_filler_top_k, config.draft_stop_if_unknown
-    return NasdOptions(*wanted) if any(each is not None for each in wanted) else None
+@lru_cache(maxsize=256)
+def _options(
+    rule: RuleName,
+    max_depth: int | None,
+    temperature: float | None,
+    n: int | None,
+    filler_top_k: int | None,
+    stop_if_unknown: bool | None,
+) -> DraftOptions:
+    """Return how a request wants drafts; the same object for the same wishes, by which steps are grouped."""
+    return DraftOptions(
+        siblings=_SIBLINGS.get(rule, "none"),
+        coupling=None if rule in WANTS_PROPOSALS else "gumbel",
+        max_depth=max_depth,
+        temperature=temperature,
+        n=n,
+        filler_top_k=filler_top_k,
+        stop_if_unknown=stop_if_unknown,
+    )
 
 
 def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:

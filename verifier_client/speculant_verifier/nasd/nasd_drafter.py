@@ -20,7 +20,6 @@ from speculant_graph.types import (
     Draft,
     DrafterState,
     DrafterStatistics,
-    NasdOptions,
     PassReport,
     SequenceStep,
     SessionOptions,
@@ -109,7 +108,6 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
     return None
 
 
-_UNCHANGED = NasdOptions()
 _MAX_CONTEXTS = 250_000
 """Kept for a tenant, some 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
@@ -216,7 +214,7 @@ class NasdDrafter:
         self._tenants.clear()
 
     def _draft(self, step: SequenceStep) -> Draft:
-        sequence, config, wanted = self._sequences[step.session_id], self._config, step.nasd or _UNCHANGED
+        sequence, config, wanted = self._sequences[step.session_id], self._config, step.options
         n = min(wanted.n or config.n, config.n)
         stop_if_unknown = config.stop_if_unknown if wanted.stop_if_unknown is None else wanted.stop_if_unknown
         if sequence.token_ids != step.token_ids[: len(sequence.token_ids)]:  # another text than before

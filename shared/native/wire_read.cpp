@@ -1,18 +1,16 @@
-#include "wire.hpp"
-
 #include <cstring>
 #include <limits>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "wire_fields.hpp"
+
 namespace speculant::wire {
 namespace {
 
-enum WireType : std::uint32_t { kVarint, kFixed64, kLength, kGroup, kEndOfGroup, kFixed32 };
 constexpr int kMaxNesting = 100;                 // groups in groups, as protobuf's own parsers allow
 constexpr int kTagBytes = 5, kVarintBytes = 10;  // most that protobuf reads
-constexpr std::size_t kEnvelopeBytes = 16;       // most that an envelope adds: 9 of the id, 6 before the message
 
 [[noreturn]] void fail() { throw ParseError(); }
 
@@ -39,44 +37,6 @@ bool is_utf8(std::string_view text) {
   }
   return true;
 }
-
-/// The fields of a message, number 1 first.
-template <class Struct>
-constexpr auto kFields = nullptr;
-template <>
-constexpr auto kFields<Duration> = std::tuple{&Duration::seconds, &Duration::nanos};
-template <>
-constexpr auto kFields<DraftRequest> = std::tuple{&DraftRequest::graph,
-                                                  &DraftRequest::session_ids,
-                                                  &DraftRequest::positions,
-                                                  &DraftRequest::context_lengths,
-                                                  &DraftRequest::context_tokens,
-                                                  &DraftRequest::node_budgets,
-                                                  &DraftRequest::options,
-                                                  &DraftRequest::seeds,
-                                                  &DraftRequest::feedback_draft_ids,
-                                                  &DraftRequest::feedback_row_counts,
-                                                  &DraftRequest::feedback_nodes,
-                                                  &DraftRequest::feedback_width,
-                                                  &DraftRequest::feedback_tokens,
-                                                  &DraftRequest::least_path_probabilities};
-template <>
-constexpr auto kFields<DraftResponse> = std::tuple{&DraftResponse::graph_generation,
-                                                   &DraftResponse::draft_id,
-                                                   &DraftResponse::sequence_statuses,
-                                                   &DraftResponse::next_positions,
-                                                   &DraftResponse::draft_lengths,
-                                                   &DraftResponse::draft_tokens,
-                                                   &DraftResponse::draft_parents,
-                                                   &DraftResponse::draft_path_probabilities,
-                                                   &DraftResponse::candidate_counts,
-                                                   &DraftResponse::candidate_tokens,
-                                                   &DraftResponse::candidate_probabilities,
-                                                   &DraftResponse::server_time,
-                                                   &DraftResponse::ended_early,
-                                                   &DraftResponse::sequence_generations};
-template <>
-constexpr auto kFields<StreamDraftRequest> = std::tuple{&StreamDraftRequest::step_id, &StreamDraftRequest::draft};
 
 /// Read every field that is known into its member.
 template <class Struct>
@@ -223,66 +183,6 @@ Struct message_of(std::string_view payload) {
   return message;
 }
 
-/// Writes fields in the order in which they are given.
-class Writer {
- public:
-  Writer() {
-    message_.buffer_.resize(kEnvelopeBytes);
-    message_.start_ = kEnvelopeBytes;
-  }
-
-  void write(std::uint32_t field, std::uint64_t value) {
-    if (value == 0) return;
-    tag(field, kFixed64);
-    out().append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  template <class Number>
-  void write(std::uint32_t field, Number value)
-    requires std::is_integral_v<Number>
-  {
-    if (value == 0) return;
-    tag(field, kVarint);
-    varint(static_cast<std::uint64_t>(value));
-  }
-  /// The beginning of what is `size` bytes long.
-  void length(std::uint32_t field, std::size_t size) {
-    tag(field, kLength);
-    varint(size);
-  }
-  void write(std::uint32_t field, std::string_view bytes) {
-    if (bytes.empty()) return;
-    length(field, bytes.size());
-    out() += bytes;
-  }
-  void write(std::uint32_t field, const Message& message) { write(field, std::string_view(message.bytes)); }
-  void write(std::uint32_t field, const Duration& duration) {
-    Writer writer;
-    writer.write_fields(duration);
-    write(field, writer.done().view());
-  }
-  template <class Number>
-  void write(std::uint32_t field, const std::vector<Number>& values) {
-    const auto* data = reinterpret_cast<const char*>(values.data());
-    write(field, std::string_view(data, values.size() * sizeof(Number)));
-  }
-  template <class Struct>
-  void write_fields(const Struct& message) {
-    std::uint32_t number = 0;
-    std::apply([&](auto... field) { (write(++number, message.*field), ...); }, kFields<Struct>);
-  }
-  Written done() { return std::move(message_); }
-
- private:
-  std::string& out() { return message_.buffer_; }
-  void tag(std::uint32_t field, WireType type) { varint(field << 3 | type); }
-  void varint(std::uint64_t value) {
-    for (; value >= 0x80; value >>= 7) out() += static_cast<char>(value | 0x80);
-    out() += static_cast<char>(value);
-  }
-
-  Written message_;
-};
-
 }  // namespace
 
 DraftRequest read_request(std::string_view payload) { return message_of<DraftRequest>(payload); }
@@ -305,27 +205,6 @@ StreamDraftResponse read_stream_response(std::string_view payload) {
     response.is_error = is_error;
   }
   return response;
-}
-
-template <class Struct>
-Written write(const Struct& message) {
-  Writer writer;
-  writer.write_fields(message);
-  return writer.done();
-}
-
-template Written write(const DraftRequest& request);
-template Written write(const DraftResponse& response);
-
-void envelope(Written& message, std::uint64_t step_id) {
-  Writer head;
-  const std::size_t size = message.view().size();
-  head.write(1, step_id);
-  head.length(2, size);
-  const Written written = head.done();
-  const std::string_view bytes = written.view();
-  message.start_ -= bytes.size();
-  std::memcpy(message.buffer_.data() + message.start_, bytes.data(), bytes.size());
 }
 
 }  // namespace speculant::wire

@@ -1,0 +1,118 @@
+// The rows of an engine's batch: which sequences they are, and how much of their drafts is kept.
+#include "row_drafts.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "budget.hpp"
+
+namespace speculant {
+
+using namespace nb::literals;
+
+void keep_paying(Step& step, std::span<const double> seconds, double rate) {
+  struct Node {
+    double probability;
+    std::size_t part;
+  };
+  std::vector<Node> nodes;
+  std::size_t num_fixed = 0;
+  for (std::size_t index = 0; index < step.parts.size(); ++index) {
+    const Draft& draft = step.parts[index].draft;
+    if (draft.probabilities.empty()) num_fixed += draft.size();
+    for (double probability : draft.probabilities) nodes.push_back({probability, index});
+  }
+  // No path is more probable than its beginning, and drafts list their nodes in this order: a beginning of each stays.
+  std::stable_sort(nodes.begin(), nodes.end(), [](auto& a, auto& b) { return a.probability > b.probability; });
+  std::vector<double> gains;
+  for (const Node& node : nodes) gains.push_back(node.probability);
+  const std::size_t first = step.parts.size() + num_fixed;
+  if (seconds.size() < first + nodes.size() + 1) throw RequestError("seconds of wider passes are needed");
+  const std::size_t num_kept = best_size(gains, seconds.subspan(first), rate);
+  std::vector<std::size_t> kept(step.parts.size());
+  for (std::size_t index = 0; index < num_kept; ++index) ++kept[nodes[index].part];
+  for (std::size_t index = 0; index < step.parts.size(); ++index) {
+    Draft& draft = step.parts[index].draft;
+    if (!draft.probabilities.empty()) draft.cut(kept[index]);
+  }
+}
+
+void bind_rows(nb::module_& module) {
+  nb::class_<Batch>(module, "Batch", "The rows of a batch as sequences, which have numbers. Holds on to their texts.")
+      .def_prop_ro(
+          "session_ids", [](const Batch& self) { return self.rows.ids; }, "Per row, its sequence.")
+      .def_prop_ro(
+          "texts", [](const Batch& self) { return self.given; }, nb::sig("def texts(self) -> list[typing.Any]"),
+          "As they were given.")
+      .def_prop_ro(
+          "begun", [](const Batch& self) { return self.rows.begun; }, "Rows that begin a sequence.")
+      .def_prop_ro(
+          "ended", [](const Batch& self) { return self.rows.ended; }, "Sequences that no row continues.")
+      .def_prop_ro(
+          "is_changed", [](const Batch& self) { return !self.rows.begun.empty() || !self.rows.ended.empty(); },
+          "Whether a sequence has begun or ended.")
+      .def_prop_ro(
+          "num_new", [](const Batch& self) { return self.rows.num_new; },
+          "Tokens that are new to the sequences that go on.");
+  nb::class_<RowTracker>(module, "RowTracker", "Finds the sequences of an engine's rows, from batch to batch.")
+      .def(nb::init<std::size_t>(), "most_new"_a, "``most_new``: most tokens that a step adds to a row.")
+      .def(
+          "match",
+          [](RowTracker& self, const nb::list& texts, const std::optional<std::vector<std::string>>& names) {
+            const std::size_t count = texts.size();
+            if (names && names->size() != count) throw RequestError("give one name for each text");
+            Batch batch;
+            std::vector<std::vector<std::int32_t>> copies(count);
+            std::vector<Row> rows;
+            for (std::size_t index = 0; index < count; ++index) {
+              batch.texts.push_back(std::make_unique<Text>(texts[index]));
+              rows.push_back({batch.texts.back()->ids(copies[index]),
+                              names ? std::string_view((*names)[index]) : std::string_view()});
+            }
+            batch.rows = self.match(rows);
+            batch.given = texts;
+            return batch;
+          },
+          "texts"_a, "names"_a.none(),
+          nb::sig("def match(self, texts: list[typing.Any], "
+                  "names: collections.abc.Sequence[str] | None) -> Batch"),
+          "Return the sequences of all rows.\n\n"
+          "``texts``: prompts included. ``names``: of their requests, if the engine names them.");
+  module.def(
+      "best_size",
+      [](const std::vector<double>& gains, const Vector<const double>& seconds, double rate) {
+        if (seconds.size() != gains.size() + 1) throw RequestError("give one number of seconds more than gains");
+        return best_size(gains, as_span(seconds), rate);
+      },
+      "gains"_a, "seconds"_a, "rate"_a,
+      "Return how many units to add to a pass, the best first, so that gains - rate * seconds is largest.\n\n"
+      "``gains``: tokens that each unit is expected to bring, descending. ``seconds``: of the pass with 0, 1, ... "
+      "units.\n"
+      "``rate``: tokens a second that it must earn.");
+  nb::class_<RowDrafts>(module, "RowDrafts", "Drafts of the rows of an engine's batch, one after another.")
+      .def(nb::init<std::vector<std::uint32_t>, std::vector<Token>, std::vector<std::int32_t>, std::vector<double>,
+                    std::optional<std::size_t>>(),
+           "lengths"_a, "token_ids"_a, "parents"_a, "path_probabilities"_a, "num_drafted"_a = nb::none(),
+           "Take nodes of every row, and of all nodes what :class:`~speculant_graph.types.Draft` holds.")
+      .def("__len__", [](const RowDrafts& self) { return self.lengths.size(); })
+      .def_prop_ro(
+          "num_nodes", [](const RowDrafts& self) { return self.tokens.size(); }, "Nodes of all rows.")
+      .def_ro("num_drafted", &RowDrafts::num_drafted, "Nodes that were drafted, those that were not kept included.")
+      .def_ro("lengths", &RowDrafts::lengths, "Nodes of every row.")
+      .def_ro("token_ids", &RowDrafts::tokens, "Of all nodes.")
+      .def_ro("parents", &RowDrafts::parents, "Of all nodes; within a row 0 is its end, j + 1 its node j.")
+      .def_ro("path_probabilities", &RowDrafts::probabilities, "Of all nodes; empty if the strategy has none.")
+      .def_prop_ro(
+          "largest_id",
+          [](const RowDrafts& self) {
+            return self.tokens.empty() ? Token{-1} : *std::max_element(self.tokens.begin(), self.tokens.end());
+          },
+          "The largest token id; -1 without nodes.")
+      .def("lists", &RowDrafts::lists, nb::sig("def lists(self) -> list[list[int]]"),
+           "Return the tokens of every row.");
+}
+
+}  // namespace speculant

@@ -1,0 +1,149 @@
+#include "sequence.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "errors.hpp"
+
+namespace speculant {
+namespace {
+
+// Bytes that a sequence is said to take apart from what grows: its object, and the session's of a server. Rounded up; a
+// guess.
+constexpr std::int64_t kObjectBytes = 4'096;
+
+// Tokens that are added while locks are held, so that others wait for about half a millisecond: one of a prompt takes
+// about half a microsecond, one that is learned from about fifteen. tests/perf/locks.py measures the holds.
+constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
+
+std::span<const Token> take_first(std::span<const Token>& tokens, std::size_t most) {
+  const auto part = tokens.first(std::min(tokens.size(), most));
+  tokens = tokens.subspan(part.size());
+  return part;
+}
+
+}  // namespace
+
+void LearnedMemory::add(std::span<const Token> tokens) {
+  std::int64_t end = -1;
+  do {
+    const auto part = take_first(tokens, kMostTaken);
+    Exclusive hold(lock);
+    if (history.size() != end) history.append(std::array{kSeparator});
+    history.append(part);
+    end = history.size();
+  } while (!tokens.empty());
+}
+
+Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, Graphs graphs, std::int64_t max_tokens, bool learns)
+    : memory(std::move(memory)),
+      graphs(std::move(graphs)),
+      history(max_tokens, kSessionChains),
+      learns(learns),
+      rows_(this->memory->rows) {}
+
+std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
+
+Sources Sequence::sources() const {
+  auto enabled = settings.sources;
+  if (!graphs.has_named()) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
+  return {graphs, history, size(), memory->history, rows_, enabled};
+}
+
+void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
+  const auto num_nodes = std::ssize(draft.tokens);
+  if (std::any_of(nodes.begin(), nodes.end(), [=](std::int64_t node) { return node < 0 || node > num_nodes; })) {
+    throw RequestError("the latest draft has nodes 0 to " + std::to_string(num_nodes) + "; send rows of those");
+  }
+  if (size() == 0) return;
+  const std::vector<Token> end = history.latest(2);
+  const Token last = end.back(), before = end.size() == 2 ? end.front() : kNoToken;
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    const auto token_of = [&](std::int64_t node) {
+      return node > 0 ? draft.tokens[static_cast<std::size_t>(node) - 1] : last;
+    };
+    const std::int64_t node = nodes[index];
+    Row& row = new_rows_.emplace_back();
+    row.last = token_of(node);
+    row.before = node > 0 ? token_of(draft.parents[static_cast<std::size_t>(node) - 1]) : before;
+    row.tokens.fill(-1);
+    std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(index * width), std::min<std::size_t>(width, kRowWidth),
+                row.tokens.begin());
+  }
+}
+
+void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& addition) {
+  if (addition.tokens.empty()) return;
+  const bool is_first = !std::exchange(addition.has_begun, true);
+  if (is_first) {
+    learn(drafter, calibration);
+    addition.is_prompt |= size() == 0;
+    if (history.is_small()) history.reserve(std::ssize(addition.tokens));
+  }
+  const bool calibrates = !addition.is_prompt && (is_calibrated || settings.is_calibrated);
+  const auto part = take_first(addition.tokens, calibrates ? kMostLearned : kMostTaken);
+  if (addition.is_prompt) num_prompt_tokens_ = size() + std::ssize(part);
+  // Rows are taken after learning, and the next draft is made from them.
+  const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
+  if (waits) {
+    unlearned_.assign(part.begin(), part.end());
+    unlearned_contexts_ = contexts;
+  }
+  if (calibrates && !waits) {
+    Exclusive graph(calibration.lock);
+    Shared tenant(memory->lock);
+    drafter.accept(sources(), calibration, history, contexts, part, true, !is_first);
+  } else {
+    drafter.accept(sources(), calibration, history, contexts, part, false, !is_first);
+  }
+  if (!addition.tokens.empty()) return;
+  // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
+  if (!new_rows_.empty()) {
+    Exclusive tenant(memory->lock);
+    for (const Row& row : new_rows_) {
+      // Of a sequence that nobody learns from, others must not see what it brings.
+      learns ? memory->rows.put(row.before, row.last, row.tokens) : rows_.put(row.before, row.last, row.tokens);
+    }
+    new_rows_.clear();
+  }
+  draft.clear();
+}
+
+void Sequence::learn(TreeDrafter& drafter, Calibration& calibration) {
+  if (unlearned_.empty()) return;
+  Exclusive graph(calibration.lock);
+  Shared tenant(memory->lock);
+  Sources before = sources();
+  before.session_size -= std::ssize(unlearned_);
+  drafter.learn(before, calibration, unlearned_contexts_, unlearned_);
+  unlearned_.clear();
+}
+
+bool Sequence::agrees(std::int64_t position, std::span<const Token> tokens) const {
+  const std::vector<Token> kept = history.latest(size() - position);
+  const std::int64_t first = size() - std::ssize(kept);
+  for (std::int64_t index = std::max<std::int64_t>(first - position, 0); index < std::ssize(tokens); ++index) {
+    if (position + index >= size()) break;
+    const Token token = tokens[static_cast<std::size_t>(index)];
+    if (kept[static_cast<std::size_t>(position + index - first)] != as_kept(token)) return false;
+  }
+  return true;
+}
+
+std::vector<Token> Sequence::finish() {
+  std::vector<Token> tokens;
+  {
+    Exclusive hold(lock);
+    const std::int64_t num_accepted = size() - num_prompt_tokens_;
+    if (!learns || memory->is_forgotten || num_accepted <= 0) return {};
+    // The last few tokens of the prompt make the first ones of an answer known to a later sequence whose prompt ends
+    // alike.
+    tokens = history.latest(num_accepted + kMaxMatch);
+    unlearned_.clear();  // the memory would know them before
+  }
+  memory->add(tokens);
+  return tokens;
+}
+
+}  // namespace speculant

@@ -1,0 +1,76 @@
+"""Steps and their answers as values, to be compared with what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from speculant_graph._core import StepAnswer as CoreAnswer
+from speculant_graph.rpc import convert
+from speculant_graph.rpc.step_messages import SequenceStatus
+from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, TokenId
+
+
+class SequenceRequest(NamedTuple):
+    """One sequence of a step."""
+
+    token_ids: Sequence[TokenId]
+    session_id: int | None = None
+    position: int = 0
+    node_budget: int | None = None
+    seed: int = 0
+    feedback: Feedback | None = None
+    least_probability: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One step of a batch."""
+
+    sequences: Sequence[SequenceRequest]
+    options: DraftOptions = field(default_factory=DraftOptions)
+    graph: str = ""
+
+
+class SequenceAnswer(NamedTuple):
+    """What became of one sequence."""
+
+    status: SequenceStatus
+    next_position: int = 0
+    draft: Draft = EMPTY_DRAFT
+    graph_generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """The answer to one step."""
+
+    graph_generation: int
+    draft_id: int
+    sequences: Sequence[SequenceAnswer]
+    server_time_ns: int = 0
+
+
+def encode_step(step_id: int | None, request: StepRequest) -> bytes:
+    """Return the StreamDraftRequest of a step, or without an id the DraftRequest alone."""
+    writer = convert.request_writer(request.options, request.graph)
+    for each in request.sequences:
+        told = each.feedback
+        writer.add(
+            each.token_ids,
+            each.session_id or 0,
+            each.position,
+            each.node_budget,
+            each.seed,
+            each.least_probability,
+            *(() if told is None else (told.draft_id, told.nodes, told.rows)),
+        )
+    return writer.payload(step_id)
+
+
+def values_of_answer(answer: CoreAnswer) -> StepAnswer:
+    """Return what the core has read."""
+    statuses = map(SequenceStatus, answer.statuses)
+    sequences = tuple(map(SequenceAnswer, statuses, answer.next_positions, answer.drafts, answer.generations))
+    return StepAnswer(answer.graph_generation, answer.draft_id, sequences, answer.server_time_ns)
