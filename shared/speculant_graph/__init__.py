@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ClientConfig,
         DraftConfig,
         DraftModelConfig,
+        FoldConfig,
         GenerationConfig,
         GraphConfig,
         RecordConfig,
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "speculant_graph.client": ("AsyncDrafterClient", "DrafterClient", "LocalDrafter", "NullDrafter"),
     "speculant_graph.config": (
-        "AccessConfig", "ClientConfig", "DraftConfig", "DraftModelConfig", "GenerationConfig", "GraphConfig",
-        "RecordConfig", "ServerConfig", "ServiceConfig", "VerifierConfig",
+        "AccessConfig", "ClientConfig", "DraftConfig", "DraftModelConfig", "FoldConfig", "GenerationConfig",
+        "GraphConfig", "RecordConfig", "ServerConfig", "ServiceConfig", "VerifierConfig",
     ),
     "speculant_graph.budget": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
@@ -82,7 +83,7 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "AccessConfig", "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig",
     "DraftGenerator", "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback",
-    "GenerationConfig", "GenerationResult", "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage",
+    "FoldConfig", "GenerationConfig", "GenerationResult", "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage",
     "LearnedStore", "LocalDrafter", "MultinomialProcessor", "NGramStorage", "NgramGraph", "NullDrafter",
     "OneLevelNGramStorage", "PhaseTimes", "Proposal", "RecordConfig", "RequestRecord", "SequenceStep",
     "ServerConfig", "ServiceConfig", "SessionDrafter", "SpeculantError", "SpeculativeDecoder", "StepEvent",
