@@ -66,7 +66,8 @@ class Folding:
             config: when to fold, and what to keep.
             database_of: returns the open database of a tenant by the name of its files.
             put: has the owning thread do some work, soon; does nothing once the folder is closed.
-            on_graphs: called with a tenant's name and its graphs, oldest first, when they are asked for or have changed.
+            on_graphs: called with a tenant's name and its graphs, oldest first, when :meth:`announce` asks for them and
+                when they have changed.
             on_fold: called with the seconds of a fold that has ended, and whether it succeeded.
         """
         self._learned, self._tokenizer, self._config = learned, tokenizer, config
