@@ -97,6 +97,11 @@ def hidden_folder(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=HIDDEN, dir=folder))
 
 
+def open_private(path: str, flags: int) -> int:
+    """Open a file that is new for this user alone, whatever the umask is; an ``opener`` of :func:`open`."""
+    return os.open(path, flags, 0o600)
+
+
 def run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
     """Start the process of a fold as soon as no other one of this process runs.
 
@@ -152,7 +157,7 @@ def _run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
 
 def _started(fold: Fold) -> subprocess.Popen[bytes]:
     # The pipe to its standard input stays open for as long as this process lives: so it notices our end.
-    with _messages(fold).open("wb") as messages:
+    with open(_messages(fold), "wb", opener=open_private) as messages:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, fold.job.to_json()],
             stdin=subprocess.PIPE,

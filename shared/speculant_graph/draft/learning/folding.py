@@ -202,7 +202,7 @@ class Folding:
         hidden = fold_process.hidden_folder(folder)
         try:
             rows = database.oldest(self._config.young_tokens // 2)
-            with (hidden / "tokens").open("xb") as file:
+            with open(hidden / "tokens", "xb", opener=fold_process.open_private) as file:
                 ids, num_tokens, num_documents = _write_stream(file, rows, self._tokenizer.vocabulary_size)
             if num_tokens:
                 layers = self._layers[name]

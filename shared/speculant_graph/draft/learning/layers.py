@@ -5,8 +5,8 @@
 3. A graph file is named by the ids that it covers, ``FIRST-LAST.graph``. Nothing else says what it holds.
 4. A fold takes in the newest files too, from the newest one on, while one has less than :data:`RATIO` times the tokens
    taken so far. So every file has at least twice the tokens of the next newer one: n folds leave at most log2(n) + 1
-   files, and a token is written as often. The ratio is 2, the least, as files cost more than writing: drafts look into
-   every file at every step, while a merge of a million tokens takes half a second of an idle core, once.
+   files, and a token is written about as often. The ratio is 2, a small one, as files cost more than writing: drafts
+   look into every file at every step, while a merge of a million tokens takes half a second of an idle core, once.
 5. Where text is to be forgotten, no file grows beyond a quarter of the tokens or days that are kept (:data:`SHARE`), as
    whole files are deleted: the oldest first.
 6. A fold works in a hidden folder, in a process that publishes nothing. If it is killed, nothing has happened.
