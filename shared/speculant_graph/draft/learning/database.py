@@ -7,8 +7,13 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
+
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.layout import UInt32Array
 
 FORMAT = 1
 """Version of the tables."""
@@ -29,6 +34,7 @@ DELETE FROM texts WHERE id < (
 """
 _PATIENCE_S = 1.0
 """How long to wait for another process that has the database: a backup, or one that learns, too."""
+_SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4").tobytes()
 _HIGHEST_ID = 1 << 62
 """Ids are milliseconds, so only damage makes a higher one; the ids after it would not fit into 64 bits soon."""
 
@@ -161,3 +167,30 @@ class Database:
             damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise damage
         return highest
+
+
+def write_documents(
+    file: BinaryIO, rows: Iterable[tuple[int, bytes]], vocabulary_size: int
+) -> tuple[tuple[int, int], int, int]:
+    """Write texts as the documents of a token stream.
+
+    Args:
+        file: where to.
+        rows: texts with their ids.
+        vocabulary_size: what is no id below it, after damage, divides a text.
+
+    Returns:
+        First and last id of the rows, tokens and documents that were written.
+    """
+    first, last, num_tokens, num_documents = 0, -1, 0, 0
+    for row_id, text in rows:
+        first, last = (row_id if last < 0 else first), row_id
+        token_ids: UInt32Array = np.frombuffer(text[: len(text) // ID_BYTES * ID_BYTES], "<u4")
+        borders = np.flatnonzero(token_ids >= vocabulary_size).tolist()
+        for start, stop in zip([0, *(border + 1 for border in borders)], [*borders, token_ids.size], strict=True):
+            if start < stop:
+                if num_documents:
+                    file.write(_SEPARATOR)
+                file.write(token_ids[start:stop].tobytes())
+                num_tokens, num_documents = num_tokens + stop - start, num_documents + 1
+    return (first, last), num_tokens, num_documents

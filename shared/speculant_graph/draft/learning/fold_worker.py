@@ -41,15 +41,26 @@ def fold(job: FoldJob) -> None:
     )
     # The newest text says best how reliable contexts will be: of a merge its calibration stays.
     facts = dataclasses.replace(facts, calibration=pretrain(job.tokens, facts, _MEMORY, 1))
-    result = folder / f"merged-{len(job.older)}" if job.older else job.graph
-    count_tokens(job.tokens, result, facts, folder, memory=_MEMORY, jobs=1)
+    newest = folder / "newest"
+    count_tokens(job.tokens, newest, facts, folder, memory=_MEMORY, jobs=1)
+    merge_older(job, newest)
+
+
+def merge_older(job: FoldJob, newest: Path) -> None:
+    """Put the older files of a job before a graph, which is taken away; the result is ``job.graph``.
+
+    Raises:
+        GraphFileError: an older file is damaged, or the folder can't be written.
+        GraphError: the result would be larger than a graph can be.
+    """
     for rank, path in reversed(list(enumerate(job.older))):
         before = _checked(path, job)
         plain = NgramGraph(before.trie, dataclasses.replace(before.metadata, calibration=b""))
-        output = folder / f"merged-{rank}" if rank else job.graph
-        merge_graphs(plain, NgramGraph.load(result), output)
-        result.unlink()
-        result = output
+        output = Path(job.folder) / f"merged-{rank}"
+        merge_graphs(plain, NgramGraph.load(newest), output)
+        newest.unlink()
+        newest = output
+    newest.replace(job.graph)
 
 
 def _checked(path: str, job: FoldJob) -> NgramGraph:

@@ -10,18 +10,15 @@ import shutil
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 from weakref import WeakValueDictionary
 
-import numpy as np
 from loguru import logger
 
 from speculant_graph.config import FoldConfig
-from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.learning import fold_process
-from speculant_graph.draft.learning.database import Database
+from speculant_graph.draft.learning.database import Database, write_documents
 from speculant_graph.draft.learning.fold_process import DAMAGED, Fold, FoldJob
 from speculant_graph.draft.learning.layers import (
     HIDDEN,
@@ -35,13 +32,11 @@ from speculant_graph.draft.learning.layers import (
 )
 from speculant_graph.errors import GraphFileError, SpeculantError
 from speculant_graph.files import sync
-from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 RETRY_S = 60.0
 """After a fold of a tenant has failed it is left alone for so long."""
-_SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4")
 
 
 class Folding:
@@ -203,7 +198,7 @@ class Folding:
         try:
             rows = database.oldest(self._config.young_tokens // 2)
             with open(hidden / "tokens", "xb", opener=fold_process.open_private) as file:
-                ids, num_tokens, num_documents = _write_stream(file, rows, self._tokenizer.vocabulary_size)
+                ids, num_tokens, num_documents = write_documents(file, rows, self._tokenizer.vocabulary_size)
             if num_tokens:
                 layers = self._layers[name]
                 older = layers[merge_from(layers, num_tokens, ids[1], self._config) :]
@@ -280,25 +275,3 @@ class Folding:
         if name not in self._retry_s:  # the first one of several in a row
             logger.warning("{}: learned text is not folded ({}); it stays as it is", self._learned, reason)
         self._retry_s[name] = time.monotonic() + RETRY_S
-
-
-def _write_stream(
-    file: BinaryIO, rows: Iterable[tuple[int, bytes]], vocabulary_size: int
-) -> tuple[tuple[int, int], int, int]:
-    """Write texts as documents; what is no id of the tokenizer, after damage, divides a text.
-
-    Returns:
-        First and last id of the rows, tokens and documents that were written.
-    """
-    first, last, num_tokens, num_documents = 0, -1, 0, 0
-    for row_id, text in rows:
-        first, last = (row_id if last < 0 else first), row_id
-        token_ids: UInt32Array = np.frombuffer(text[: len(text) // 4 * 4], "<u4")
-        borders = np.flatnonzero(token_ids >= vocabulary_size).tolist()
-        for start, stop in zip([0, *(border + 1 for border in borders)], [*borders, token_ids.size], strict=True):
-            if start < stop:
-                if num_documents:
-                    file.write(_SEPARATOR.tobytes())
-                file.write(token_ids[start:stop].tobytes())
-                num_tokens, num_documents = num_tokens + stop - start, num_documents + 1
-    return (first, last), num_tokens, num_documents
