@@ -54,9 +54,8 @@ def test_a_sidecar_folds(serve: Serve, tmp_path: Path) -> None:
     server.stop()
     [folder] = (tmp_path / "learned").iterdir()
     tokenizer = Fingerprint("t", "ab" * 32, 50)
-    assert held(folder, "acme", tokenizer=tokenizer) == counted(
-        [1, *text] for text in texts
-    )  # with the end of its prompt
+    learned_texts = [[1, *text] for text in texts]  # with the end of the prompt
+    assert held(folder, "acme", tokenizer=tokenizer) == counted(learned_texts)
 
 
 def test_folds_need_a_folder(serve: Serve) -> None:
