@@ -10,6 +10,7 @@ import stat
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from speculant_graph.config import FoldConfig
-from speculant_graph.draft.learning import fold_process, folding
+from speculant_graph.draft.learning import fold_process, folding, learned_files
 from speculant_graph.draft.learning.database import Database
 from speculant_graph.draft.learning.layers import HIDDEN, find_layers, folder_of
 from speculant_graph.draft.learning.learned_files import name_of
@@ -192,6 +193,49 @@ def test_old_text_is_forgotten_also_of_tenants_that_are_away(tmp_path: Path, mon
     assert held(tmp_path, "away") == counted([])
 
 
+def test_a_slow_tenants_text_is_forgotten_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold_here(monkeypatch)
+    day_ns, clock = 86_400 * 10**9, [time.time_ns()]
+    monkeypatch.setattr(time, "time_ns", lambda: clock[0])
+    monkeypatch.setattr(learned_files, "_SWEEP_S", 0.0)
+    config = FoldConfig(enabled=True, young_tokens=100, max_days=8.0)
+    with opened(tmp_path, 1 << 40, SMALL, config) as files:
+        for number in range(1, 60):
+            clock[0] += day_ns
+            files.append("", ids(text_of(number)))
+            files.save()
+            settled(files)
+            layers = find_layers(folder_of(tmp_path, name_of(""))).layers
+            assert len(layers) <= 8
+            assert all(clock[0] // 10**6 - layer.first <= 10 * day_ns // 10**6 for layer in layers)
+    kept = held(tmp_path)
+    first = next(number for number in range(1, 60) if kept[text_of(number)[0],])
+    assert kept == counted(map(text_of, range(first, 60)))
+    assert 60 - 10 <= first <= 60 - 8
+
+
+def test_a_fold_that_fails_after_publishing_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold_here(monkeypatch)
+    monkeypatch.setattr(folding, "RETRY_S", 0.0)
+    removed, calls = Database.remove, [0]
+
+    def fail_often(database: Database, ranges: list[tuple[int, int]]) -> None:
+        calls[0] += 1
+        if calls[0] % 3:
+            raise OSError(28, "no space")
+        removed(database, ranges)
+
+    monkeypatch.setattr(Database, "remove", fail_often)
+    monkeypatch.setattr(folding, "sync", lambda path: fail_often(path, []) if calls[0] % 5 == 0 else None)
+    with opened(tmp_path, 1 << 40, SMALL, FOLD) as files:
+        for number in range(1, 60):
+            files.append("", ids(text_of(number)))
+            settled(files)
+    monkeypatch.undo()
+    assert find_layers(folder_of(tmp_path, name_of(""))).layers
+    assert held(tmp_path) == counted(map(text_of, range(1, 60)))
+
+
 def test_more_than_is_kept_is_forgotten_oldest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fold_here(monkeypatch)
     config = FoldConfig(enabled=True, young_tokens=100, max_tokens=1_000)
@@ -267,6 +311,16 @@ def test_a_fold_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert held(tmp_path) == expected + counted(map(text_of, (13, 14, 15)))
 
 
+def modes_below(folder: Path) -> set[tuple[bool, int]]:
+    """Return the permissions of what is in a folder, and whether each is of a folder; things may come and go."""
+    found = set()
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                found.add((name in folders, stat.S_IMODE((Path(path) / name).stat().st_mode)))
+    return found
+
+
 def test_only_this_user_can_read(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
@@ -276,13 +330,9 @@ def test_only_this_user_can_read(tmp_path: Path) -> None:
             modes = set()
             while files._folding._fold is not None or not modes:
                 files._submit(lambda: None).result()
-                for path in (tmp_path / "learned").rglob("*"):
-                    try:
-                        modes.add((path.is_dir(), stat.S_IMODE(path.stat().st_mode)))
-                    except FileNotFoundError:  # it was there for a moment
-                        continue
+                modes |= modes_below(tmp_path / "learned")
             settled(files)
-            modes |= {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "learned").rglob("*")}
+            modes |= modes_below(tmp_path / "learned")
     finally:
         os.umask(previous)
     assert modes == {(True, 0o700), (False, 0o600)}

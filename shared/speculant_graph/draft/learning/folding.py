@@ -23,6 +23,7 @@ from speculant_graph.draft.learning.fold_process import DAMAGED, Fold, FoldJob
 from speculant_graph.draft.learning.layers import (
     HIDDEN,
     Layer,
+    close_in_time,
     find_layers,
     folder_of,
     kept_from,
@@ -189,14 +190,19 @@ class Folding:
     def _prepared(self, name: str) -> Fold | None:
         """Write the oldest text of a tenant where the process of the fold will find it; None if there is none."""
         database = self._database_of(name)
-        self.settle(name, database)  # an earlier try to remove what a file covers may have failed
+        # A fold before it may have ended between publishing and removing: what is on disk is what holds.
+        known = self._layers[name]
+        self.open(name)
+        if self._layers[name] != known:
+            self.announce(name)
+        self.settle(name, database)
         if database.num_tokens <= self._config.young_tokens:
             return None
         folder = folder_of(self._learned, name)
         folder.mkdir(mode=0o700, exist_ok=True)
         hidden = fold_process.hidden_folder(folder)
         try:
-            rows = database.oldest(self._config.young_tokens // 2)
+            rows = close_in_time(database.oldest(self._config.young_tokens // 2), self._config)
             with open(hidden / "tokens", "xb", opener=fold_process.open_private) as file:
                 ids, num_tokens, num_documents = write_documents(file, rows, self._tokenizer.vocabulary_size)
             if num_tokens:

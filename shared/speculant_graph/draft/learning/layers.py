@@ -20,7 +20,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +125,21 @@ def find_layers(folder: Path) -> Found:
     return Found(tuple(kept), tuple(covered), tuple(damaged))
 
 
+def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iterator[tuple[int, bytes]]:
+    """Yield the first rows, as far as one file may hold them where text is forgotten by its age.
+
+    Args:
+        rows: ids and texts, oldest first.
+        config: what is kept.
+    """
+    first = None
+    for row_id, text in rows:
+        first = row_id if first is None else first
+        if config.max_days and row_id - first > _longest_ms(config):
+            return
+        yield row_id, text
+
+
 def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: FoldConfig) -> int:
     """Return the index of the first file that a fold takes in; their number if it takes in none.
 
@@ -135,7 +150,6 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
         config: what is kept.
     """
     most_tokens = config.max_tokens // SHARE
-    longest_ms = config.max_days * MS_PER_DAY / SHARE
     index, total = len(layers), num_tokens
     while index:
         before = layers[index - 1]
@@ -143,7 +157,7 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
             break
         if config.max_tokens and before.num_tokens + total > most_tokens:
             break
-        if config.max_days and last - before.first > longest_ms:
+        if config.max_days and last - before.first > _longest_ms(config):
             break
         index, total = index - 1, total + before.num_tokens
     return index
@@ -167,6 +181,10 @@ def kept_from(layers: Sequence[Layer], now_ms: int, config: FoldConfig) -> int:
             break
         index -= 1
     return index
+
+
+def _longest_ms(config: FoldConfig) -> float:
+    return config.max_days * MS_PER_DAY / SHARE
 
 
 def oldest_ms(now_ms: int, config: FoldConfig) -> int:
