@@ -93,6 +93,8 @@ def learning(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
 SMALL = Fingerprint("t", "ab" * 32, 3_000)
 """Of the texts of :func:`text_of`."""
 _FIRST_NUMBER = 100
+FOLD = FoldConfig(enabled=True, young_tokens=100, max_tokens=0)
+"""Folds after a few of these texts, and keeps all of them."""
 
 
 def text_of(number: int) -> list[int]:
@@ -119,6 +121,14 @@ def held(folder: Path, tenant: str = "", max_tokens: int = 1 << 40, tokenizer: F
     for layer in found.layers:
         young += counts_of(NgramGraph.load(layer.path, complete=True))
     return young
+
+
+def filled(folder: Path, count: int, tenant: str = "", first: int = 1) -> Counter[Ngram]:
+    """Learn some texts without folding; return their n-grams."""
+    with opened(folder, 1 << 40, SMALL) as files:
+        for number in range(first, first + count):
+            files.append(tenant, ids(text_of(number)))
+    return counted(map(text_of, range(first, first + count)))
 
 
 def fold_here(monkeypatch: pytest.MonkeyPatch) -> None:
