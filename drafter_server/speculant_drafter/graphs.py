@@ -77,9 +77,9 @@ class GraphRegistry:
         """Make a registry without graphs; requests are answered UNAVAILABLE until :meth:`load_configured` is done.
 
         Args:
-            config: which graphs, and where what is learned is kept.
+            config: the graphs, and the folder of learned text.
             draft: how to draft.
-            fold: whether and when what is learned becomes graphs.
+            fold: whether and when learned text becomes graphs.
             on_fold: see :class:`~speculant_graph.draft.learning.learned_store.LearnedStore`.
 
         Raises:
@@ -87,7 +87,7 @@ class GraphRegistry:
         """
         if fold.enabled and config.learned is None:
             raise ConfigError(
-                "{field} is on, and there is no folder for what is learned",
+                "{field} is on, and there is no folder for learned text",
                 fix="set server.learned",
                 field="fold.enabled",
             )

@@ -206,7 +206,7 @@ class FoldConfig(Config):
     """How the oldest learned text of a tenant becomes graph files instead of being lost."""
 
     enabled: bool = False
-    """Fold learned text into graph files; it needs a folder for what is learned. Drafts don't read these files yet."""
+    """Fold learned text into graph files; it needs a folder for learned text. Drafts don't read these files yet."""
     young_tokens: Annotated[int, Field(ge=2)] = 262_144
     """Accepted tokens that a tenant keeps as text. Beyond them a process of low priority counts the oldest half into a
     graph file of the tenant."""

@@ -1,4 +1,4 @@
-"""A sidecar folds what it learns: its metrics tell so, and nothing of it is lost."""
+"""A sidecar folds learned text: its metrics tell so, and nothing of it is lost."""
 
 from __future__ import annotations
 

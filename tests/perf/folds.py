@@ -1,4 +1,4 @@
-"""What folding learned text into graphs takes, and whether another client of the sidecar notices.
+"""Time, memory and disk of folding learned text into graphs, and whether another client of the sidecar notices.
 
     python tests/perf/folds.py [--tenants 10] [--tokens 5000000] [--corpus FILE ... --tokenizer FOLDER] [--steps 1000]
 

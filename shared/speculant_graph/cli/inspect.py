@@ -27,16 +27,16 @@ _SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):
-    """Show what a graph file holds, what it would draft, and how much of a text it knows; or what was learned."""
+    """Show what a graph file holds, what it would draft, and how much of a text it knows; or learned text."""
 
     path: CliPositionalArg[Path | None] = None
     """Graph file."""
     learned: Path | None = None
-    """Show instead what was learned of a tenant in this folder, of one graph."""
+    """Show instead the learned text of a tenant in this folder, which a sidecar has for each graph."""
     tenant: str = ""
     """The tenant of --learned."""
     export: Path | None = None
-    """Write all that was learned of the tenant as one graph to this file."""
+    """Write all learned text of the tenant as one graph to this file."""
     prompt: str | None = None
     """Show the draft after this text, and what every order would go on with."""
     coverage: Path | None = None

@@ -1,4 +1,4 @@
-"""``speculant inspect --learned``: what was learned of a tenant, and all of it as one graph."""
+"""``speculant inspect --learned``: the learned text of a tenant, and all of it as one graph."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 def report_learned(
     folder: Path, tenant: str, output: Path | None, config: GraphConfig
 ) -> tuple[dict[str, Any], NgramGraph | None]:
-    """Return what was learned of a tenant, as it is printed in JSON.
+    """Return a description of a tenant's learned text, as the command prints it in JSON.
 
     Args:
-        folder: where it was learned.
+        folder: the folder of learned text, of one graph.
         tenant: the tenant.
-        output: where all of it goes as one graph, if anywhere.
+        output: the file that gets all of it as one graph, if any.
         config: names the tokenizer, which is needed if no graph file does.
 
     Returns:
         The report, and the graph that was written.
 
     Raises:
-        ConfigError: nothing was learned of it there.
+        ConfigError: the folder has no text of the tenant.
         GraphError: a graph file can't be read or written.
     """
     from speculant_graph.draft.learning.reading import export_learned, read_learned

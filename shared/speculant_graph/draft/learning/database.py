@@ -1,4 +1,4 @@
-"""The SQLite database of one tenant's learned text, or of what no tenant owns."""
+"""The SQLite database of one tenant's learned text, or of the tables that all tenants share."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Database:
         return self._num_bytes // ID_BYTES
 
     def add(self, token_ids: bytes) -> None:
-        """Add a text. Where all hold more than twice what is kept, those that are wholly beyond it are removed."""
+        """Add a text. Where all hold more than twice ``kept_tokens``, texts that are wholly beyond it are removed."""
         text_id = max(self._last_id + 1, time.time_ns() // 1_000_000)
         self._connection.execute("INSERT INTO texts VALUES (?, ?)", (text_id, token_ids))
         self._last_id = text_id
@@ -120,7 +120,7 @@ class Database:
         return found[::-1]
 
     def oldest(self, num_left: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the oldest texts with their ids, until those that are left hold at most ``num_left`` tokens."""
+        """Yield the oldest texts with their ids, until the other ones hold at most ``num_left`` tokens."""
         num_bytes = self._num_bytes
         rows = self._connection.execute("SELECT id, CAST(token_ids AS BLOB) FROM texts ORDER BY id")
         for text_id, text in rows:
@@ -177,7 +177,7 @@ def write_documents(
     Args:
         file: where to.
         rows: texts with their ids.
-        vocabulary_size: what is no id below it, after damage, divides a text.
+        vocabulary_size: a number from it on, which only damage makes, divides a text.
 
     Returns:
         First and last id of the rows, tokens and documents that were written.

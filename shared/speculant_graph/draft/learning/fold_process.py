@@ -26,10 +26,10 @@ _ONE_AT_A_TIME = threading.Lock()  # a sidecar has a store for every graph
 
 @dataclass(frozen=True, slots=True)
 class FoldJob:
-    """What one fold does."""
+    """The work of one fold."""
 
     folder: str
-    """Where it works; there is the text, ``tokens``, and in the end the graph, ``graph``."""
+    """Its own folder, which has the text, ``tokens``, and in the end the graph, ``graph``."""
     num_documents: int
     """Documents in the text, with separators between them."""
     tokenizer: Fingerprint
@@ -72,7 +72,7 @@ class Fold:
     name: str
     """Name of the tenant's files."""
     job: FoldJob
-    """What the process does."""
+    """The work of the process."""
     first: int
     """Lowest id of the rows."""
     last: int
@@ -88,7 +88,7 @@ class Fold:
 
     @property
     def folder(self) -> Path:
-        """Where it works."""
+        """Its own folder."""
         return Path(self.job.folder)
 
 
@@ -106,7 +106,7 @@ def run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
     """Start the process of a fold as soon as no other one of this process runs.
 
     Args:
-        fold: what to do.
+        fold: the fold.
         on_end: called in a thread with the fold, the exit status and the seconds that it took; not after
             :func:`cancel`.
     """

@@ -1,4 +1,4 @@
-"""When text is folded, and what follows: publishing, removing what a file covers, forgetting by age and size.
+"""Begins and ends folds: publishes graph files, removes covered texts and files, forgets by age and size.
 
 All of it runs in the thread that owns the folder, but for the work itself (:mod:`.fold_process`). The head of
 :mod:`.layers` says how files and rows fit together at every moment.
@@ -59,7 +59,7 @@ class Folding:
         Args:
             learned: the folder.
             tokenizer: the tokenizer that ids are of.
-            config: when to fold, and what to keep.
+            config: when to fold, and how much to keep.
             database_of: returns the open database of a tenant by the name of its files.
             put: has the owning thread do some work, soon; does nothing once the folder is closed.
             on_graphs: called with a tenant's name and its graphs, oldest first, when :meth:`announce` asks for them and
@@ -76,7 +76,7 @@ class Folding:
         self._fold: Fold | None = None
 
     def open(self, name: str) -> int:
-        """Look at a tenant's graph files and remove what does not count.
+        """Look at a tenant's graph files, and remove those that do not count.
 
         Returns:
             The highest id that new rows must be above.
@@ -98,7 +98,7 @@ class Folding:
         return max([under_way, *(layer.last for layer in found.layers)])
 
     def settle(self, name: str, database: Database) -> None:
-        """Remove the rows that graph files cover, and what is too old or too much.
+        """Remove the rows that graph files cover, and rows and files that are too old or too many.
 
         Raises:
             sqlite3.Error: the database does not work.
@@ -117,7 +117,7 @@ class Folding:
             database.remove(ranges)
 
     def close(self, name: str) -> None:
-        """Forget what is known of a tenant's files; a fold goes on."""
+        """Drop the list of a tenant's files; a fold continues."""
         self._layers.pop(name, None)
 
     def announce(self, name: str) -> None:
@@ -190,7 +190,7 @@ class Folding:
     def _prepared(self, name: str) -> Fold | None:
         """Write the oldest text of a tenant where the process of the fold will find it; None if there is none."""
         database = self._database_of(name)
-        # A fold before it may have ended between publishing and removing: what is on disk is what holds.
+        # The fold before it may have failed between publishing and removing, so the disk is looked at again.
         known = self._layers[name]
         self.open(name)
         if self._layers[name] != known:
@@ -222,7 +222,7 @@ class Folding:
         self._put(lambda: self._end(fold, status, seconds))
 
     def _end(self, fold: Fold, status: int, seconds: float) -> None:
-        """Publish what a process has made, or tell why it has not."""
+        """Publish the graph of a process, or log why there is none."""
         if fold is not self._fold:
             return  # it was cancelled just after its process had ended
         try:

@@ -2,7 +2,7 @@
 
 1. New text is rows of the tenant's database. Row ids only rise, so a range of ids names text for ever.
 2. Beyond ``fold.young_tokens`` the oldest half of the rows becomes one graph file (:mod:`.folding`): a fold.
-3. A graph file is named by the ids that it covers, ``FIRST-LAST.graph``. Nothing else says what it holds.
+3. A graph file is named by the ids that it covers, ``FIRST-LAST.graph``. Nothing else says so.
 4. A fold takes in the newest files too, from the newest one on, while one has less than :data:`RATIO` times the tokens
    taken so far. So every file has at least twice the tokens of the next newer one: n folds leave at most log2(n) + 1
    files, and a token is written about as often. The ratio is 2, a small one, as files cost more than writing: drafts
@@ -14,7 +14,7 @@
 8. After it come the rows (one transaction) and the files that the new one covers. An owner that is killed between
    these steps leaves rows or files that are covered, and hidden folders: whoever opens the tenant removes them first.
 9. So text is in rows, or in exactly one file that counts: one that can be read and that no other file covers.
-10. Forgetting a tenant ends its fold, removes database and files; what the fold wrote is in the hidden folder.
+10. Forgetting a tenant ends its fold, removes database and files, the hidden folder of the fold included.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 
 RATIO = 2
-"""A file is merged with newer text that has more than this part of its tokens."""
+"""A fold takes in a file that has less than so many times the tokens taken so far."""
 SHARE = 4
-"""The part of what is kept that one file may hold."""
+"""One file holds at most a SHARE-th of the tokens or days that are kept."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
-"""What the names of folders begin with in which folds work."""
+"""The beginning of the names of folders in which folds work."""
 _NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\.graph")
 
 
@@ -59,7 +59,7 @@ class Layer:
 
     @classmethod
     def read(cls, path: Path) -> Layer | None:
-        """Return what a file is; None if its name is not that of one.
+        """Return the description of a file; None if it has not the name of a graph file.
 
         Raises:
             GraphFileError: it can't be read.
@@ -84,11 +84,11 @@ class Found:
     """The graph files in a tenant's folder."""
 
     layers: tuple[Layer, ...]
-    """Those that count, oldest first."""
+    """The files that count, oldest first."""
     covered: tuple[Path, ...] = ()
-    """Those that another one covers."""
+    """Files that another one covers."""
     damaged: tuple[tuple[Path, GraphFileError], ...] = ()
-    """Those that can't be read, and why."""
+    """Files that can't be read, and why."""
 
 
 def folder_of(learned: Path, name: str) -> Path:
@@ -130,7 +130,7 @@ def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iter
 
     Args:
         rows: ids and texts, oldest first.
-        config: what is kept.
+        config: how much is kept.
     """
     first = None
     for row_id, text in rows:
@@ -147,7 +147,7 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
         layers: the files, oldest first.
         num_tokens: tokens that are folded.
         last: the highest id of their rows.
-        config: what is kept.
+        config: how much is kept.
     """
     most_tokens = config.max_tokens // SHARE
     index, total = len(layers), num_tokens
@@ -169,7 +169,7 @@ def kept_from(layers: Sequence[Layer], now_ms: int, config: FoldConfig) -> int:
     Args:
         layers: the files, oldest first.
         now_ms: the time, in milliseconds since 1970.
-        config: what is kept.
+        config: how much is kept.
     """
     index, total = len(layers), 0
     while index:

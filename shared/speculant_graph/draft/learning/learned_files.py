@@ -1,6 +1,6 @@
 """The folder of what was learned: one SQLite database for each tenant, and one for what no tenant owns.
 
-What :mod:`.folding` makes of older text lies beside a tenant's database, in a folder of its name.
+Graph files of a tenant's older text (:mod:`.folding`) lie in a folder of the same name.
 
 One thread does all of it, in order, so that a caller waits for the disk only where it needs a result. A damaged
 database is moved aside, and its tenant begins anew. A change is committed to the write-ahead log, which the end of the
@@ -41,7 +41,7 @@ MAX_OPEN_DATABASES = 32
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
 _SWEEP_S = 3_600.0
-"""How often the text of all tenants is looked at for its age: days are what counts."""
+"""How often the text of all tenants is looked at for its age, which counts in days."""
 # The last one stands for a table that is missing or not as it should be.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
@@ -86,7 +86,7 @@ class LearnedFiles:
         self.is_closed = False
         """Whether nothing is taken any more."""
         self._max_tokens = max_tokens
-        # What is folded is lost by the limits of folds alone; without one, by none that a database reaches.
+        # With folds only their own limit loses text; without that limit a number that no database reaches.
         self._kept_tokens = (fold.max_tokens or 1 << 40) if fold.enabled else max_tokens
         self._folding = Folding(
             folder, tokenizer, fold, self._database, self._put_if_open, on_graphs=on_graphs, on_fold=on_fold

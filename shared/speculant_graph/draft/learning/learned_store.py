@@ -52,7 +52,7 @@ class Memory:
         self.rows_saved_s = -math.inf
         """When its rows were last brought to disk."""
         self.graphs: tuple[NgramGraph, ...] = ()
-        """What its older text became, newest last: the same object until they change."""
+        """The graphs of its older text, newest last: the same object until they change."""
 
 
 class LearnedStore:
@@ -87,7 +87,7 @@ class LearnedStore:
             raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
         if fold.enabled and folder is None:
             raise ConfigError(
-                "{field} is on, and there is no folder for what is learned", fix="name one", field="fold.enabled"
+                "{field} is on, and there is no folder for learned text", fix="name one", field="fold.enabled"
             )
         self._max_tokens = min(max_tokens, fold.young_tokens) if fold.enabled else max_tokens
         self.on_graphs: Callable[[Memory], None] = lambda _memory: None
@@ -149,7 +149,7 @@ class LearnedStore:
             return memory
 
     def graphs(self, tenant: str) -> tuple[NgramGraph, ...]:
-        """Return what a tenant's older text became, newest last; the same object until they change.
+        """Return the graphs of a tenant's older text, newest last; the same object until they change.
 
         Files that are replaced by others stay readable for as long as their graphs are held, so a drafter may change
         from one to the other between any two steps. :attr:`on_graphs` tells that there are others.

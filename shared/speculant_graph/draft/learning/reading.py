@@ -1,4 +1,4 @@
-"""What was learned of a tenant, for people: looked at without changing it, also while a sidecar has the folder."""
+"""Reads a tenant's learned text for people, without changing it, also while a sidecar has the folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class LearnedText:
-    """What was learned of a tenant at a moment."""
+    """The learned text of a tenant at a moment."""
 
     texts: tuple[tuple[int, bytes], ...]
     """The young text: ids, which are milliseconds since 1970, and little-endian 32-bit token ids, oldest first."""
@@ -39,14 +39,14 @@ class LearnedText:
 
 
 def read_learned(learned: Path, tenant: str) -> LearnedText:
-    """Look at what was learned of a tenant.
+    """Return the learned text of a tenant.
 
     Args:
         learned: the folder of one graph; a sidecar has one below ``server.learned`` for each.
         tenant: any text.
 
     Raises:
-        ConfigError: nothing was learned of it there, or it can't be read.
+        ConfigError: the folder has no text of it, or can't be read.
     """
     name = name_of(tenant)
     database, folder = learned / f"{name}.sqlite", folder_of(learned, name)
@@ -58,7 +58,7 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
             field="learned",
         )
     for _ in range(_TRIES):
-        # Rows first: those that have become a file meanwhile are told by their ids.
+        # Rows first: ids tell which of them have become a file meanwhile.
         texts = _texts(database) if database.exists() else []
         found = find_layers(folder)
         if not found.damaged:  # else a file was replaced just then, or is damaged
@@ -69,12 +69,12 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
 
 
 def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | None) -> NgramGraph:
-    """Write all that was learned of a tenant as one ordinary graph, in which no n-gram crosses from text to text.
+    """Write all learned text of a tenant as one ordinary graph, in which no n-gram crosses from text to text.
 
     Args:
-        learned: what it is.
+        learned: the text.
         output: the graph file.
-        tokenizer: what ids are of; None: as the graph files say.
+        tokenizer: the tokenizer of the ids; None: the one that the graph files name.
 
     Raises:
         ConfigError: there is no text at all, or no file that names the tokenizer.
@@ -85,13 +85,13 @@ def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | 
         known = NgramGraph.load(learned.layers[-1].path).metadata.tokenizer
         if tokenizer is not None and tokenizer.sha256 != known.sha256:
             raise TokenizerMismatchError(
-                f"what was learned is of tokenizer {known.name} ({known.sha256[:12]}), not of {tokenizer.name} "
+                f"the learned text is of tokenizer {known.name} ({known.sha256[:12]}), not of {tokenizer.name} "
                 f"({tokenizer.sha256[:12]}); name that one, or none"
             )
         tokenizer = known
     if tokenizer is None:
         raise ConfigError(
-            "no graph file names the tokenizer of what was learned", fix="name it", field="graph.tokenizer_name"
+            "no graph file names the tokenizer of the learned text", fix="name it", field="graph.tokenizer_name"
         )
     with workspace(output) as folder:
         job = FoldJob(str(folder), 0, tokenizer, tuple(str(layer.path) for layer in learned.layers))
