@@ -14,13 +14,15 @@ import itertools
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from loguru import logger
 
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import DraftConfig, FoldConfig, ServerConfig
+from speculant_graph.draft.learning.learned_files import NO_FOLDS
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import (
@@ -81,12 +83,31 @@ def loading() -> UnavailableError:
 class GraphRegistry:
     """All that is served. Used on the event loop alone."""
 
-    def __init__(self, config: ServerConfig, draft: DraftConfig) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        draft: DraftConfig,
+        fold: FoldConfig = NO_FOLDS,
+        on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
+    ) -> None:
         """Make a registry without graphs; requests are answered UNAVAILABLE until :meth:`load_configured` is done.
 
+        Args:
+            config: the graphs, and the folder of learned text.
+            draft: how to draft.
+            fold: whether and when learned text becomes graphs.
+            on_fold: see :class:`~speculant_graph.draft.learning.learned_store.LearnedStore`.
+
         Raises:
-            ConfigError: a graph's name is none, or taken.
+            ConfigError: a graph's name is none, or taken, or folds are wanted without a folder.
         """
+        if fold.enabled and config.learned is None:
+            raise ConfigError(
+                "{field} is on, and there is no folder for learned text",
+                fix="set server.learned",
+                field="fold.enabled",
+            )
+        self._fold, self._on_fold = fold, on_fold
         self._config = config
         self._draft = draft
         self._configured = {_name_of(config.graph): config.graph, **config.graphs}
@@ -261,7 +282,8 @@ class GraphRegistry:
             folder = None if self._config.learned is None else self._config.learned / name
             limit = self._draft.max_learned_tokens
             # Kept at once: whatever fails after this, its folder is given back at the end.
-            self._learned[name] = await asyncio.to_thread(LearnedStore, limit, folder, tokenizer)
+            store = partial(LearnedStore, limit, folder, tokenizer, self._fold, on_fold=self._on_fold)
+            self._learned[name] = await asyncio.to_thread(store)
         drafter = await in_uninterruptible_thread(
             lambda: SessionDrafter(
                 graph,

@@ -207,6 +207,21 @@ class ServerConfig(Config):
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
 
 
+class FoldConfig(Config):
+    """How the oldest learned text of a tenant becomes graph files instead of being lost."""
+
+    enabled: bool = False
+    """Fold learned text into graph files; it needs a folder for learned text. Drafts don't read these files yet."""
+    young_tokens: Annotated[int, Field(ge=2)] = 262_144
+    """Accepted tokens that a tenant keeps as text. Beyond them a process of low priority counts the oldest half into a
+    graph file of the tenant."""
+    max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
+    """Most tokens in the graph files of a tenant, at some 45 bytes each; beyond them its oldest file is deleted, which
+    holds a quarter of them at most. 0: all are kept."""
+    max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """Days after which learned text is deleted; in graph files a quarter longer at most. 0: its age does not matter."""
+
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _DEFAULT_PORTS = (("http://", ":80"), ("https://", ":443"))
 
