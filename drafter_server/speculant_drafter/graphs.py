@@ -99,14 +99,8 @@ class GraphRegistry:
             on_fold: see :class:`~speculant_graph.draft.learning.learned_store.LearnedStore`.
 
         Raises:
-            ConfigError: a graph's name is none, or taken, or folds are wanted without a folder.
+            ConfigError: a graph's name is none, or taken.
         """
-        if fold.enabled and config.learned is None:
-            raise ConfigError(
-                "{field} is on, and there is no folder for learned text",
-                fix="set server.learned",
-                field="fold.enabled",
-            )
         self._fold, self._on_fold = fold, on_fold
         self._config = config
         self._draft = draft

@@ -210,16 +210,17 @@ class ServerConfig(Config):
 class FoldConfig(Config):
     """How the oldest learned text of a tenant becomes graph files instead of being lost."""
 
-    enabled: bool = False
-    """Fold learned text into graph files; it needs a folder for learned text. Drafts don't read these files yet."""
+    enabled: bool = True
+    """Fold learned text into graph files, where there is a folder for learned text. Without it, what is beyond
+    draft.max_learned_tokens is lost."""
     young_tokens: Annotated[int, Field(ge=2)] = 262_144
     """Accepted tokens that a tenant keeps as text. Beyond them a process of low priority counts the oldest half into a
     graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
     """Most tokens in the graph files of a tenant, at some 45 bytes each; beyond them its oldest file is deleted, which
-    holds a quarter of them at most. 0: all are kept."""
+    holds half of them at most. 0: all are kept."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Days after which learned text is deleted; in graph files a quarter longer at most. 0: its age does not matter."""
+    """Days after which learned text is deleted; in graph files half as long again at most. 0: its age is no matter."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")

@@ -7,11 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from speculant_graph.config import NgramDraftConfig
-from speculant_graph.engines.factory import EngineSettings, open_sessions
-from speculant_graph.errors import ConfigError
 from speculant_graph.types import Fingerprint
 from support.learned import counted, held
 from support.server import OK, PATIENCE_S, LiveServer, Serve, step_of
@@ -56,13 +51,3 @@ def test_a_sidecar_folds(serve: Serve, tmp_path: Path) -> None:
     tokenizer = Fingerprint("t", "ab" * 32, 50)
     learned_texts = [[1, *text] for text in texts]  # with the end of the prompt
     assert held(folder, "acme", tokenizer=tokenizer) == counted(learned_texts)
-
-
-def test_folds_need_a_folder(serve: Serve) -> None:
-    with pytest.raises(ConfigError) as caught:
-        serve(fold=FOLD)
-    assert caught.value.field == "fold.enabled"
-    settings = EngineSettings(draft=NgramDraftConfig(), fold=FOLD)
-    with pytest.raises(ConfigError) as caught:
-        open_sessions(settings, Fingerprint("t", "ab" * 32, 50), most_drafted=4, vocabulary_size=50)
-    assert caught.value.field == "fold.enabled"

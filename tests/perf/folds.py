@@ -69,7 +69,7 @@ def sidecar(graph: Path, folder: Path, *, folds: bool) -> Iterator[Sidecar]:
     address, metrics = f"unix://{folder}/drafter.sock", f"127.0.0.1:{free_port()}"
     arguments = ["drafter", f"--listen={address}", f"--graph={graph}", f"--metrics-listen={metrics}"]
     arguments += [f"--server.learned={folder}/learned", "--log-level=WARNING"]
-    arguments += ["--fold.enabled", f"--fold.young-tokens={YOUNG}"] if folds else []
+    arguments += [f"--fold.young-tokens={YOUNG}"] if folds else ["--no-fold.enabled"]
     with running_module("speculant_graph.cli.main", arguments) as process:
         await_health(process, address)
         yield Sidecar(process.pid, address, metrics)

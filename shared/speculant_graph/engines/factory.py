@@ -138,6 +138,6 @@ def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig
     if graph is not None:
         require_same(graph.metadata.tokenizer, tokenizer)
     store = None
-    if settings.learned is not None or settings.fold.enabled:
+    if settings.learned is not None:
         store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer, settings.fold)
     return LocalDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)

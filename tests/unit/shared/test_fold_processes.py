@@ -18,7 +18,6 @@ from speculant_graph.draft.learning import fold_process, folding
 from speculant_graph.draft.learning.layers import HIDDEN, find_layers, folder_of
 from speculant_graph.draft.learning.learned_files import name_of
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
-from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from support.graphs import counts_of
 from support.learned import (
@@ -170,12 +169,6 @@ def test_graphs_are_told_and_old_ones_stay_readable(tmp_path: Path, monkeypatch:
         assert [graph.metadata for graph in again] == [graph.metadata for graph in graphs]
         store.forget("a")
         assert store.graphs("a") == ()
-
-
-def test_folds_need_a_folder() -> None:
-    with pytest.raises(ConfigError) as caught:
-        LearnedStore(10, fold=FOLD)
-    assert caught.value.field == "fold.enabled"
 
 
 def test_a_fold_learns_how_reliable_contexts_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@
 2. Beyond ``fold.young_tokens`` the oldest half of the rows becomes one graph file (:mod:`.folding`): a fold.
 3. A graph file is named by the ids that it covers, ``FIRST-LAST.graph``. Nothing else says so.
 4. A fold takes in the newest files too, from the newest one on, while one has less than :data:`RATIO` times the tokens
-   taken so far. So every file has at least twice the tokens of the next newer one: n folds leave at most log2(n) + 1
-   files, and a token is written about as often. The ratio is 2, a small one, as files cost more than writing: drafts
-   look into every file at every step, while a merge of a million tokens takes half a second of an idle core, once.
-5. Where text is to be forgotten, no file grows beyond a quarter of the tokens or days that are kept (:data:`SHARE`), as
+   taken so far: n folds leave about log8(n) + 1 files. The ratio is 8, a large one, as files cost more than writing: a
+   file makes every draft of the tenant a sixth to a third slower, while a merge of a million tokens takes half a second
+   of an idle core, once. A token is written about seven times (with 2, three times, into six files instead of three).
+5. Where text is to be forgotten, no file grows beyond half of the tokens or days that are kept (:data:`SHARE`), as
    whole files are deleted: the oldest first.
 6. A fold works in a hidden folder, in a process that publishes nothing. If it is killed, nothing has happened.
 7. The owner of the folder publishes by one rename. That is the only moment at which a fold happens.
@@ -28,9 +28,9 @@ from speculant_graph.config import FoldConfig
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 
-RATIO = 2
+RATIO = 8
 """A fold takes in a file that has less than so many times the tokens taken so far."""
-SHARE = 4
+SHARE = 2
 """One file holds at most a SHARE-th of the tokens or days that are kept."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"

@@ -34,7 +34,7 @@ from speculant_graph.graph.layout import Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
-NO_FOLDS = FoldConfig()
+NO_FOLDS = FoldConfig(enabled=False)
 """Folds nothing."""
 MAX_OPEN_DATABASES = 32
 """Databases kept open; of more tenants the longest unused are closed."""

@@ -85,17 +85,13 @@ class LearnedStore:
                 succeeded.
 
         Raises:
-            ConfigError: another process has the folder, it can't be read or written, or is of another release; or folds
-                are wanted without a folder.
+            ConfigError: another process has the folder, it can't be read or written, or is of another release.
             TokenizerMismatchError: the folder holds what was learned with another tokenizer.
         """
         if folder is not None and tokenizer is None:
             raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
-        if fold.enabled and folder is None:
-            raise ConfigError(
-                "{field} is on, and there is no folder for learned text", fix="name one", field="fold.enabled"
-            )
-        self._max_tokens = min(max_tokens, fold.young_tokens) if fold.enabled else max_tokens
+        folds = fold.enabled and folder is not None
+        self._max_tokens = min(max_tokens, fold.young_tokens) if folds else max_tokens
         self._lock = threading.Lock()
         self._forgetting = threading.Lock()  # held for moments: nothing of a tenant is written behind its removal
         # Sequences hold theirs: a tenant never has two memories.
