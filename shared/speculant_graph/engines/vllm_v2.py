@@ -241,7 +241,7 @@ class Speculator:
                 source.record_stream(self._stream)
             self._event.record()
         self._event.synchronize()
-        return host.tolist()  # type: ignore[no-any-return]
+        return host.tolist()
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
