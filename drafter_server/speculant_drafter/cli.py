@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
-from speculant_graph.config import AccessConfig, NgramDraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, FoldConfig, NgramDraftConfig, ServerConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
@@ -23,6 +23,8 @@ class DrafterSettings(CommandSettings):
     """Which clients may call. --access FILE is short for --access.file FILE."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """What a request that names no strategy gets."""
+    fold: FoldConfig = FoldConfig()
+    """How text in the folder 'server.learned' becomes graphs."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
@@ -46,5 +48,5 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.serving.process import serve_until_stopped
 
     warn_of_unread(settings.draft, NGRAM_STRATEGIES)  # requests choose among them
-    serve_until_stopped(lambda: DrafterServer(server, settings.draft, settings.access), "drafter")
+    serve_until_stopped(lambda: DrafterServer(server, settings.draft, settings.access, fold=settings.fold), "drafter")
     return 0

@@ -2,6 +2,9 @@
 
 A graph that is replaced answers the sessions that were opened on it until they end; new ones get its successor. Loading
 happens in threads, everything else on the event loop.
+
+Names joined by '+' mean layers: sessions draft from all of these graphs, each a source of its own. What they accept is
+learned where the first one's sessions learn. A drafter of layers is made when somebody first asks for it.
 """
 
 from __future__ import annotations
@@ -9,17 +12,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from loguru import logger
 
-from speculant_graph.config import DraftConfig, ServerConfig
+from speculant_graph.config import DraftConfig, FoldConfig, ServerConfig
+from speculant_graph.draft.learning.learned_files import NO_FOLDS
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import (
     ConfigError,
+    DraftRequestError,
     GraphFileError,
     SpeculantError,
     TokenizerMismatchError,
@@ -32,6 +40,9 @@ from speculant_graph.rpc.step_messages import public_name
 from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 
+MOST_LAYERED = 64
+"""Combinations of graphs whose drafters are kept, those used last. Each takes about 4 MB."""
+_LAYERS = "+"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
@@ -53,8 +64,15 @@ class ServedGraph:
     """What drafts from it."""
     tokenizer: Fingerprint
     """The tokenizer that its ids are of."""
+    layers: tuple[ServedGraph, ...] = ()
+    """The generations that it consists of, if it is several graphs."""
     num_sessions: int = 0
-    """Sessions that draft from it."""
+    """Sessions that draft from it, as a layer too."""
+
+    def count(self, sessions: int) -> None:
+        """Note that sessions have begun or, if negative, ended."""
+        for each in (self, *self.layers):
+            each.num_sessions += sessions
 
 
 def loading() -> UnavailableError:
@@ -65,16 +83,31 @@ def loading() -> UnavailableError:
 class GraphRegistry:
     """All that is served. Used on the event loop alone."""
 
-    def __init__(self, config: ServerConfig, draft: DraftConfig) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        draft: DraftConfig,
+        fold: FoldConfig = NO_FOLDS,
+        on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
+    ) -> None:
         """Make a registry without graphs; requests are answered UNAVAILABLE until :meth:`load_configured` is done.
+
+        Args:
+            config: the graphs, and the folder of learned text.
+            draft: how to draft.
+            fold: whether and when learned text becomes graphs.
+            on_fold: see :class:`~speculant_graph.draft.learning.learned_store.LearnedStore`.
 
         Raises:
             ConfigError: a graph's name is none, or taken.
         """
+        self._fold, self._on_fold = fold, on_fold
         self._config = config
         self._draft = draft
         self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
+        self._layered: OrderedDict[str, ServedGraph] = OrderedDict()
+        self._layering = threading.Lock()  # steps that may take long ask from other threads
         self._learned: dict[str, LearnedStore] = {}
         self._generations = itertools.count(1)
         self._changing = asyncio.Lock()
@@ -84,6 +117,17 @@ class GraphRegistry:
         """Whether all configured graphs are loaded."""
         if self.default in config.graphs:
             raise ConfigError(f"two graphs are named {self.default}; rename the one in server.graphs")
+        for setting, layers in (
+            ("server.default", config.default),
+            *((f"server.tenant_graphs.{tenant}", each) for tenant, each in config.tenant_graphs.items()),
+        ):
+            for name in filter(None, layers.split(_LAYERS)):
+                if name not in self._configured:
+                    raise ConfigError(
+                        f"{{field}} names {name}, which is not served",
+                        fix=f"name some of {', '.join(self._configured)}",
+                        field=setting,
+                    )
         for name in config.graphs:
             if not _NAME.fullmatch(name):
                 raise ConfigError(
@@ -96,18 +140,57 @@ class GraphRegistry:
         return iter(list(self._served.values()))
 
     def get(self, name: str) -> ServedGraph:
-        """Return a graph; the default one for an empty name.
+        """Return a graph, or graphs as layers; the default for an empty name.
 
         Raises:
             UnavailableError: graphs are still being loaded.
             UnknownGraphError: there is none of this name.
+            DraftRequestError: a layer is named twice, or there are too many.
         """
-        served = self._served.get(name or self.default)
-        if served is not None:
-            return served
-        if not self.is_ready:
-            raise loading()
-        raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
+        names = self.names_of(name)
+        layers = [self._served[each] for each in names if each in self._served]
+        if len(layers) < len(names):
+            if not self.is_ready:
+                raise loading()
+            raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
+        return layers[0] if len(layers) == 1 else self._of_layers(_LAYERS.join(names), tuple(layers))
+
+    def names_of(self, name: str) -> list[str]:
+        """Return the names of the graphs that a name means, served or not."""
+        return (name or self._config.default or self.default).split(_LAYERS)
+
+    def default_of(self, tenant: str) -> str:
+        """Return what a tenant's sessions draft from if they name nothing; empty for the default of all."""
+        return self._config.tenant_graphs.get(tenant, "")
+
+    def _of_layers(self, name: str, layers: tuple[ServedGraph, ...]) -> ServedGraph:
+        with self._layering:
+            known = self._layered.get(name)
+            if known is None or known.layers != layers:  # a layer was replaced
+                known = self._made_of(name, layers, known)
+                self._layered[name] = known
+            self._layered.move_to_end(name)
+            if len(self._layered) > MOST_LAYERED:
+                self._layered.popitem(last=False)
+            return known
+
+    def _made_of(self, name: str, layers: tuple[ServedGraph, ...], old: ServedGraph | None) -> ServedGraph:
+        if len(set(layers)) < len(layers):
+            raise DraftRequestError("a graph is named twice", fix="name every layer once", field="graph")
+        try:
+            drafter = SessionDrafter(
+                [each.graph for each in layers],
+                self._draft,
+                learned=self._learned[layers[0].name],
+                calibration=None if old is None else old.drafter.calibration,
+                read_options=convert.decode_options,
+            )
+        except (ConfigError, TokenizerMismatchError) as error:
+            raise error.as_class(DraftRequestError) from error
+        first = layers[0]
+        return replace(
+            first, name=name, generation=next(self._generations), drafter=drafter, layers=layers, num_sessions=0
+        )
 
     @property
     def configured_names(self) -> list[str]:
@@ -146,7 +229,9 @@ class GraphRegistry:
             GraphError: it can't be loaded; the old one is served on.
         """
         async with self._changing:
-            old = self.get(name)
+            old = self.get(name or self.default)
+            if old.layers:
+                raise UnknownGraphError("these are several graphs", fix="reload them one by one")
             return await self._load(old.name, old.path, old)
 
     async def reload_all(self) -> None:
@@ -191,7 +276,8 @@ class GraphRegistry:
             folder = None if self._config.learned is None else self._config.learned / name
             limit = self._draft.max_learned_tokens
             # Kept at once: whatever fails after this, its folder is given back at the end.
-            self._learned[name] = await asyncio.to_thread(LearnedStore, limit, folder, tokenizer)
+            store = partial(LearnedStore, limit, folder, tokenizer, self._fold, on_fold=self._on_fold)
+            self._learned[name] = await asyncio.to_thread(store)
         drafter = await in_uninterruptible_thread(
             lambda: SessionDrafter(
                 graph,

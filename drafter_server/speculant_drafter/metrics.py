@@ -69,3 +69,11 @@ class ServerMetrics:
         self.session_bytes = gauge("session_bytes", "Memory of all sessions, in bytes.")
         self.learned_tokens = gauge("learned_tokens", "Tokens in the learned store, of all tenants.")
         self.learned_failing = gauge("learned_failing", "1 while what was learned can't be brought to disk.")
+        self.folds = counter("folds", "Folds of learned text into graphs that were published.")
+        self.failed_folds = counter("failed_folds", "Folds that failed; their text stays as it was.")
+        self.fold_seconds = counter("fold_seconds", "Time of the processes of all folds, in seconds.")
+
+    def on_fold(self, seconds: float, is_done: bool) -> None:
+        """Count a fold; in any thread."""
+        self.fold_seconds.inc(seconds)
+        (self.folds if is_done else self.failed_folds).inc()

@@ -24,7 +24,8 @@ from speculant_drafter.service import (
 )
 from speculant_drafter.sessions import LIMITS, Limits, SessionStore
 from speculant_drafter.step_socket import StepSockets
-from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, ServerConfig
+from speculant_graph.config import OPEN_ACCESS, AccessConfig, DraftConfig, FoldConfig, ServerConfig
+from speculant_graph.draft.learning.learned_files import NO_FOLDS
 from speculant_graph.errors import ConfigError, SpeculantError, UnavailableError
 from speculant_graph.serving.access import AccessPolicy
 from speculant_graph.serving.grpc_endpoint import CallInterceptor, GrpcEndpoint
@@ -49,6 +50,7 @@ class DrafterServer:
         access: AccessConfig = OPEN_ACCESS,
         clock: Callable[[], float] = time.monotonic,
         limits: Limits = LIMITS,
+        fold: FoldConfig = NO_FOLDS,
     ) -> None:
         """Make a sidecar that does not listen yet.
 
@@ -58,6 +60,7 @@ class DrafterServer:
             access: which clients may call.
             clock: monotonic time in seconds, for idle sessions.
             limits: of calls, messages and sessions.
+            fold: whether and when learned text becomes graphs.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -68,7 +71,7 @@ class DrafterServer:
         self._interceptor = CallInterceptor(policy, limits.max_calls)
         # Of its own, so that a server that is full can still be looked after.
         self._admin_interceptor = CallInterceptor(policy, limits.max_calls)
-        self._graphs = GraphRegistry(config, draft)
+        self._graphs = GraphRegistry(config, draft, fold, self._metrics.on_fold)
         self._sessions = SessionStore(config, self._metrics, clock, limits)
         self._service = DrafterService(draft, self._graphs, self._sessions, self._metrics, limits)
         self._admin = DrafterAdminService(self._graphs)

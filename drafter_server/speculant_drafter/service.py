@@ -154,7 +154,8 @@ class DrafterService:
     async def _open_session(self, payload: bytes, call: Call) -> bytes:
         asked = convert.decode_open_request(parsed(pb.OpenSessionRequest, payload))
         tenant = call.principal.require_tenant(asked.tenant)
-        served = _graph_for(self._graphs, asked.graph, call.principal)
+        name = asked.graph or self._graphs.default_of(tenant)
+        served = _graph_for(self._graphs, name, call.principal)
         if asked.tokenizer_sha256 and asked.tokenizer_sha256 != served.tokenizer.sha256:
             raise TokenizerMismatchError(
                 f"the graph was built with tokenizer {served.tokenizer.name} ({served.tokenizer.sha256[:12]}), the "
@@ -162,7 +163,7 @@ class DrafterService:
             )
         # A tenant's text may have to be read from disk, which no step should wait for.
         memory = await asyncio.to_thread(served.drafter.learned.memory, tenant)
-        served = _graph_for(self._graphs, asked.graph, call.principal)  # it may have been replaced meanwhile
+        served = _graph_for(self._graphs, name, call.principal)  # it may have been replaced meanwhile
         session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn)
         graph = session.graph
         position = self._sessions.table.position(asked.session_id) or 0
@@ -273,10 +274,9 @@ def _graph_for(graphs: GraphRegistry, name: str, principal: Principal) -> Served
         UnknownGraphError: there is none of this name for it.
         UnavailableError: graphs are still being loaded.
     """
-    graph = graphs.get(name)
-    if principal is not ANONYMOUS and not principal.may_use_graph(graph.name):
+    if principal is not ANONYMOUS and not all(map(principal.may_use_graph, graphs.names_of(name))):
         raise UnknownGraphError("no graph of this name is served to this client; ask for one that is")
-    return graph
+    return graphs.get(name)
 
 
 class DrafterAdminService:

@@ -127,7 +127,7 @@ class SessionStore:
             )
         finally:
             self.resolve_ended()
-        graph.num_sessions += 1
+        graph.count(1)
         self._metrics.opened_sessions.inc()
         session = self._sessions[session_id] = OpenSession(graph, memory)
         return session
@@ -163,7 +163,7 @@ class SessionStore:
             if session is None:  # its memory was full when it was opened
                 self._metrics.opened_sessions.inc()
                 continue
-            session.graph.num_sessions -= 1
+            session.graph.count(-1)
             session.graph.drafter.learned.keep(session.memory, learned)
 
     def now_ns(self) -> int:

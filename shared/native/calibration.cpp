@@ -96,12 +96,13 @@ std::size_t bin_of(const Candidate& candidate) {
 }
 
 /// How often a token followed a context.
-std::int64_t count_in(const Trie& trie, const MatchedContexts& found, const MatchedContext& context, Token token) {
+std::int64_t count_in(const Graphs& graphs, const MatchedContexts& found, const MatchedContext& context, Token token) {
   const auto successors = found.of(context);
   for (const Successor& each : successors) {
     if (each.token == token) return each.count;
   }
   if (context.source != Source::kCorpus || std::ssize(successors) >= context.distinct) return 0;
+  const Trie& trie = graphs[context.graph];
   const Level& level = trie.level(context.length + 1);
   const std::int64_t child = trie.find_child(level, trie.children({context.length, context.node}), token);
   return child < 0 ? 0 : std::clamp<std::int64_t>(level.count(child), 0, context.total);  // a file may be damaged
@@ -109,8 +110,10 @@ std::int64_t count_in(const Trie& trie, const MatchedContexts& found, const Matc
 
 }  // namespace
 
+static_assert(kLengths * kOccurrences * kVarieties == Calibration::kKindsOfSource);
+
 Calibration::Calibration() : bins(kProbabilities * kSupports, Bin{0, 0, 0}) {
-  for (std::size_t source = 0; source < kNumSources; ++source) {
+  for (std::size_t source = 0; source < kNumSources + kMaxGraphs - 1; ++source) {
     for (std::size_t length = 0; length < kLengths; ++length) {
       const double steps = std::clamp<double>(static_cast<double>(length), 1, 5) - 1;  // of the order of a usual graph
       double share = std::max(kLeastShare, kFirstShare * std::pow(kShareRatio, steps));
@@ -125,8 +128,8 @@ std::size_t Calibration::kind_of(const MatchedContext& context) {
   const std::size_t occurrences = class_of(context.occurrences, {1, 2, 4, 12, 50});
   const std::size_t variety = class_of(context.distinct, {1, 3});
   const std::size_t length = length_class(context.source, context.length);
-  return ((static_cast<std::size_t>(context.source) * kLengths + length) * kOccurrences + occurrences) * kVarieties +
-         variety;
+  const auto source = context.graph > 0 ? kNumSources + context.graph - 1 : static_cast<std::size_t>(context.source);
+  return ((source * kLengths + length) * kOccurrences + occurrences) * kVarieties + variety;
 }
 
 void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixture& mixture) const {
@@ -147,13 +150,14 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
         if (candidates.size() == kMaxCandidates) continue;
         index[slot] = static_cast<std::int16_t>(candidates.size());
         used.push_back(slot);
-        candidates.push_back({successor.token, 0, 0.0, -1, 0});
+        candidates.push_back({.token = successor.token, .support = 0, .probability = 0.0});
       }
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
       if (!(candidate.support & field)) candidate.support |= value;
-      if (successor.child != Successor::kNoChild && candidate.order == 0) {
-        candidate.child = successor.child, candidate.order = context.length;
+      if (successor.child != Successor::kNoChild && candidate.orders[context.graph] == 0) {
+        candidate.children[context.graph] = successor.child;
+        candidate.orders[context.graph] = static_cast<std::uint8_t>(context.length);
       }
     }
     left *= context.backoff;
@@ -180,7 +184,7 @@ void Calibration::calibrate(Mixture& mixture) const {
   }
 }
 
-void Calibration::learn(const Trie& trie, const MatchedContexts& found, const Mixture& mixture, Token token) {
+void Calibration::learn(const Graphs& graphs, const MatchedContexts& found, const Mixture& mixture, Token token) {
   for (const Candidate& candidate : mixture.candidates) {
     if (candidate.probability < kSmallestCandidate) continue;
     Bin& bin = bins[bin_of(candidate)];
@@ -194,7 +198,7 @@ void Calibration::learn(const Trie& trie, const MatchedContexts& found, const Mi
   double below = kUnseen;
   for (std::size_t index = contexts.size(); index-- > 0;) {
     const MatchedContext& context = contexts[index];
-    const auto count = static_cast<double>(count_in(trie, found, context, token));
+    const auto count = static_cast<double>(count_in(graphs, found, context, token));
     const double kept = (1.0 - context.backoff) * (count / static_cast<double>(context.total));
     below = kept + context.backoff * below;
     came_from_here[index] = kept / below;

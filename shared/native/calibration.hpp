@@ -37,8 +37,9 @@ struct Candidate {
   // The contexts that support it: the longest of the sequence, of the corpus, of what was learned, and others.
   std::uint32_t support;
   double probability;
-  // Its record below the longest context of the corpus that holds it, and that context's order; 0 if none does.
-  std::int64_t child, order;
+  // In each graph its record below the longest context that holds it, and that context's order; 0 if none does.
+  std::array<std::uint32_t, kMaxGraphs> children = {};
+  std::array<std::uint8_t, kMaxGraphs> orders = {};
 };
 
 /// A distribution over candidates; keeps its memory from one position to the next.
@@ -63,6 +64,9 @@ class Calibration {
   Calibration();
   Calibration(const Calibration& other) : weights(other.weights), bins(other.bins) {}
 
+  /// Kinds of a source: by length, occurrences and distinct successors. First come those of all sources, then those of
+  /// the corpus for each further graph.
+  static constexpr std::size_t kKindsOfSource = 11 * 6 * 3, kKinds = (kNumSources + kMaxGraphs - 1) * kKindsOfSource;
   static std::size_t kind_of(const MatchedContext& context);
   /// The share that a kind of context leaves to shorter ones. Half a visit on either side keeps it strictly between 0
   /// and 1. A twentieth instead is within 0.3 % (the same place).
@@ -76,7 +80,7 @@ class Calibration {
   void calibrate(Mixture& mixture) const;
 
   /// Learn from the token that followed in truth.
-  void learn(const Trie& trie, const MatchedContexts& found, const Mixture& mixture, Token token);
+  void learn(const Graphs& graphs, const MatchedContexts& found, const Mixture& mixture, Token token);
 
   mutable FairLock lock{LockKind::kGraph};  // for all that is below; held by the callers of all functions
   std::vector<BackoffWeight> weights;

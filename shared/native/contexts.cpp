@@ -10,7 +10,8 @@ namespace {
 // Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
 // Contexts of a position before the last three (skip-gram, two of rows) join: Calibration::learn has space for 128. A
-// graph of orders 1 to 10 and matches of up to 32 tokens give at most 73 of them; only a damaged file has more.
+// Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 of them; of more, the shortest ones are
+// left out.
 constexpr std::size_t kMaxContexts = 123;
 
 /// Count a token behind `start`.
@@ -45,8 +46,10 @@ std::size_t most_frequent(const Level& level, Range children, std::span<Successo
 
 }  // namespace
 
-std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context, Range children) {
-  const std::int64_t key = context.order << 40 | context.node;  // a level has fewer than 2^32 records
+std::span<const Successor> SuccessorCache::top(const Graphs& graphs, std::size_t graph, Context context,
+                                               Range children) {
+  // A level has fewer than 2^32 records, and a graph fewer than 2^16 levels.
+  const std::int64_t key = static_cast<std::int64_t>(graph) << 56 | context.order << 40 | context.node;
   const std::size_t set = (static_cast<std::uint64_t>(key) * kHashFactor >> 40) % kSets;
   auto& keys = sets_[set].keys;
   auto place = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
@@ -54,7 +57,7 @@ std::span<const Successor> SuccessorCache::top(const Trie& trie, Context context
     if (children.size() > num_allowed_) return {};
     num_allowed_ -= children.size(), num_read_ += children.size();
     place = oldest_[set]++ % kPlaces;
-    most_frequent(trie.level(context.order + 1), children, tops_[set * kPlaces + place]);
+    most_frequent(graphs[graph].level(context.order + 1), children, tops_[set * kPlaces + place]);
     keys[place] = key;
   }
   return tops_[set * kPlaces + place];
@@ -106,21 +109,27 @@ void ContextCollector::close(const Calibration& calibration, MatchedContext cont
 }
 
 const MatchedContexts& ContextCollector::collect(const Sources& sources, const Calibration& calibration,
-                                                 const Token* end, Context context) {
+                                                 const Token* end, Contexts contexts) {
   found_.clear();
   left_ = 1.0;
   session_.begin(sources.session, sources.session_size, sources.has(Source::kSession));
   learned_.begin(sources.learned, sources.learned.size(), sources.has(Source::kLearned));
-  if (!sources.has(Source::kCorpus)) context = {};
-  sources.trie.prefetch_all_children(context);
-  std::int64_t total_before = -1, longest;
+  for (std::size_t graph = 0; graph < sources.graphs.size(); ++graph) {
+    if (!sources.has_graph(graph)) contexts[graph] = {};
+  }
+  sources.graphs.prefetch_all_children(contexts);
+  std::array<std::int64_t, kMaxGraphs> totals_before;
+  totals_before.fill(-1);
+  std::int64_t longest;
   bool has_short_ones = false;
   const auto add_matches = [&](SuffixMatches& matches, Source source) {
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
     close(calibration, {.source = source, .length = length, .total = total, .occurrences = total});
   };
-  // Sequence, graph and learned text have their contexts in order of length; the longest of the three is added next.
+  // Sequence, graphs and learned text have their contexts in order of length; the longest of all is added next.
   while (found_.contexts.size() < kMaxContexts && left_ >= kSmallestShare) {
+    const std::size_t graph = sources.graphs.longest(contexts);
+    Context& context = contexts[graph];
     do {  // shorter matches are looked for only once longer contexts have left something to them
       longest = std::max({context.order, session_.length(), learned_.length()});
     } while (session_.find_below(longest, end) || learned_.find_below(longest, end));
@@ -135,8 +144,8 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
     } else if (session_.length() == longest) {
       add_matches(session_, Source::kSession);
     } else if (context.order == longest) {
-      total_before = add_children(sources, calibration, context, total_before);
-      context = sources.trie.shorter(context);
+      totals_before[graph] = add_children(sources, calibration, graph, context, totals_before[graph]);
+      context = sources.graphs[graph].shorter(context);
     } else {
       add_matches(learned_, Source::kLearned);
     }
@@ -144,17 +153,18 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   return found_;
 }
 
-/// Add a context of the graph, unless it occurs exactly where the one before did, so often; return how often it occurs.
-std::int64_t ContextCollector::add_children(const Sources& sources, const Calibration& calibration, Context context,
-                                            std::int64_t total_before) {
-  const Range children = sources.trie.children(context);
-  if (children.empty() || children.size() > sources.trie.vocabulary_size()) return total_before;
-  const Level& level = sources.trie.level(context.order + 1);
+/// Add a context of a graph, unless it occurs exactly where the one before did, so often; return how often it occurs.
+std::int64_t ContextCollector::add_children(const Sources& sources, const Calibration& calibration, std::size_t graph,
+                                            Context context, std::int64_t total_before) {
+  const Trie& trie = sources.graphs[graph];
+  const Range children = trie.children(context);
+  if (children.empty() || children.size() > trie.vocabulary_size()) return total_before;
+  const Level& level = trie.level(context.order + 1);
   const std::int64_t total = level.total(children);
   if (total <= 0 || total == total_before) return total_before;
   auto& successors = found_.successors;
   if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) {
-    const auto top = this->successors.top(sources.trie, context, children);
+    const auto top = this->successors.top(sources.graphs, graph, context, children);
     if (top.empty()) return total;
     successors.insert(successors.end(), top.begin(), top.end());
   } else {
@@ -168,7 +178,8 @@ std::int64_t ContextCollector::add_children(const Sources& sources, const Calibr
                       .total = total,
                       .occurrences = total,
                       .distinct = children.size(),
-                      .node = context.node});
+                      .node = context.node,
+                      .graph = static_cast<std::uint8_t>(graph)});
   return total;
 }
 

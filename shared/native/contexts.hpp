@@ -1,6 +1,6 @@
 // What every source says about the next token: successor counts of the contexts that match, longest first.
 //
-// Sources: the matching orders of the graph (corpus); positions of the sequence itself that end in the same tokens
+// Sources: the matching orders of each graph (corpus); positions of the sequence itself that end in the same tokens
 // (session); positions where the tokens before the last one match and the last one differs, so that a copy goes on
 // behind a token that was changed (skip-gram); positions in what earlier sequences accepted (learned); the target's own
 // top tokens after the last two tokens, and after the last one (target rows). A context that occurs exactly where the
@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "graphs.hpp"
 #include "history.hpp"
 #include "target_rows.hpp"
-#include "trie.hpp"
 
 namespace speculant {
 
@@ -47,6 +47,7 @@ struct MatchedContext {
   std::int64_t occurrences;         // how often it was seen
   std::int64_t distinct = 0;        // how many different tokens followed it
   std::int64_t node = 0;            // corpus: its record
+  std::uint8_t graph = 0;           // corpus: which one
   std::size_t first = 0, last = 0;  // its successors in MatchedContexts::successors, the most frequent ones at least
   std::size_t kind = 0;             // its row of the back-off weights
   double backoff = 0.0;             // the share that it leaves to shorter contexts
@@ -71,7 +72,7 @@ class SuccessorCache {
   /// Read so many records at most, until the next call.
   void allow(std::int64_t num_records) { num_allowed_ = num_records; }
   /// Nothing where more records would have to be read than are allowed.
-  std::span<const Successor> top(const Trie& trie, Context context, Range children);
+  std::span<const Successor> top(const Graphs& graphs, std::size_t graph, Context context, Range children);
   /// Records that were read.
   std::int64_t num_read() const { return num_read_; }
 
@@ -93,7 +94,7 @@ class SuccessorCache {
 
 /// Everything that one sequence drafts from, as it was when the sequence had `session_size` tokens.
 struct Sources {
-  const Trie& trie;
+  const Graphs& graphs;
   const SessionHistory& session;
   std::int64_t session_size;
   const SessionHistory& learned;
@@ -101,6 +102,7 @@ struct Sources {
   std::array<bool, kNumSources> enabled;
 
   bool has(Source source) const { return enabled[static_cast<std::size_t>(source)]; }
+  bool has_graph(std::size_t graph) const { return has(graphs.is_learned(graph) ? Source::kLearned : Source::kCorpus); }
 };
 
 /// Positions of a history that end in the same tokens as a context: found chain by chain, added match length by match
@@ -139,9 +141,9 @@ class SuffixMatches {
 class ContextCollector {
  public:
   /// Collect what is known of the tokens before `end` (at least kMaxMatch of them lie there), until what is left to
-  /// shorter contexts is too little to matter. `context` is the longest one that the graph knows.
+  /// shorter contexts is too little to matter. `contexts` are the longest ones that the graphs know.
   const MatchedContexts& collect(const Sources& sources, const Calibration& calibration, const Token* end,
-                                 Context context);
+                                 Contexts contexts);
 
   /// The most frequent successors of contexts. A graph that is not checked may have any number of contexts with
   /// millions; those that it has no allowance for are left out.
@@ -149,7 +151,7 @@ class ContextCollector {
 
  private:
   void close(const Calibration& calibration, MatchedContext context);
-  std::int64_t add_children(const Sources& sources, const Calibration& calibration, Context context,
+  std::int64_t add_children(const Sources& sources, const Calibration& calibration, std::size_t graph, Context context,
                             std::int64_t total_before);
   void add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end);
   void add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end, int length);

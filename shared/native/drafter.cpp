@@ -80,7 +80,7 @@ void Drafter::learn_rest() {
     }
     {
       Exclusive hold(sequence->lock);
-      sequence->learn(*tree, trie, *calibration);
+      sequence->learn(*tree, *calibration);
     }
     std::lock_guard guard(mutex_);
     learned_.push_back(std::move(sequence));
@@ -92,7 +92,7 @@ void Drafter::begin(const SequenceDraft& wanted, const DraftSettings& settings, 
   Sequence& sequence = *wanted.sequence;
   if (!wanted.accepted.empty() && std::cmp_equal(sequence.size(), wanted.accepted_at)) {
     Addition addition{.tokens = wanted.accepted, .is_prompt = false, .may_wait = true};
-    sequence.accept(tree, trie, *calibration, addition);
+    sequence.accept(tree, *calibration, addition);
   }
   sequence.adopt(settings.sequence);
 }
@@ -105,11 +105,12 @@ std::int64_t Drafter::num_read() {
 
 void Drafter::accept_part(Sequence& sequence, Addition& addition) {
   Loan tree(*this);
-  sequence.accept(*tree, trie, *calibration, addition);
+  sequence.accept(*tree, *calibration, addition);
 }
 
 std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns) {
-  auto sequence = std::make_shared<Sequence>(std::move(memory), max_session_tokens_, learns);
+  Graphs all = [&] { return Shared(memory->lock), graphs.with(memory->graphs); }();
+  auto sequence = std::make_shared<Sequence>(std::move(memory), std::move(all), max_session_tokens_, learns);
   sequence->settings = settings_of("")->sequence;
   return sequence;
 }
@@ -117,7 +118,7 @@ std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, b
 std::shared_ptr<Sequence> Drafter::begin_after(std::span<const Token> tokens, const DraftSettings& settings) {
   auto sequence = open(std::make_shared<LearnedMemory>(1), false);
   if (settings.is_from_graph())
-    tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(trie.max_order())));
+    tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(graphs.max_order())));
   accept(*sequence, tokens, true);
   return sequence;
 }
@@ -156,20 +157,23 @@ Distributions Drafter::draft_from_graph(std::span<SequenceDraft* const> batch, c
     Sequence& sequence = *each->sequence;
     Exclusive hold(sequence.lock);
     begin(*each, settings, *tree);
-    wanted.push_back({.context = sequence.context,
+    // The graph that knows most of the end drafts alone: q is what followed one context.
+    const std::size_t graph = sequence.graphs.longest_named(sequence.contexts);
+    wanted.push_back({.trie = &sequence.graphs[graph],
+                      .context = sequence.contexts[graph],
                       .budget = budget_of(*each),
                       .seed = each->seed,
                       .position = each->position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
   if (settings.method == Method::kMostFrequent) {
-    draft_greedy(trie, wanted);
+    draft_greedy(wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
     // Without q no rule has any use for siblings.
-    draw_chains(trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
+    draw_chains(wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
                 distributions);
   } else {
     const DrawnTreeShape shape{settings.siblings == Siblings::kIndependent, settings.max_branches, settings.max_depth};
-    draw_trees(trie, wanted, settings.distribution, shape, max_entries, distributions);
+    draw_trees(wanted, settings.distribution, shape, max_entries, distributions);
   }
   for (std::size_t index = 0; index < batch.size(); ++index) {
     batch[index]->draft = std::move(wanted[index].draft);
@@ -200,7 +204,7 @@ void Drafter::draft_trees(std::span<SequenceDraft* const> batch, const DraftSett
       hold.take(), graph.take(), tenant.take();
     };
     const std::int64_t size = sequence.size();
-    (*trees[worker]).draft(sequence.sources(trie), *calibration, sequence.context, shape, least, pause, wanted.draft);
+    (*trees[worker]).draft(sequence.sources(), *calibration, sequence.contexts, shape, least, pause, wanted.draft);
     // Of a sequence that went on meanwhile, nothing can be said about this draft.
     if (sequence.size() == size) sequence.note(wanted.draft);
   });

@@ -66,15 +66,15 @@ struct SequenceDraft {
 /// The settings that a StrategyOptions asks for.
 using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 
-/// Drafts from one graph, and from what sequences accept. Calls may come from several threads at once; locks are held
+/// Drafts from graphs, and from what sequences accept. Calls may come from several threads at once; locks are held
 /// for short parts of them.
 class Drafter {
  public:
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
   /// Trees of a batch are made on `num_threads` threads, and are the same on any number.
-  Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
-          int num_threads, ReadSettings read_settings)
-      : trie(std::move(trie)),
+  Drafter(Graphs graphs, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
+          std::int64_t max_session_tokens, int num_threads, ReadSettings read_settings)
+      : graphs(std::move(graphs)),
         vocabulary_size(vocabulary_size),
         calibration(std::move(calibration)),
         max_session_tokens_(max_session_tokens),
@@ -106,10 +106,10 @@ class Drafter {
   /// Learn from those at once; what another thread has begun is waited for.
   void learn_rest();
 
-  /// Records of the graph that were read for the most frequent ones, by calls that have ended.
+  /// Records of graphs that were read for the most frequent ones, by calls that have ended.
   std::int64_t num_read();
 
-  const Trie trie;
+  const Graphs graphs;
   const Token vocabulary_size;
   const std::shared_ptr<Calibration> calibration;
 

@@ -58,11 +58,12 @@ struct Node {
 /// Draws the trees of a batch.
 class TreeDraws {
  public:
-  TreeDraws(const Trie& trie, const DistributionOptions& options, const DrawnTreeShape& shape, Distributions& out)
-      : trie_(trie), options_(options), shape_(shape), out_(out) {}
+  TreeDraws(const DistributionOptions& options, const DrawnTreeShape& shape, Distributions& out)
+      : options_(options), shape_(shape), out_(out) {}
 
   /// Draw one tree; return how many entries the distributions of its nodes have.
   std::size_t draw(GraphDraft& sequence, std::size_t max_entries) {
+    trie_ = sequence.trie;
     nodes_.assign(1, {.context = sequence.context});
     nodes_[0].capacity = sequence.context.order > 0 && shape_.max_depth > 0 ? shape_.max_branches : 0;
     std::size_t entries = 0;
@@ -88,7 +89,7 @@ class TreeDraws {
 
  private:
   void find_q(Node& parent) {
-    masses_.read(trie_, parent.context, options_);
+    masses_.read(*trie_, parent.context, options_);
     parent.q = masses_.append_to(out_, options_);
     parent.has_q = true;
     is_drawn_.resize(out_.tokens.size(), false);
@@ -112,7 +113,7 @@ class TreeDraws {
       parent.price += kSiblingPrice;
       --parent.capacity;
       if (child.depth < shape_.max_depth && !is_drawn_[entry]) {
-        child.context = context_after(trie_, parent.context, token);
+        child.context = context_after(*trie_, parent.context, token);
         child.capacity = child.context.order > 0 ? shape_.max_branches : 0;
       }
     }
@@ -120,7 +121,7 @@ class TreeDraws {
     nodes_.push_back(child);
   }
 
-  const Trie& trie_;
+  const Trie* trie_ = nullptr;  // of the sequence
   const DistributionOptions& options_;
   const DrawnTreeShape& shape_;
   Distributions& out_;
@@ -131,9 +132,9 @@ class TreeDraws {
 
 }  // namespace
 
-void draw_trees(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options,
-                const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out) {
-  TreeDraws draws(trie, options, shape, out);
+void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options, const DrawnTreeShape& shape,
+                std::size_t max_entries, Distributions& out) {
+  TreeDraws draws(options, shape, out);
   for (GraphDraft& each : sequences) max_entries -= draws.draw(each, max_entries);
 }
 

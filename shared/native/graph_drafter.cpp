@@ -41,8 +41,9 @@ Context context_after(const Trie& trie, Context context, Token token) {
   return child < 0 ? Context{} : trie.shift(context, child);  // found, unless the file is damaged
 }
 
-void draft_greedy(const Trie& trie, std::span<GraphDraft> sequences) {
+void draft_greedy(std::span<GraphDraft> sequences) {
   for (GraphDraft& each : sequences) {
+    const Trie& trie = *each.trie;
     while (std::cmp_less(each.draft.size(), each.budget) && each.context.order > 0) {
       const std::int64_t child = trie.argmax_child(each.context, trie.children(each.context));
       each.draft.add(each.draft.last(), trie.level(each.context.order + 1).token(child));
@@ -51,14 +52,14 @@ void draft_greedy(const Trie& trie, std::span<GraphDraft> sequences) {
   }
 }
 
-void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
+void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out) {
   Masses masses;
   int deepest = 0;
   const std::size_t start = out.tokens.size();
   for (const GraphDraft& each : sequences) {
     deepest = std::max(deepest, each.budget);
-    trie.prefetch_record(each.context);
+    each.trie->prefetch_record(each.context);
   }
   for (int depth = 0; depth < deepest; ++depth) {
     const auto goes_on = [&](const GraphDraft& each) {
@@ -67,12 +68,12 @@ void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const Distri
     bool is_going = false;
     for (GraphDraft& each : sequences) {
       if (!goes_on(each)) continue;
-      each.context = trie.back_off(each.context);
-      trie.prefetch_children(each.context);
+      each.context = each.trie->back_off(each.context);
+      each.trie->prefetch_children(each.context);
     }
     for (GraphDraft& each : sequences) {
       if (!goes_on(each)) continue;
-      masses.read(trie, each.context, options);
+      masses.read(*each.trie, each.context, options);
       const std::size_t kept = out.tokens.size();
       if (max_entries > 0 && kept - start + masses.max_entries(options) > max_entries) continue;
       const Distributions::Span q = masses.append_to(out, options);
@@ -88,8 +89,8 @@ void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const Distri
         each.draft.add(each.draft.last(), token);
         out.resize(kept);
       }
-      each.context = context_after(trie, each.context, token);
-      trie.prefetch_record(each.context);
+      each.context = context_after(*each.trie, each.context, token);
+      each.trie->prefetch_record(each.context);
       is_going = true;
     }
     if (!is_going) break;

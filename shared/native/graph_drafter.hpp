@@ -39,6 +39,7 @@ class Masses {
 
 /// One sequence of a batch, while it is drafted for.
 struct GraphDraft {
+  const Trie* trie;            // what it drafts from
   Context context = {};        // at its end; a chain moves it on
   int budget = 0;              // most nodes
   std::uint64_t seed = 0;      // of the draws
@@ -58,7 +59,7 @@ Context context_after(const Trie& trie, Context context, Token token);
 /// Draft the most probable successor again and again, of equals the lowest id, for every sequence.
 ///
 /// The longest known context decides, and its order is kept while the window slides.
-void draft_greedy(const Trie& trie, std::span<GraphDraft> sequences);
+void draft_greedy(std::span<GraphDraft> sequences);
 
 /// Draw a chain for every sequence, each token from the distribution q of its context; if it is coupled, by the noise
 /// that verifiers share.
@@ -66,12 +67,12 @@ void draft_greedy(const Trie& trie, std::span<GraphDraft> sequences);
 /// All take a step before any takes the next one, so that the memory which one needs is on its way while the others are
 /// served. `max_entries`: most entries of all distributions together. A chain ends before one that may not fit, so
 /// before its token is drawn, or the tokens that are there would not be draws any more. 0 keeps no distribution.
-void draw_chains(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
+void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out);
 
 /// Draw a tree for every sequence; drawn_trees.cpp says why it is exact. `max_entries`: most entries of the
 /// distributions of all nodes together, siblings counted apart.
-void draw_trees(const Trie& trie, std::span<GraphDraft> sequences, const DistributionOptions& options,
-                const DrawnTreeShape& shape, std::size_t max_entries, Distributions& out);
+void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options, const DrawnTreeShape& shape,
+                std::size_t max_entries, Distributions& out);
 
 }  // namespace speculant

@@ -36,15 +36,19 @@ void LearnedMemory::add(std::span<const Token> tokens) {
   } while (!tokens.empty());
 }
 
-Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns)
-    : memory(std::move(memory)), history(max_tokens, kSessionChains), learns(learns), rows_(this->memory->rows) {}
+Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, Graphs graphs, std::int64_t max_tokens, bool learns)
+    : memory(std::move(memory)),
+      graphs(std::move(graphs)),
+      history(max_tokens, kSessionChains),
+      learns(learns),
+      rows_(this->memory->rows) {}
 
 std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
 
-Sources Sequence::sources(const Trie& trie) const {
+Sources Sequence::sources() const {
   auto enabled = settings.sources;
-  if (trie.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
-  return {trie, history, size(), memory->history, rows_, enabled};
+  if (!graphs.has_named()) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
+  return {graphs, history, size(), memory->history, rows_, enabled};
 }
 
 void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
@@ -69,11 +73,11 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
   }
 }
 
-void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition) {
+void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& addition) {
   if (addition.tokens.empty()) return;
   const bool is_first = !std::exchange(addition.has_begun, true);
   if (is_first) {
-    learn(drafter, trie, calibration);
+    learn(drafter, calibration);
     addition.is_prompt |= size() == 0;
     if (history.is_small()) history.reserve(std::ssize(addition.tokens));
   }
@@ -84,14 +88,14 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
   const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
   if (waits) {
     unlearned_.assign(part.begin(), part.end());
-    unlearned_context_ = context;
+    unlearned_contexts_ = contexts;
   }
   if (calibrates && !waits) {
     Exclusive graph(calibration.lock);
     Shared tenant(memory->lock);
-    drafter.accept(sources(trie), calibration, history, context, part, true, !is_first);
+    drafter.accept(sources(), calibration, history, contexts, part, true, !is_first);
   } else {
-    drafter.accept(sources(trie), calibration, history, context, part, false, !is_first);
+    drafter.accept(sources(), calibration, history, contexts, part, false, !is_first);
   }
   if (!addition.tokens.empty()) return;
   // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
@@ -106,13 +110,13 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
   draft.clear();
 }
 
-void Sequence::learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration) {
+void Sequence::learn(TreeDrafter& drafter, Calibration& calibration) {
   if (unlearned_.empty()) return;
   Exclusive graph(calibration.lock);
   Shared tenant(memory->lock);
-  Sources before = sources(trie);
+  Sources before = sources();
   before.session_size -= std::ssize(unlearned_);
-  drafter.learn(before, calibration, unlearned_context_, unlearned_);
+  drafter.learn(before, calibration, unlearned_contexts_, unlearned_);
   unlearned_.clear();
 }
 

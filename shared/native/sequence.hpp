@@ -10,6 +10,7 @@
 
 #include "calibration.hpp"
 #include "draft.hpp"
+#include "graphs.hpp"
 #include "history.hpp"
 #include "locks.hpp"
 #include "target_rows.hpp"
@@ -29,10 +30,11 @@ struct LearnedMemory {
   /// Add a text; no match runs across its ends, nor across a place where another text came between two parts of it.
   void add(std::span<const Token> tokens);
 
-  mutable FairLock lock{LockKind::kTenant};  // for history and rows; `add` takes it
+  mutable FairLock lock{LockKind::kTenant};  // for history, rows and graphs; `add` takes it
   SessionHistory history;
   TargetRows rows;
-  std::atomic<bool> is_forgotten = false;  // nothing is added any more
+  std::vector<Graphs::Shared> graphs = {};  // of older text, which has left the history; new sequences draft from them
+  std::atomic<bool> is_forgotten = false;   // nothing is added any more
 };
 
 /// The settings that a sequence goes by: those of the latest draft that was asked for.
@@ -52,14 +54,14 @@ struct Addition {
 /// One sequence that is drafted for. All but finish() is called with its lock held.
 class Sequence {
  public:
-  /// `learns`: later sequences may learn from this one.
-  Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_tokens, bool learns);
+  /// Draft from graphs, those of the memory included; `learns`: later sequences may learn from this one.
+  Sequence(std::shared_ptr<LearnedMemory> memory, Graphs graphs, std::int64_t max_tokens, bool learns);
 
   std::int64_t size() const { return history.size(); }
   /// Memory that is this sequence's own.
   std::int64_t num_bytes() const;
   /// What is drafted from.
-  Sources sources(const Trie& trie) const;
+  Sources sources() const;
   /// Go by the settings of a draft that is asked for.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
   /// Note the nodes of a draft, which rows of the target will name.
@@ -70,9 +72,9 @@ class Sequence {
   /// Take the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
   /// comes the prompt, as do further tokens that say so, then what was accepted. From the latter `calibration` learns,
   /// if a calibrated draft was or will be asked for.
-  void accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition);
+  void accept(TreeDrafter& drafter, Calibration& calibration, Addition& addition);
   /// Learn from the tokens that were accepted last, if that had to wait.
-  void learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration);
+  void learn(TreeDrafter& drafter, Calibration& calibration);
   /// Whether the tokens from `position` on are these, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
   /// End: what may be learned is added to the memory, and returned.
@@ -80,8 +82,9 @@ class Sequence {
 
   FairLock lock{LockKind::kSequence};
   const std::shared_ptr<LearnedMemory> memory;
+  const Graphs graphs;
   SessionHistory history;
-  Context context = {};
+  Contexts contexts = {};
   SequenceSettings settings = {};
   bool learns;
   bool is_calibrated = false;  // a calibrated draft was asked for
@@ -95,8 +98,8 @@ class Sequence {
   TargetRowsOverlay rows_;  // over the memory's; nothing of a sequence that others learn from
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
-  std::vector<Token> unlearned_;    // the tokens that were accepted last, if they wait to be learned from
-  Context unlearned_context_ = {};  // before them
+  std::vector<Token> unlearned_;      // the tokens that were accepted last, if they wait to be learned from
+  Contexts unlearned_contexts_ = {};  // before them
 };
 
 }  // namespace speculant

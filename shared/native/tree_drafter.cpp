@@ -43,18 +43,19 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   for (std::int32_t each = index; each > 0; each = nodes_[static_cast<std::size_t>(each)].parent) {
     window_[--slot] = nodes_[static_cast<std::size_t>(each)].token;
   }
-  calibration.interpolate(collector_.collect(sources, calibration, end, node.context), index > 0, mixture_);
+  calibration.interpolate(collector_.collect(sources, calibration, end, node.contexts), index > 0, mixture_);
   calibration.calibrate(mixture_);
   const auto is_full = [&] { return children_.size() == budget_left; };
   rank(max_branches, node.probability, is_full() ? children_.front().probability : -1.0);
   for (const Candidate* candidate : best_) {
     const double probability = node.probability * std::min(candidate->probability, 1.0);
     if (probability < least_probability) break;
-    const Child child{.probability = probability,
-                      .index = num_found_++,
-                      .parent = index,
-                      .token = candidate->token,
-                      .record = candidate->order == node.context.order ? candidate->child : -1};
+    Child child{
+        .probability = probability, .index = num_found_++, .parent = index, .token = candidate->token, .records = {}};
+    for (std::size_t graph = 0; graph < sources.graphs.size(); ++graph) {
+      const bool is_longest = candidate->orders[graph] == node.contexts[graph].order;
+      child.records[graph] = is_longest ? candidate->children[graph] : Successor::kNoChild;
+    }
     const auto place = std::lower_bound(children_.begin(), children_.end(), child);
     if (!is_full()) {
       children_.insert(place, child);
@@ -65,12 +66,12 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   }
 }
 
-void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
-                        double least_probability, const std::function<void()>& pause, Draft& draft) {
+void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, const Contexts& contexts,
+                        TreeShape shape, double least_probability, const std::function<void()>& pause, Draft& draft) {
   sources.session.fill(window_);
   collector_.successors.allow(kMostRead);
   children_.clear();
-  nodes_.assign(1, {0, 0, 0, 1.0, context});
+  nodes_.assign(1, {0, 0, 0, 1.0, contexts});
   num_found_ = 0;
   draft.clear();
   for (std::int32_t current = 0; current < shape.budget; ++current) {
@@ -83,47 +84,50 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
     const Child child = children_.back();
     children_.pop_back();
     const Node& parent = nodes_[static_cast<std::size_t>(child.parent)];
-    Context next;
-    if (child.record >= 0) {
-      next = sources.trie.extend_to(parent.context, child.record);
-    } else if (sources.has(Source::kCorpus)) {
-      next = sources.trie.extend(parent.context, child.token);
+    Contexts next{};
+    for (std::size_t graph = 0; graph < sources.graphs.size(); ++graph) {
+      if (!sources.has_graph(graph)) continue;
+      const Trie& trie = sources.graphs[graph];
+      const Context& context = parent.contexts[graph];
+      const std::uint32_t record = child.records[graph];
+      const bool is_known = context.order > 0 && record != Successor::kNoChild;
+      next[graph] = is_known ? trie.extend_to(context, record) : trie.extend(context, child.token);
     }
     nodes_.push_back({child.token, child.parent, parent.depth + 1, child.probability, next});
     draft.add(child.parent, child.token, child.probability);
   }
 }
 
-void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHistory& session, Context& context,
+void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHistory& session, Contexts& contexts,
                          std::span<const Token> tokens, bool learns, bool is_inside) {
-  // The context is kept up to date also while the corpus is not drafted from, as it may be later.
-  const bool is_long = !learns && std::ssize(tokens) > sources.trie.max_order();
+  // The contexts are kept up to date also while the corpus is not drafted from, as it may be later.
+  const bool is_long = !learns && std::ssize(tokens) > sources.graphs.max_order();
   session.reserve(std::ssize(tokens));
   session.fill(window_);
   collector_.successors.allow(kMostRead);
   for (Token token : tokens) {
     if (learns) {
-      const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, context);
+      const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, contexts);
       calibration.interpolate(found, is_inside, mixture_);
-      calibration.learn(sources.trie, found, mixture_, token);
+      calibration.learn(sources.graphs, found, mixture_, token);
     }
     session.push(token, window_);
     ++sources.session_size;
-    if (!is_long) context = sources.trie.extend(context, token);
+    if (!is_long) contexts = sources.graphs.extend(contexts, token);
     is_inside = true;
   }
-  if (is_long) context = sources.trie.match(tokens);
+  if (is_long) contexts = sources.graphs.match(tokens);
 }
 
-void TreeDrafter::learn(Sources sources, Calibration& calibration, Context context, std::span<const Token> tokens) {
+void TreeDrafter::learn(Sources sources, Calibration& calibration, Contexts contexts, std::span<const Token> tokens) {
   collector_.successors.allow(kMostRead);
   bool is_inside = false;
   for (Token token : tokens) {
     sources.session.fill(window_, sources.session_size);
-    const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, context);
+    const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, contexts);
     calibration.interpolate(found, is_inside, mixture_);
-    calibration.learn(sources.trie, found, mixture_, token);
-    context = sources.trie.extend(context, token);
+    calibration.learn(sources.graphs, found, mixture_, token);
+    contexts = sources.graphs.extend(contexts, token);
     ++sources.session_size, is_inside = true;
   }
 }

@@ -50,19 +50,19 @@ struct TreeShape {
 /// overlap.
 class TreeDrafter {
  public:
-  /// Draft the most probable paths after a sequence that ends in `context`, none less probable than
+  /// Draft the most probable paths after a sequence that ends in `contexts`, none less probable than
   /// `least_probability`. `pause` is called after every few nodes: what is drafted from may change meanwhile.
-  void draft(const Sources& sources, const Calibration& calibration, Context context, TreeShape shape,
+  void draft(const Sources& sources, const Calibration& calibration, const Contexts& contexts, TreeShape shape,
              double least_probability, const std::function<void()>& pause, Draft& draft);
 
-  /// Add tokens to `session`, which is that of `sources`, and move `context` to the new end; learn from each one first,
-  /// if asked to. `is_inside`: the token before the first one came with it.
-  void accept(Sources sources, Calibration& calibration, SessionHistory& session, Context& context,
+  /// Add tokens to `session`, which is that of `sources`, and move `contexts` to the new end; learn from each one
+  /// first, if asked to. `is_inside`: the token before the first one came with it.
+  void accept(Sources sources, Calibration& calibration, SessionHistory& session, Contexts& contexts,
               std::span<const Token> tokens, bool learns, bool is_inside);
 
-  /// Learn from the tokens that followed the sequence of `sources`, which ended in `context` then. The session holds
+  /// Learn from the tokens that followed the sequence of `sources`, which ended in `contexts` then. The session holds
   /// them already. In a full history the oldest positions, which they have overwritten, are not found any more.
-  void learn(Sources sources, Calibration& calibration, Context context, std::span<const Token> tokens);
+  void learn(Sources sources, Calibration& calibration, Contexts contexts, std::span<const Token> tokens);
 
   /// Records of graphs that were read for the most frequent ones.
   std::int64_t num_read() const { return collector_.successors.num_read(); }
@@ -73,7 +73,7 @@ class TreeDrafter {
     std::int32_t parent;
     int depth;
     double probability;
-    Context context;
+    Contexts contexts;
   };
   /// What may become a node. Of equals the one found earlier comes first.
   struct Child {
@@ -81,7 +81,7 @@ class TreeDrafter {
     std::int32_t index;
     std::int32_t parent;
     Token token;
-    std::int64_t record;  // of the parent's context and the token, -1 if it is not known
+    std::array<std::uint32_t, kMaxGraphs> records;  // of the parent's contexts and the token, kNoChild if not known
     bool operator<(const Child& other) const {
       return probability < other.probability || (probability == other.probability && index > other.index);
     }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ClientConfig,
         DraftConfig,
         DraftModelConfig,
+        FoldConfig,
         GenerationConfig,
         GraphConfig,
         RecordConfig,
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "speculant_graph.client": ("AsyncDrafterClient", "DrafterClient", "LocalDrafter", "NullDrafter"),
     "speculant_graph.config": (
-        "AccessConfig", "ClientConfig", "DraftConfig", "DraftModelConfig", "GenerationConfig", "GraphConfig",
-        "RecordConfig", "ServerConfig", "ServiceConfig", "VerifierConfig",
+        "AccessConfig", "ClientConfig", "DraftConfig", "DraftModelConfig", "FoldConfig", "GenerationConfig",
+        "GraphConfig", "RecordConfig", "ServerConfig", "ServiceConfig", "VerifierConfig",
     ),
     "speculant_graph.budget": ("CostCurve",),
     "speculant_graph.draft.generator": ("DraftGenerator",),
@@ -81,13 +82,13 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AccessConfig", "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig",
-    "DraftGenerator", "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback",
+    "DraftGenerator", "DraftModelConfig", "DraftRequest", "Drafter", "DrafterClient", "Feedback", "FoldConfig",
     "GenerationConfig", "GenerationResult", "GraphBuilder", "GraphConfig", "GreedyProcessor", "INgramStorage",
     "LearnedStore", "LocalDrafter", "MultinomialProcessor", "NGramStorage", "NgramGraph", "NullDrafter",
-    "OneLevelNGramStorage", "PhaseTimes", "Proposal", "RecordConfig", "RequestRecord", "SequenceStep",
-    "ServerConfig", "ServiceConfig", "SessionDrafter", "SpeculantError", "SpeculativeDecoder", "StepEvent",
-    "TargetModel", "TokenLogprobs", "VerifierConfig", "load_or_measure", "ngram_assisted_speculative_generate",
-    "read_records", "replay_of", "speculant_generate",
+    "OneLevelNGramStorage", "PhaseTimes", "Proposal", "RecordConfig", "RequestRecord", "SequenceStep", "ServerConfig",
+    "ServiceConfig", "SessionDrafter", "SpeculantError", "SpeculativeDecoder", "StepEvent", "TargetModel",
+    "TokenLogprobs", "VerifierConfig", "load_or_measure", "ngram_assisted_speculative_generate", "read_records",
+    "replay_of", "speculant_generate",
 ]  # fmt: skip
 
 silence()

@@ -51,6 +51,8 @@ ROW_WIDTH: int = 4
 
 ROW_DEPTH: int = 4
 
+MAX_GRAPHS: int = 4
+
 def methods() -> list[str]:
     """How strategies may draft, by name."""
 
@@ -102,6 +104,11 @@ class LearnedMemory:
     def take_is_changed(self) -> bool:
         """Return whether rows of the target came since the last call."""
 
+    def set_graphs(self, graphs: Sequence[Trie]) -> None:
+        """
+        Take the graphs of older text, the largest first. Sequences that begin from now on draft from them, too.
+        """
+
     @property
     def is_forgotten(self) -> bool:
         """Whether nothing is added any more by sequences that end."""
@@ -119,11 +126,11 @@ class DraftSettings:
         """
 
 class Drafter:
-    """Drafts from one graph, and from what sequences accept."""
+    """Drafts from graphs, and from what sequences accept."""
 
-    def __init__(self, graph: Trie | None, vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
+    def __init__(self, graphs: Sequence[Trie], vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
         """
-        Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.
+        Draft from at most MAX_GRAPHS graphs, or from none; ids below ``vocabulary_size`` are tokens.
 
         ``num_threads``: that draft trees for a batch; drafts are the same on any number.
         ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.

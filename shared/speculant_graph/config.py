@@ -147,7 +147,7 @@ class ClientConfig(Config):
     """'unix:///path/to.sock' or 'host:port', several of them separated by commas: sequences are spread over them.
     Empty: draft in this process."""
     graph: str = ""
-    """Name of the graph to draft from; empty: the sidecar's default."""
+    """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
     """Whose text is decoded: what it teaches helps this tenant's later sequences and no other tenant's."""
     learn: bool = True
@@ -196,10 +196,31 @@ class ServerConfig(Config):
     """Graph file to serve by default. Its name is the file's, without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
+    default: str = ""
+    """Graphs of sessions that name none, as names joined by '+': docs+house. Sessions draft from all of them, at most
+    four, each a source of its own; empty: server.graph."""
+    tenant_graphs: dict[str, str] = Field(default={})
+    """The same for a tenant's sessions: acme=docs+acme-history"""
     learned: Path | None = None
     """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
     """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
+
+
+class FoldConfig(Config):
+    """How the oldest learned text of a tenant becomes graph files instead of being lost."""
+
+    enabled: bool = True
+    """Fold learned text into graph files, where there is a folder for learned text. Without it, what is beyond
+    draft.max_learned_tokens is lost."""
+    young_tokens: Annotated[int, Field(ge=2)] = 262_144
+    """Accepted tokens that a tenant keeps as text. Beyond them a process of low priority counts the oldest half into a
+    graph file of the tenant."""
+    max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
+    """Most tokens in the graph files of a tenant, at some 45 bytes each; beyond them its oldest file is deleted, which
+    holds half of them at most. 0: all are kept."""
+    max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """Days after which learned text is deleted; in graph files half as long again at most. 0: its age is no matter."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")

@@ -36,6 +36,7 @@ from speculant_graph.config import (
     ClientConfig,
     DraftConfig,
     DraftModelConfig,
+    FoldConfig,
     GenerationConfig,
     GraphConfig,
     RecordConfig,
@@ -103,6 +104,7 @@ class AllSettings(CommandSettings):
     generation: GenerationConfig = GenerationConfig()
     client: ClientConfig = ClientConfig()
     server: ServerConfig = ServerConfig()
+    fold: FoldConfig = FoldConfig()
     service: ServiceConfig = ServiceConfig()
     access: AccessConfig = AccessConfig()
 

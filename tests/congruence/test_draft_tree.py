@@ -140,24 +140,33 @@ class Pair:
 
 
 def pair_of(
-    corpus: list[list[int]] | None, max_order: int, config: DraftConfig, *, boundaries: bool = True, window: int = 300
+    corpus: list[list[int]] | None,
+    max_order: int,
+    config: DraftConfig,
+    *,
+    boundaries: bool = True,
+    window: int = 300,
+    layers: int = 1,
 ) -> Pair:
     if corpus is None:
         return Pair(
             SessionDrafter(None, config, max_session_tokens=window),
-            SlowDrafter(None, config, max_session_tokens=window),
+            SlowDrafter((), config, max_session_tokens=window),
         )
-    graph = graph_of(corpus, max_order, VOCABULARY_SIZE, boundaries=boundaries)
-    slow = OracleGraph(corpus if boundaries else [joined(corpus)], max_order)
+    fast, slow = [], []
+    for layer in range(min(layers, len(corpus))):
+        documents, order = corpus[layer::layers], max(1, max_order - layer)
+        fast.append(graph_of(documents, order, VOCABULARY_SIZE, boundaries=boundaries))
+        slow.append(OracleGraph(documents if boundaries else [joined(documents)], order))
     return Pair(
-        SessionDrafter(graph, config, max_session_tokens=window),
+        SessionDrafter(fast, config, max_session_tokens=window),
         SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window),
     )
 
 
 def assert_same_tables(fast: Calibration, slow: Tables) -> None:
     """Compare both tables; what the slow ones never met must be as at first in the fast ones."""
-    escapes, first = (tables.weights.reshape(5, 11, 6, 3, 2) for tables in (fast, Calibration()))
+    escapes, first = (tables.weights.reshape(12, 11, 6, 3, 2) for tables in (fast, Calibration()))
     met = np.zeros(escapes.shape, bool)
     for kind, values in slow.escapes.items():
         assert escapes[kind] == pytest.approx(values, abs=1e-9)
@@ -196,6 +205,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     boundaries=st.booleans(),
     budgets=st.lists(st.integers(0, 40), min_size=1, max_size=5),
     least=st.lists(st.floats(0.0, 1.0, width=32), min_size=1, max_size=3),
+    layers=st.sampled_from([1, 1, 2, 4]),
 )
 def test_every_step_is_that_of_the_reference(
     config: DraftConfig,
@@ -205,15 +215,17 @@ def test_every_step_is_that_of_the_reference(
     boundaries: bool,
     budgets: list[int],
     least: list[float],
+    layers: int,
 ) -> None:
     assume(config.strategy == "greedy" or (config.sources if max_order else config.sources - {"corpus"}))
     assume(config.strategy != "greedy" or max_order)
     chance = random.Random(seed)
     alphabet = [*chance.sample(range(16_000), size), *SHARING_A_SLOT]
     foreign = chance.choice([[], [-1, -7, VOCABULARY_SIZE, 2**30]])
-    corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(1, 3))]
+    corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(layers, 4))]
     window = chance.choice([256, 300, 1_000])
-    pair = pair_of(corpus if max_order else None, max_order, config, boundaries=boundaries, window=window)
+    documents = corpus if max_order else None
+    pair = pair_of(documents, max_order, config, boundaries=boundaries, window=window, layers=layers)
     texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]
     texts[2] = [*texts[1][:40], *texts[2]]
     assume(
@@ -306,7 +318,7 @@ def test_trees_of_all_kinds_agree(seed: int, branches: int, depth: int, budget: 
     corpus = text_of(chance, alphabet, 200)
     config = DraftConfig(strategy="tree", max_branches=branches, max_depth=depth)
     drafter = SessionDrafter(graph_of([corpus], 4, VOCABULARY_SIZE), config)
-    narrow = SessionDrafter(drafter.graph, config.model_copy(update={"max_branches": 1}))
+    narrow = SessionDrafter(drafter.graphs, config.model_copy(update={"max_branches": 1}))
     text = text_of(chance, alphabet, 120, [corpus])
     for each in (drafter, narrow):
         each.open(1)

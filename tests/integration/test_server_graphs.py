@@ -14,6 +14,7 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from speculant_graph.errors import ConfigError
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import (
     LOST,
@@ -225,3 +226,71 @@ def test_a_graph_leaves_memory_with_its_last_session(serve: Serve, tmp_path: Pat
     assert is_mapped()
     server.close(session_id)
     assert not is_mapped()
+
+
+def tokens_after_one(server: LiveServer, graph: str = "", session_id: int = 0) -> set[int]:
+    """Return the children of the root of a tree after token 1."""
+    answer = server.drafter.Draft(step_of(session_id, [1], 0, 4, graph=graph, strategy=pb.STRATEGY_TREE))
+    assert list(answer.sequence_statuses) == [OK]
+    return {token for token, parent in zip(answer.draft_tokens, answer.draft_parents, strict=True) if not parent}
+
+
+def test_graphs_in_layers_are_all_drafted_from(serve: Serve, tmp_path: Path) -> None:
+    successor_file(tmp_path / "five.pkl", 5)
+    server = serve(graphs={"third": tmp_path / "three.pkl", "fifth": tmp_path / "five.pkl"})
+    assert tokens_after_one(server, "third") == {3}
+    assert tokens_after_one(server, "two+third") == tokens_after_one(server, "third+two") == {2, 3}
+    assert tokens_after_one(server, "two+third+fifth") == {2, 3, 5}
+    session = server.open(graph="two+fifth")
+    assert tokens_after_one(server, session_id=session) == {2, 5}
+    counts = {graph.name: graph.open_sessions for graph in server.admin.ListGraphs(pb.ListGraphsRequest()).graphs}
+    assert counts == {"two": 1, "third": 0, "fifth": 1}, "of every layer, sessions are told"
+    assert drafted(server, "third+two")[0] == 3, "of equal knowledge the first layer drafts a chain"
+
+
+def test_layers_are_replaced_with_their_graphs(serve: Serve, tmp_path: Path) -> None:
+    server = serve(graphs={"more": tmp_path / "three.pkl"})
+    before = server.open(graph="two+more")
+    generation = drafted(server, "two+more")[1]
+    assert drafted(server, "two+more")[1] == generation, "made once"
+    successor_file(tmp_path / "three.pkl", 5)
+    server.admin.ReloadGraph(pb.ReloadGraphRequest(name="more"))
+    assert tokens_after_one(server, "two+more") == {2, 5}
+    assert drafted(server, "two+more")[1] > generation
+    assert tokens_after_one(server, session_id=before) == {2, 3}, "open sessions keep what they have"
+    assert code_of(server.admin.ReloadGraph, pb.ReloadGraphRequest(name="two+more")) is NOT_FOUND
+
+
+def test_layers_that_can_be_none_are_refused(serve: Serve, tmp_path: Path) -> None:
+    more = {str(number): successor_file(tmp_path / f"{number}.pkl", number) for number in range(10, 14)}
+    server = serve(graphs={"other": tmp_path / "four.pkl", **more})
+    for graph, status in (
+        ("two+two", INVALID),
+        ("two+10+11+12+13", INVALID),
+        ("two+other", INVALID),  # of another tokenizer
+        ("two+nobody", NOT_FOUND),
+        ("two+", NOT_FOUND),
+        ("+", NOT_FOUND),
+    ):
+        assert code_of(server.drafter.Draft, step_of(0, [1], graph=graph)) is status, graph
+        assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=1, graph=graph)) is status, graph
+
+
+def test_sessions_that_name_nothing_draft_from_the_layers_of_their_tenant(serve: Serve, tmp_path: Path) -> None:
+    successor_file(tmp_path / "five.pkl", 5)
+    server = serve(
+        graphs={"third": tmp_path / "three.pkl", "fifth": tmp_path / "five.pkl"},
+        default="two+third",
+        tenant_graphs={"acme": "fifth+two"},
+    )
+    assert tokens_after_one(server) == {2, 3}
+    assert tokens_after_one(server, session_id=server.open(tenant="other")) == {2, 3}
+    assert tokens_after_one(server, session_id=server.open(tenant="acme")) == {2, 5}
+    assert tokens_after_one(server, session_id=server.open(tenant="acme", graph="third")) == {3}
+
+
+@pytest.mark.parametrize("settings", [{"default": "two+nobody"}, {"tenant_graphs": {"acme": "nobody"}}])
+def test_layers_of_settings_must_be_served(serve: Serve, settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        serve(**settings)
+    assert str(refused.value.field).startswith(f"server.{next(iter(settings))}")

@@ -74,7 +74,7 @@ class SlowDrafter:
 
     def __init__(
         self,
-        graph: OracleGraph | None,
+        graphs: Sequence[OracleGraph],
         config: DraftConfig,
         vocabulary_size: int = MAX_VOCABULARY,
         max_session_tokens: int = 131_072,
@@ -82,7 +82,7 @@ class SlowDrafter:
         """Make a drafter without sequences."""
         self.tables = Tables()
         self.sequences: dict[int, SlowSequence] = {}
-        self._graph = graph
+        self._graphs = graphs
         self._config, self._vocabulary_size, self._window = config, vocabulary_size, max_session_tokens
         self._memories: dict[str, Memory] = {}
 
@@ -172,8 +172,8 @@ class SlowDrafter:
         if "session" in sources:
             longer += entries_of_text(SESSION, text, context, SESSION_CHAINS)
             others += entries_of_gap(text, context)
-        if "corpus" in sources and self._graph is not None:
-            longer += entries_of_graph(self._graph, context)
+        for number, graph in enumerate(self._graphs if "corpus" in sources else ()):
+            longer += entries_of_graph(graph, context, number)
         if "learned" in sources and self._config.max_learned_tokens:
             learned = sequence.memory.text[-self._config.max_learned_tokens :]
             longer += entries_of_text(LEARNED, learned, context, LEARNED_CHAINS)
@@ -183,7 +183,7 @@ class SlowDrafter:
                 slot = slot_of_rows(end)
                 known, rows = sequence.own_rows.get(slot) or sequence.memory.rows.get(slot, (end, []))
                 others += entries_of_rows(rows, length) if known == end else []
-        longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the corpus
+        longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the graphs
         place = sum(entry.length > 2 for entry in longer)
         left = 1.0
         kept: list[Entry] = []

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from speculant_graph.draft.learning.learned_files import LearnedFiles
+from speculant_graph.config import FoldConfig
+from speculant_graph.draft.learning import fold_process
+from speculant_graph.draft.learning.fold_process import Fold
+from speculant_graph.draft.learning.fold_worker import MAX_ORDER, fold
+from speculant_graph.draft.learning.layers import find_layers, folder_of
+from speculant_graph.draft.learning.learned_files import NO_FOLDS, LearnedFiles, name_of
+from speculant_graph.errors import SpeculantError
+from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.types import Fingerprint
+from support.graphs import counts_of
+from support.oracle import OracleGraph
 
 TOKENIZER = Fingerprint("some/tokenizer", "ab" * 32, 1_000_000)
 
@@ -25,8 +39,14 @@ class OpenFiles(LearnedFiles):
         self.close()
 
 
-def opened(folder: Path, max_tokens: int = 1000, tokenizer: Fingerprint = TOKENIZER) -> OpenFiles:
-    return OpenFiles(folder, tokenizer, max_tokens)
+def opened(
+    folder: Path,
+    max_tokens: int = 1000,
+    tokenizer: Fingerprint = TOKENIZER,
+    fold: FoldConfig = NO_FOLDS,
+    on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
+) -> OpenFiles:
+    return OpenFiles(folder, tokenizer, max_tokens, fold, on_fold=on_fold)
 
 
 def loaded(files: LearnedFiles, tenant: str = "") -> list[list[int]]:
@@ -68,3 +88,67 @@ def learning(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", LEARN + code, str(folder), *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+SMALL = Fingerprint("t", "ab" * 32, 3_000)
+"""Of the texts of :func:`text_of`."""
+_FIRST_NUMBER = 100
+FOLD = FoldConfig(enabled=True, young_tokens=100, max_tokens=0)
+"""Folds after a few of these texts, and keeps all of them."""
+
+
+def text_of(number: int) -> list[int]:
+    """Return the text of a number, which is the same in every process: it begins with a token that no other one has."""
+    chance = random.Random(number)
+    return [_FIRST_NUMBER + number, *chance.choices(range(12), k=chance.randrange(1, 60))]
+
+
+def counted(texts: Iterable[Sequence[int]]) -> Counter[Ngram]:
+    """Return every n-gram of some texts with its count, the slow way."""
+    return OracleGraph(list(texts), MAX_ORDER).ngram_counts
+
+
+def held(folder: Path, tenant: str = "", max_tokens: int = 1 << 40, tokenizer: Fingerprint = SMALL) -> Counter[Ngram]:
+    """Return every n-gram that a folder holds of a tenant with its count, in rows and in graph files.
+
+    Opening it does what an owner does after a sudden end.
+    """
+    with opened(folder, max_tokens, tokenizer) as files:
+        young = counted(loaded(files, tenant))
+    found = find_layers(folder_of(folder, name_of(tenant)))
+    assert not found.covered
+    assert not found.damaged
+    for layer in found.layers:
+        young += counts_of(NgramGraph.load(layer.path, complete=True))
+    return young
+
+
+def filled(folder: Path, count: int, tenant: str = "", first: int = 1) -> Counter[Ngram]:
+    """Learn some texts without folding; return their n-grams."""
+    with opened(folder, 1 << 40, SMALL) as files:
+        for number in range(first, first + count):
+            files.append(tenant, ids(text_of(number)))
+    return counted(map(text_of, range(first, first + count)))
+
+
+def fold_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fold in the process of the test, at once: much faster than a process for each of hundreds."""
+
+    def run(given: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
+        try:
+            fold(given.job)
+        except SpeculantError:
+            on_end(given, fold_process.DAMAGED if given.job.damaged.exists() else 1, 0.0)
+            return
+        on_end(given, 0, 0.0)
+
+    monkeypatch.setattr(fold_process, "run", run)
+
+
+def settled(files: LearnedFiles, timeout_s: float = 60.0) -> None:
+    """Wait until no fold of a folder is under way or wanted."""
+    deadline_s = time.monotonic() + timeout_s
+    folding = files._folding
+    while not files._submit(lambda: folding._fold is None and not folding._wanted).result():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from speculant_drafter.server import DrafterServer
 from speculant_drafter.sessions import Limits
-from speculant_graph.config import AccessConfig, ClientConfig, DraftConfig, ServerConfig
+from speculant_graph.config import AccessConfig, ClientConfig, DraftConfig, FoldConfig, ServerConfig
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -154,6 +154,7 @@ def serving(
     draft: Mapping[str, object] | None = None,
     clock: Callable[[], float] | None = None,
     client: Mapping[str, object] | None = None,
+    fold: Mapping[str, object] | None = None,
     **settings: object,
 ) -> Iterator[LiveServer]:
     """Serve a graph on a socket in a folder, with admin service and metrics beside it.
@@ -164,6 +165,7 @@ def serving(
         draft: fields of DraftConfig.
         clock: time as the sessions see it.
         client: fields of ClientConfig, for credentials of the channels.
+        fold: fields of FoldConfig.
         settings: fields of ServerConfig, of AccessConfig and of Limits.
     """
     limits = Limits(**{name: settings.pop(name) for name in set(settings) & set(Limits.__slots__)})
@@ -181,7 +183,8 @@ def serving(
     )
 
     async def make() -> DrafterServer:
-        server = DrafterServer(config, DraftConfig.model_validate(draft or {}), access, clock or time.monotonic, limits)
+        drafts, folds = DraftConfig.model_validate(draft or {}), FoldConfig.model_validate(fold or {})
+        server = DrafterServer(config, drafts, access, clock or time.monotonic, limits, folds)
         return await server.__aenter__()
 
     with ExitStack() as stack:

@@ -34,9 +34,13 @@ def draft_batch(
     seeds: Sequence[int],
     options: DraftOptions = DEFAULT_OPTIONS,
     max_support: int = MAX_SUPPORT,
+    least: Sequence[float] = (),
 ) -> list[Draft]:
     steps = [
-        SequenceStep(number, (), budget, seed) for number, budget, seed in zip(session_ids, budgets, seeds, strict=True)
+        SequenceStep(number, (), budget, seed, least_probability=bound)
+        for number, budget, seed, bound in zip(
+            session_ids, budgets, seeds, least or [0.0] * len(session_ids), strict=True
+        )
     ]
     return drafter.draft(steps, options, max_support)
 

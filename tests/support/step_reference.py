@@ -6,7 +6,7 @@ everything around them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -96,9 +96,14 @@ class ReferenceAnswerer:
         options = convert.decode_options(request.options.SerializeToString())
         changed(DraftConfig(), options)
         num_rows = sum(request.feedback_row_counts)
-        for name in ("session_ids", "positions", "node_budgets", "seeds", "feedback_draft_ids", "feedback_row_counts"):
+        for name in (
+            "session_ids", "positions", "node_budgets", "seeds", "least_path_probabilities", "feedback_draft_ids",
+            "feedback_row_counts",
+        ):  # fmt: skip
             if len(getattr(request, name)) not in {0, count}:
                 raise DraftRequestError(f"{name} has")
+        if not all(0.0 <= each <= 1.0 for each in request.least_path_probabilities):
+            raise DraftRequestError("a least path probability is out of its bounds")
         for name, expected in (
             ("context_tokens", sum(request.context_lengths)),
             ("feedback_nodes", num_rows),
@@ -159,6 +164,7 @@ class ReferenceAnswerer:
         max_support = max(1, (self.limits.max_message_bytes - 32 - 128 - 28 * count - 16 * sum(budgets)) // 8)
         session_ids, seeds = self.filled(request.session_ids, count), self.filled(request.seeds, count)
         positions = self.filled(request.positions, count)
+        least = list(request.least_path_probabilities) or [0.0] * count
         drafts: dict[int, Draft] = {}
         opened = [i for i in range(count) if session_ids[i] and answer.sequence_statuses[i] == OK]
         stateless = [i for i in range(count) if not session_ids[i]]
@@ -166,7 +172,7 @@ class ReferenceAnswerer:
             batch = draft_batch(
                 self.drafter,
                 [session_ids[i] for i in opened], [budgets[i] for i in opened], [seeds[i] for i in opened],
-                options, max_support,
+                options, max_support, [least[i] for i in opened],
             )  # fmt: skip
             drafts |= dict(zip(opened, batch, strict=True))
             max_support = max(1, max_support - sum(q.token_ids.size for draft in batch for q in draft.proposals))
@@ -180,7 +186,7 @@ class ReferenceAnswerer:
                 [seeds[i] for i in stateless],
                 [(positions[i] + len(contexts[i])) % (1 << 64) for i in stateless], options, max_support,
             )  # fmt: skip
-            drafts |= dict(zip(stateless, batch, strict=True))
+            drafts |= {i: probable(draft, least[i], budgets[i]) for i, draft in zip(stateless, batch, strict=True)}
         for index in range(count):
             session = self.sessions.get(session_ids[index]) if session_ids[index] else None
             answer.next_positions.append(0 if session is None else len(session.text))
@@ -198,6 +204,14 @@ class ReferenceAnswerer:
                 answer.candidate_counts.append(proposal.token_ids.size)
                 answer.candidate_tokens.extend(proposal.token_ids.tolist())
                 answer.candidate_probabilities.extend(proposal.probabilities.tolist())
+
+
+def probable(draft: Draft, least: float, budget: int) -> Draft:
+    """Return the nodes of a draft whose paths are probable enough."""
+    if not draft.path_probabilities or draft.strategy == "specexec":
+        return draft
+    kept = draft.part([node for node, each in enumerate(draft.path_probabilities) if each >= least])
+    return replace(kept, terminated_early=len(kept) < budget)
 
 
 def as_known(token_id: int) -> int:

@@ -20,8 +20,8 @@ Kind = tuple[int, int, int, int]
 Range = tuple[int, tuple[int, int, int, int], bool]
 """Half octaves of a probability below 1, what supports it, whether the context ends in a drafted token."""
 
-SESSION, CORPUS, GAP, LEARNED, RECYCLED = range(5)
-"""Numbers of the sources."""
+SESSION, CORPUS, GAP, LEARNED, RECYCLED, FURTHER_GRAPHS = range(6)
+"""Numbers of the sources, and of the second graph where there are several."""
 SESSION_CHAINS, LEARNED_CHAINS = (4, 1), (4, 2)
 """Lengths of the hash chains of a sequence, and of what a tenant's sequences accepted."""
 WINDOW, MAX_MATCHES, MAX_LEARNED_MATCHES, MAX_WALK, MIN_GAP_MATCH = 32, 24, 16, 64, 2
@@ -45,6 +45,7 @@ class Entry:
     counts: dict[TokenId, int]  # all successors that are known
     kept: dict[TokenId, int]  # those that are looked at, in the order in which they are
     num_rows: int = 0  # of the target, where they are the source
+    graph: int = 0  # of the corpus, where that is the source
 
 
 @dataclass(slots=True)
@@ -136,7 +137,8 @@ def kind_of(entry: Entry) -> Kind:
         length = min(entry.length, 5) + sum(entry.length >= least for least in (6, 8, 12, 20))
     total = entry.num_rows or entry.total
     occurrences = sum(total >= least for least in (2, 3, 5, 13, 51))
-    return entry.source, length, occurrences, sum(len(entry.counts) >= least for least in (2, 4))
+    source = FURTHER_GRAPHS + entry.graph - 1 if entry.graph else entry.source
+    return source, length, occurrences, sum(len(entry.counts) >= least for least in (2, 4))
 
 
 def support_class(entry: Entry) -> int:
@@ -218,14 +220,15 @@ def entries_of_gap(text: Text, context: Text) -> list[Entry]:
     return [Entry(GAP, max(matches), len(matches), counts, counts)] if counts else []
 
 
-def entries_of_graph(graph: OracleGraph, context: Text) -> list[Entry]:
+def entries_of_graph(graph: OracleGraph, context: Text, number: int = 0) -> list[Entry]:
     """Return an entry for every context of a graph that has more successors than the next longer one."""
     entries: list[Entry] = []
     for order in range(min(graph.max_order, len(context)), 0, -1):
         counts = graph.context_index.get(tuple(context[-order:]))  # type: ignore[arg-type]
         if counts and (not entries or counts.total() != entries[-1].total):
             ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-            entries.append(Entry(CORPUS, order, counts.total(), dict(counts), dict(ranked[:TOP_SUCCESSORS])))
+            kept = dict(ranked[:TOP_SUCCESSORS])
+            entries.append(Entry(CORPUS, order, counts.total(), dict(counts), kept, graph=number))
     return entries
 
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "trie.hpp"
+#include "graphs.hpp"
 
 namespace speculant {
 
@@ -62,6 +62,16 @@ struct GraphView {
   Vector<const std::uint32_t> words;
   Trie trie;
 };
+
+/// Graphs of Python's, which live as long as they are drafted from.
+inline std::vector<Graphs::Shared> shared_tries(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
+  std::vector<Graphs::Shared> tries;
+  for (const auto& graph : graphs) {
+    if (!graph) throw RequestError("None is no graph");
+    tries.emplace_back(graph, &graph->trie);
+  }
+  return tries;
+}
 
 void bind_graph(nb::module_& module);
 void bind_drafter(nb::module_& module);

@@ -139,6 +139,17 @@ void bind_memory(nb::module_& module) {
             return without_gil([&] { return Exclusive(self.lock), std::exchange(self.rows.is_changed, false); });
           },
           "Return whether rows of the target came since the last call.")
+      .def(
+          "set_graphs",
+          [](LearnedMemory& self, const std::vector<std::shared_ptr<const GraphView>>& graphs) {
+            auto tries = shared_tries(graphs);
+            without_gil([&] {
+              Exclusive hold(self.lock);
+              self.graphs.swap(tries);
+            });
+          },
+          "graphs"_a,
+          "Take the graphs of older text, the largest first. Sequences that begin from now on draft from them, too.")
       .def_prop_rw(
           "is_forgotten", [](const LearnedMemory& self) { return self.is_forgotten.load(); },
           [](LearnedMemory& self, bool is_forgotten) { self.is_forgotten = is_forgotten; },
@@ -179,23 +190,24 @@ void bind_settings(nb::module_& module) {
 void bind_drafter(nb::module_& module) {
   module.attr("ROW_WIDTH") = kRowWidth;
   module.attr("ROW_DEPTH") = kRowDepth;
+  module.attr("MAX_GRAPHS") = kMaxNamedGraphs;
   module.def(
       "methods", [] { return std::vector<std::string>(std::begin(kMethods), std::end(kMethods)); },
       "How strategies may draft, by name.");
   bind_calibration(module);
   bind_memory(module);
   bind_settings(module);
-  nb::class_<Drafter>(module, "Drafter", "Drafts from one graph, and from what sequences accept.")
+  nb::class_<Drafter>(module, "Drafter", "Drafts from graphs, and from what sequences accept.")
       .def(
           "__init__",
-          [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
-             std::int64_t max_session_tokens, int num_threads, nb::object settings_of) {
-            new (self) Drafter(graph == nullptr ? Trie() : graph->trie, vocabulary_size, std::move(calibration),
+          [](Drafter* self, const std::vector<std::shared_ptr<const GraphView>>& graphs, Token vocabulary_size,
+             std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens, int num_threads,
+             nb::object settings_of) {
+            new (self) Drafter(Graphs(shared_tries(graphs)), vocabulary_size, std::move(calibration),
                                max_session_tokens, num_threads, read_by(std::move(settings_of)));
           },
-          "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
-          "settings_of"_a, nb::keep_alive<1, 2>(),
-          "Draft from a graph, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
+          "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a, "settings_of"_a,
+          "Draft from at most MAX_GRAPHS graphs, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
           "``num_threads``: that draft trees for a batch; drafts are the same on any number.\n"
           "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.")
       .def_prop_ro(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -58,8 +57,8 @@ class BenchReplaySettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them and without
     --graph the drafts come from the sequences alone."""
-    graph_path: Path | None = None
-    """Draft from this graph file instead of counting a corpus."""
+    graph_path: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012
+    """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     strategy: Annotated[list[ReplayStrategyName], COMMAS] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
     ]  # fmt: skip
@@ -91,12 +90,13 @@ def run(arguments: Sequence[str]) -> int:
     typed = [re.sub(r"^--graph(?==|$)", "--graph-path", argument) for argument in arguments]
     settings = load_settings(BenchReplaySettings, "bench replay", typed)
     cost = _checked_cost(settings)
-    graph, workloads = _read(settings)
-    results = _replay_all(settings, graph, cost, workloads)
+    graphs, workloads = _read(settings)
+    results = _replay_all(settings, graphs, cost, workloads)
     figures: dict[str, Any] = {
         "results": results,
-        "graph_tokens": None if graph is None else graph.metadata.num_tokens,
-        "max_order": None if graph is None else graph.max_order,
+        "graph_tokens": sum(graph.metadata.num_tokens for graph in graphs) or None,
+        "max_order": max((graph.max_order for graph in graphs), default=None),
+        "layers": len(graphs),
         "online": settings.online,
         "cost": settings.cost,
     }
@@ -112,9 +112,9 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     """
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
-    if settings.corpus and settings.graph_path is not None:
+    if settings.corpus and settings.graph_path:
         raise ConfigError("--corpus and --graph both name what to draft from; give one of them")
-    has_graph = bool(settings.corpus) or settings.graph_path is not None
+    has_graph = bool(settings.corpus or settings.graph_path)
     for name in settings.strategy:
         if name != _PROMPT_LOOKUP and STRATEGIES[name].needs_graph and not has_graph:
             raise ConfigError(
@@ -123,32 +123,32 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     return None if settings.cost is None else curve_of(settings.cost, "--cost")
 
 
-def _read(settings: BenchReplaySettings) -> tuple[NgramGraph | None, list[Workload]]:
-    """Read the graph and the traces, and what may be refused at once before what takes long."""
+def _read(settings: BenchReplaySettings) -> tuple[list[NgramGraph], list[Workload]]:
+    """Read the graphs and the traces, and what may be refused at once before what takes long."""
     config = settings.graph
-    graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path)
+    graphs = [NgramGraph.load(path) for path in settings.graph_path]
     begin("reading the tokenizer")
     name = config.tokenizer_name
-    if graph is not None and "tokenizer_name" not in config.model_fields_set:
-        name = graph.metadata.tokenizer.name
+    if graphs and "tokenizer_name" not in config.model_fields_set:
+        name = graphs[0].metadata.tokenizer.name
     tokenizer = CorpusTokenizer.load(
         name,
         config.hf_token.get_secret_value() if config.hf_token else None,
         special_tokens="parse",  # a model wrote them
     )
-    if graph is not None:
+    for graph in graphs:
         tokenizer.require(graph.metadata.tokenizer)
     begin("tokenising the traces")
     workloads = read_workloads(settings.traces, tokenizer, settings.limit)
     if settings.corpus:
         builder = GraphBuilder(**config.model_dump())
-        graph = builder.build_from_files(settings.corpus, progress=show_build())
-    return graph, workloads
+        graphs = [builder.build_from_files(settings.corpus, progress=show_build())]
+    return graphs, workloads
 
 
 def _replay_all(
     settings: BenchReplaySettings,
-    graph: NgramGraph | None,
+    graphs: Sequence[NgramGraph],
     cost: CostCurve | None,
     workloads: Sequence[Workload],
 ) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ def _replay_all(
         if strategy == _PROMPT_LOOKUP:
             return PromptLookupDrafter()
         config = DraftConfig.model_validate(settings.draft.model_dump() | {"strategy": strategy, "k": budget})
-        return SessionDrafter(graph, config)
+        return SessionDrafter(graphs, config)
 
     results: list[dict[str, Any]] = []
     for workload, strategy, budget in product(workloads, settings.strategy, sorted(settings.budget)):

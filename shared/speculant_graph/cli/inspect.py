@@ -27,10 +27,16 @@ _SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):
-    """Show what a graph file holds, what it would draft, and how much of a text it knows."""
+    """Show what a graph file holds, what it would draft, and how much of a text it knows; or learned text."""
 
-    path: CliPositionalArg[Path]
+    path: CliPositionalArg[Path | None] = None
     """Graph file."""
+    learned: Path | None = None
+    """Show instead the learned text of a tenant in this folder, which a sidecar has for each graph."""
+    tenant: str = ""
+    """The tenant of --learned."""
+    export: Path | None = None
+    """Write all learned text of the tenant as one graph to this file."""
     prompt: str | None = None
     """Show the draft after this text, and what every order would go on with."""
     coverage: Path | None = None
@@ -51,6 +57,10 @@ class InspectSettings(ReportingSettings):
 def run(arguments: Sequence[str]) -> int:
     """Print the graph's description and, where asked for, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
+    if settings.learned is not None:
+        return _inspect_learned(settings, settings.learned)
+    if settings.path is None:
+        raise ConfigError("there is nothing to inspect", fix="name a graph file, or --learned", field="path")
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
     if settings.places and not prompt:
         raise ConfigError("--places needs a text to look for", fix="give one by --prompt", field="places")
@@ -85,6 +95,21 @@ def run(arguments: Sequence[str]) -> int:
         assert tokenizer is not None
         report["coverage"] = {"path": str(settings.coverage)} | _cover(graph, tokenizer, files, settings.graph)
         _show_coverage(report["coverage"])
+    if settings.json_output:
+        sys.stdout.write(json_text(report) + "\n")
+    return 0
+
+
+def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
+    from speculant_graph.cli.graphs import sentence_of
+    from speculant_graph.cli.learned import report_learned, rows_of
+
+    report, exported = report_learned(folder, settings.tenant, settings.export, settings.graph)
+    size = f"{counted(report['tokens'], 'token')}, {report['file_bytes'] / 1e6:.1f} MB"
+    _print(f"tenant {settings.tenant!r} in {folder}: {size}", style="bold")
+    _print_table(rows_of(report))
+    if exported is not None and settings.export is not None:
+        _print(sentence_of(settings.export, exported), style="green")
     if settings.json_output:
         sys.stdout.write(json_text(report) + "\n")
     return 0

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loguru import logger
@@ -86,7 +86,7 @@ class EngineSessions:
         self._pass: _Pass | None = None  # that is under way
         self._lock = threading.Lock()
         self._is_closed = False
-        self._has_refused = False
+        self._has_refused = self._has_missed_graph = False
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -100,6 +100,7 @@ class EngineSessions:
         *,
         request_ids: Sequence[str] | None = None,
         tenants: Sequence[object] | None = None,
+        graphs: Sequence[object] | None = None,
         read_prompts: bool = False,
     ) -> RowDrafts:
         """Draft for a batch.
@@ -111,6 +112,8 @@ class EngineSessions:
             request_ids: of each the id of its request, if the engine names them. Their texts are not compared.
             tenants: of each what the request named as the tenant of the text, a number or a name; None is the drafter's
                 own setting.
+            graphs: of each what the request named to draft from, a sidecar's graph or up to four joined by '+'; None is
+                the drafter's own setting. A name that can't be used leaves it at that, too.
             read_prompts: whether the pass before this call read prompts, too, so that its time is no measure.
 
         Returns:
@@ -122,7 +125,7 @@ class EngineSessions:
                 if self._is_closed:
                     drafts = no_drafts(len(texts))
                 else:
-                    drafts = self._draft(texts, capacities, request_ids, tenants, started_s, read_prompts)
+                    drafts = self._draft(texts, capacities, request_ids, tenants, graphs, started_s, read_prompts)
             except Exception as error:  # any code may be a drafter, and decoding goes on
                 drafts, self._pass = no_drafts(len(texts)), None
                 self._warn(error)
@@ -148,6 +151,7 @@ class EngineSessions:
         capacities: list[int],
         request_ids: Sequence[str] | None,
         tenants: Sequence[object] | None,
+        graphs: Sequence[object] | None,
         started_s: float,
         read_prompts: bool,
     ) -> RowDrafts:
@@ -159,7 +163,8 @@ class EngineSessions:
             self._finish(batch.ended)
             session_ids = batch.session_ids
             for row in batch.begun:
-                self._drafter.open(session_ids[row], None if tenants is None else self._options(tenants[row]))
+                tenant, graph = (None if each is None else each[row] for each in (tenants, graphs))
+                self._open(session_ids[row], self._options(tenant), None if graph is None else str(graph))
         elif self._budget is not None and former is not None and not read_prompts:
             former.note(self._budget, batch.num_new, started_s)
         self._pass = None
@@ -180,6 +185,19 @@ class EngineSessions:
         self.counts.offered_tokens += drafts.num_nodes
         self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted)
         return drafts
+
+    def _open(self, session_id: int, options: SessionOptions | None, graph: str | None) -> None:
+        if graph is None:
+            self._drafter.open(session_id, options)
+            return
+        try:
+            problem = self._drafter.open(session_id, replace(options or SessionOptions(), graph=graph))
+        except SpeculantError as error:
+            problem = str(error)
+            self._drafter.open(session_id, options)
+        if problem and not self._has_missed_graph:
+            logger.warning("a request named what to draft from: {}", problem)
+            self._has_missed_graph = True
 
     def _options(self, tenant: object) -> SessionOptions | None:
         """Return the options of a tenant's session: of one whose name can't be used, one that teaches nobody."""

@@ -9,7 +9,7 @@ from typing import Any
 from loguru import logger
 
 from speculant_graph.budget import LearnedCost
-from speculant_graph.config import ClientConfig, DraftConfig, NgramDraftConfig
+from speculant_graph.config import ClientConfig, DraftConfig, FoldConfig, NgramDraftConfig
 from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
@@ -36,6 +36,8 @@ class EngineSettings(CommandSettings):
     memory. A sidecar has its own."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft; how much is the engine's own setting."""
+    fold: FoldConfig = FoldConfig()
+    """How text in the folder 'learned' becomes graphs."""
     client: ClientConfig = ClientConfig()
     """The drafter sidecar, if there is one."""
 
@@ -137,5 +139,5 @@ def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig
         require_same(graph.metadata.tokenizer, tokenizer)
     store = None
     if settings.learned is not None:
-        store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer)
+        store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer, settings.fold)
     return LocalDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)

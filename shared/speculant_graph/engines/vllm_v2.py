@@ -25,8 +25,8 @@ from speculant_graph._core import RowDrafts
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
 """What ``--speculative-config`` names as its model."""
-TENANT = "speculant_tenant"
-"""Name of a request's tenant among its ``vllm_xargs``."""
+TENANT, GRAPHS = "speculant_tenant", "speculant_graphs"
+"""Among a request's ``vllm_xargs``: its tenant, and what it drafts from, as in ``client.graph``."""
 _RUN_WITH = "0.32"
 _V1, _V2 = "custom_class", "ngram_gpu"  # methods of vLLM
 _SPECULATORS, _RUNNER = "vllm.v1.worker.gpu.spec_decode", "vllm.v1.worker.gpu.model_runner"
@@ -148,7 +148,7 @@ class Speculator:
         self._tokens = torch.empty(self._drafts.shape, dtype=torch.int64, pin_memory=self._is_cuda)
         self._chances = torch.empty(self._drafts.shape, pin_memory=self._is_cuda)
         self._texts: dict[str, _Text] = {}
-        self._tenants: dict[str, object] = {}
+        self._wanted: dict[str, tuple[object, object]] = {}
         self._has_warned = False
 
     def init_cudagraph_manager(self, *_: object) -> None:
@@ -157,11 +157,11 @@ class Speculator:
     capture = init_cudagraph_manager
 
     def begin(self, requests: Sequence[Any]) -> None:
-        """Note whose new requests are, from their ``vllm_xargs``."""
+        """Note whose new requests are, and what they draft from, by their ``vllm_xargs``."""
         for request in requests:
             extra = getattr(request.sampling_params, "extra_args", None)
-            if isinstance(extra, dict) and TENANT in extra:
-                self._tenants[request.req_id] = extra[TENANT]
+            if isinstance(extra, dict) and (TENANT in extra or GRAPHS in extra):
+                self._wanted[request.req_id] = extra.get(TENANT), extra.get(GRAPHS)
 
     def propose(
         self, input_batch: Any, *args: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None, **_: Any
@@ -190,10 +190,12 @@ class Speculator:
         rows = [row for row in range(count) if num_added[row]]  # the others read their prompts
         request_ids = [batch.req_ids[row] for row in rows]
         texts = [self._grown(batch, row, num_added[row], last_tokens[row]) for row in rows]
-        tenants = [self._tenants.get(each) for each in request_ids] if self._tenants else None
+        wanted = [self._wanted.get(each, (None, None)) for each in request_ids] if self._wanted else ()
+        tenants, graphs = zip(*wanted, strict=True) if wanted else (None, None)
+        tokens = [text.tokens for text in texts]
         widths = [max(0, min(most, self._max_length - len(text.tokens) - 1)) for text in texts]
         assert self.sessions is not None
-        made = self.sessions.draft([each.tokens for each in texts], widths, request_ids=request_ids, tenants=tenants)
+        made = self.sessions.draft(tokens, widths, request_ids=request_ids, tenants=tenants, graphs=graphs)
         # vLLM verifies k tokens of every row, and embeds them: what is not drafted must be a token, too.
         filled = [[token] * self._most for token in last_tokens]
         for row, text, drafted in zip(rows, texts, made.lists(), strict=True):
@@ -220,9 +222,8 @@ class Speculator:
             return text
         # It is new, or was preempted and has come back.
         slot = int(batch.idx_mapping_np[row])
-        length = int(self._states.total_len.gpu[slot])
-        text = _Text(self._states.all_token_ids.gpu[slot, :length].cpu().numpy())
-        for known in (self._texts, self._tenants):
+        text = _Text(self._states.all_token_ids.gpu[slot, : int(self._states.total_len.gpu[slot])].cpu().numpy())
+        for known in (self._texts, self._wanted):
             for ended in known.keys() - self._states.req_id_to_index.keys():
                 del known[ended]
         self._texts[batch.req_ids[row]] = text
@@ -240,11 +241,10 @@ class Speculator:
                 source.record_stream(self._stream)
             self._event.record()
         self._event.synchronize()
-        return host.tolist()  # type: ignore[no-any-return]
+        return host.tolist()
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
-            hint = f"run with vLLM {_RUN_WITH}, or with V1 by VLLM_USE_V2_MODEL_RUNNER=0"
+            self._has_warned, hint = True, f"run with vLLM {_RUN_WITH}, or with V1 by VLLM_USE_V2_MODEL_RUNNER=0"
             logger.warning("no drafts, decoding goes on without them: {!r}; {}", error, hint)
-            self._has_warned = True
         self._texts.clear()

@@ -98,10 +98,12 @@ class Principal(BaseModel):
     def require_graph(self, name: str) -> str:
         """Return the graph that a request means: the one it names, or the only one the client has; "" for any.
 
+        Layers, names joined by '+', must all be the client's.
+
         Raises:
             AccessError: it names one that is not the client's, or none where the client has several.
         """
-        if name and not self.may_use_graph(name):
+        if name and not all(map(self.may_use_graph, name.split("+"))):
             raise AccessError("no graph of this name is there for this client", fix="name one that is", field="graph")
         if name or ALL in self.graphs:
             return name

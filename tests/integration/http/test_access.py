@@ -99,6 +99,8 @@ def test_tenants_draft_from_what_they_taught(tmp_path: Path) -> None:
             ("key-of-ann", {"tenant": "bob"}, 403, "speculant.tenant"),
             ("key-of-cid", {}, 403, "speculant.tenant"),
             ("key-of-dan", {"graph": "code"}, 403, "speculant.graph"),
+            ("key-of-dan", {"graphs": ["contracts", "code"]}, 403, "speculant.graph"),
+            ("key-of-ann", {"graphs": ["contracts"], "graph": "contracts"}, 400, "speculant.graphs"),
             ("key-of-ann", {"tenant": ""}, 400, "speculant.tenant"),
         ):
             answer = api.post("completions", {**body, "speculant": options}, headers={"authorization": f"Bearer {key}"})

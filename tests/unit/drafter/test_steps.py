@@ -67,7 +67,7 @@ class Pair:
     def __init__(self, path: Path, draft: DraftConfig | None = None, **settings: Any) -> None:
         self.server = Server(path, draft, **settings)
         served = self.server.graphs.get("").drafter
-        self.slow_drafter = SessionDrafter(served.graph, self.server.draft)
+        self.slow_drafter = SessionDrafter(served.graphs, self.server.draft)
         self.tables = served.calibration, self.slow_drafter.calibration
         self.begin()
 

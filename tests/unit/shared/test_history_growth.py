@@ -23,7 +23,7 @@ def both(most: int, learned: int = 1_000_000) -> tuple[SessionDrafter, SlowDraft
     config = DraftConfig(strategy="tree", max_branches=3, sources=SOURCES, max_learned_tokens=learned)
     fast, slow = (
         SessionDrafter(None, config, max_session_tokens=most),
-        SlowDrafter(None, config, max_session_tokens=most),
+        SlowDrafter((), config, max_session_tokens=most),
     )
     for drafter in (fast, slow):
         drafter.open(1)

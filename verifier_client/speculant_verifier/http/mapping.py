@@ -53,7 +53,7 @@ _CONVERTED: dict[str, Callable[[Any], object]] = {
     "prediction": lambda prediction: prediction.text,
 }
 """Fields of the same name, whose values are not the same."""
-_OF_DRAFTER = {"tenant", "graph", "learn"}
+_OF_DRAFTER = {"tenant", "graph", "graphs", "learn"}
 _EFFORTS = {name: name for name in ("low", "medium", "high")} | {
     "none": "low", "minimal": "low", "xhigh": "high", "max": "high"
 }  # fmt: skip
@@ -206,9 +206,15 @@ class RequestMapping:
 
         Raises:
             AccessError: tenant or graph is not the client's.
+            GenerationRequestError: graphs are named in two ways.
         """
         wanted = options or SpeculantOptions()
-        return session_options(principal, wanted.tenant or "", wanted.graph or "", wanted.learn)
+        if wanted.graph and wanted.graphs:
+            raise GenerationRequestError(
+                "{field} and speculant.graph both say what to draft from", fix="leave one out", field="speculant.graphs"
+            )
+        graph = wanted.graph or "+".join(wanted.graphs or ())
+        return session_options(principal, wanted.tenant or "", graph, wanted.learn)
 
     def _begin(
         self, request: ChatRequest | CompletionRequest, principal: Principal, num_prompts: int

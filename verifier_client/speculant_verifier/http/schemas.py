@@ -104,6 +104,8 @@ class SpeculantOptions(Schema):
     """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from no other tenant's."""
     graph: Name | None = None
     """The drafter's graph of this name, instead of the server's choice."""
+    graphs: Annotated[list[Name], Field(min_length=1)] | None = None
+    """The drafter's graphs of these names as layers, at most four."""
     learn: bool | None = None
     """Whether the tenant's later requests profit from what this one accepts."""
 

@@ -1,5 +1,7 @@
 """The folder of what was learned: one SQLite database for each tenant, and one for what no tenant owns.
 
+Graph files of a tenant's older text (:mod:`.folding`) lie in a folder of the same name.
+
 One thread does all of it, in order, so that a caller waits for the disk only where it needs a result. A damaged
 database is moved aside, and its tenant begins anew. A change is committed to the write-ahead log, which the end of the
 process does not undo; :meth:`Database.sync` brings it to the disk itself.
@@ -10,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,116 +25,27 @@ import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
+from speculant_graph.config import FoldConfig
+from speculant_graph.draft.learning.database import ID_BYTES, Database
+from speculant_graph.draft.learning.folding import Folding
+from speculant_graph.draft.learning.layers import folder_of
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.graph.layout import Int64Array
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
+NO_FOLDS = FoldConfig(enabled=False)
+"""Folds nothing."""
 MAX_OPEN_DATABASES = 32
 """Databases kept open; of more tenants the longest unused are closed."""
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
-
-_Result = TypeVar("_Result")
-
-FORMAT = 1
-"""Version of the tables."""
-ID_BYTES = 4
-
-_TABLES = f"""
-BEGIN;
-CREATE TABLE texts (id INTEGER PRIMARY KEY, token_ids BLOB NOT NULL);
-CREATE TABLE states (name TEXT PRIMARY KEY, content BLOB NOT NULL);
-PRAGMA user_version = {FORMAT};
-COMMIT;
-"""
-_REMOVE_OLDEST = """
-DELETE FROM texts WHERE id < (
-    SELECT max(id) FROM (SELECT id, sum(length(token_ids)) OVER (ORDER BY id DESC) AS num_bytes FROM texts)
-    WHERE num_bytes >= ?
-)
-"""
-_PATIENCE_S = 1.0
-"""How long to wait for another process that has the database: a backup, or one that learns, too."""
+_SWEEP_S = 3_600.0
+"""How often the text of all tenants is looked at for its age, which counts in days."""
 # The last one stands for a table that is missing or not as it should be.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
-
-class Database:
-    """An open database: texts as little-endian 32-bit token ids, oldest first, and states by name."""
-
-    def __init__(self, path: Path, max_tokens: int, *, is_exclusive: bool) -> None:
-        """Open a database, or make it, for this user alone.
-
-        Args:
-            path: its file.
-            max_tokens: tokens of texts to keep, the oldest out first.
-            is_exclusive: whether no other process may have it meanwhile.
-
-        Raises:
-            ConfigError: it is of another format.
-            sqlite3.Error: it can't be opened, is damaged, or in use.
-            OSError: it can't be made.
-        """
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files beside it the same mode
-        self._max_bytes = max_tokens * ID_BYTES
-        self._connection = sqlite3.connect(path, _PATIENCE_S, isolation_level=None)
-        try:
-            if is_exclusive:
-                self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            ((found,),) = self._connection.execute("PRAGMA user_version")
-            if not found:
-                self._connection.executescript(_TABLES)
-            elif found != FORMAT:
-                raise ConfigError(
-                    f"{path} has format {found} of learned text and this release reads {FORMAT}; "
-                    "update speculant-graph or name another folder"
-                )
-            self._num_bytes = self._counted()
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def add(self, token_ids: bytes) -> None:
-        """Add a text. Where all hold more than twice the budget, those that are wholly beyond it are removed."""
-        self._connection.execute("INSERT INTO texts (token_ids) VALUES (?)", (token_ids,))
-        self._num_bytes += len(token_ids)
-        if self._num_bytes > 2 * self._max_bytes:
-            self._connection.execute(_REMOVE_OLDEST, (self._max_bytes,))
-            self._num_bytes = self._counted()
-
-    def texts(self) -> list[bytes]:
-        """Return the newest texts within the budget, oldest first; the first one may be cut at its front."""
-        found: list[bytes] = []
-        capacity = self._max_bytes
-        for (text,) in self._connection.execute("SELECT CAST(token_ids AS BLOB) FROM texts ORDER BY id DESC"):
-            if not capacity:
-                break
-            if text:  # not NULL after damage
-                found.append(text[max(0, len(text) - capacity) :])
-                capacity -= len(found[-1])
-        return found[::-1]
-
-    def put(self, name: str, content: bytes) -> None:
-        """Replace a state by another."""
-        self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content))
-
-    def get(self, name: str) -> bytes | None:
-        """Return a state if there is one."""
-        row = self._connection.execute("SELECT CAST(content AS BLOB) FROM states WHERE name = ?", (name,)).fetchone()
-        return None if row is None else row[0]
-
-    def sync(self) -> None:
-        """Bring all of it to disk."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def close(self) -> None:
-        """Bring all of it to disk and let go of it."""
-        self._connection.close()
-
-    def _counted(self) -> int:
-        return int(self._connection.execute("SELECT coalesce(sum(length(token_ids)), 0) FROM texts").fetchone()[0])
+_Result = TypeVar("_Result")
 
 
 class LearnedFiles:
@@ -141,13 +55,27 @@ class LearnedFiles:
     can't be written or read is logged, the first time of several in a row, and left out.
     """
 
-    def __init__(self, folder: Path, tokenizer: Fingerprint, max_tokens: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Fingerprint,
+        max_tokens: int,
+        fold: FoldConfig = NO_FOLDS,
+        *,
+        on_graphs: Callable[[str, tuple[NgramGraph, ...]], None] = lambda _name, _graphs: None,
+        on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
+    ) -> None:
         """Open a folder, or make it, for this user alone.
 
         Args:
             folder: where the files are; other files in it are left alone.
             tokenizer: the tokenizer that ids are of.
-            max_tokens: tokens kept for each tenant, the oldest out first.
+            max_tokens: tokens kept for each tenant, the oldest out first; of one that is folded :meth:`load` returns so
+                many at most.
+            fold: whether and when older text becomes graphs, and how much of them is kept.
+            on_graphs: called in a thread of this object with the name of a tenant's files (:func:`name_of`) and its
+                graphs, oldest first, when :meth:`announce` asks for them and when they have changed.
+            on_fold: called there with the seconds of every fold that has ended, and whether it succeeded.
 
         Raises:
             ConfigError: another process has the folder, it can't be read or written, or it is of another format.
@@ -158,6 +86,13 @@ class LearnedFiles:
         self.is_closed = False
         """Whether nothing is taken any more."""
         self._max_tokens = max_tokens
+        # With folds only their own limit loses text; without that limit a number that no database reaches.
+        self._kept_tokens = (fold.max_tokens or 1 << 40) if fold.enabled else max_tokens
+        self._folding = Folding(
+            folder, tokenizer, fold, self._database, self._put_if_open, on_graphs=on_graphs, on_fold=on_fold
+        )
+        self._ages_matter = fold.enabled and fold.max_days > 0
+        self._next_sweep_s = 0.0
         self._open: OrderedDict[str, Database] = OrderedDict()  # the longest unused first
         self._failing: set[str] = set()
         self._lock = Lock()  # held for moments, so that nothing is put behind the end
@@ -168,6 +103,7 @@ class LearnedFiles:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._submit(self._require_ours).result()
+            self._submit(self._sweep)
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError | sqlite3.Error):
@@ -193,18 +129,22 @@ class LearnedFiles:
             tenant: any text.
             token_ids: shape ``[n]``; of more than the budget the last ones are kept.
         """
-        content = token_ids[max(token_ids.size - self._max_tokens, 0) :].astype("<i4").tobytes()
+        content = token_ids[max(token_ids.size - self._kept_tokens, 0) :].astype("<i4").tobytes()
         if content:
-            self._submit(self._use, "appending", _name_of(tenant), lambda database: database.add(content))
+            self._submit(self._append, name_of(tenant), content)
 
     def load(self, tenant: str) -> list[Int64Array]:
         """Return the newest texts of a tenant within the budget, oldest first; the first one may be cut at its front.
 
         What is no id of the tokenizer is -1: after damage anything may stand there.
         """
-        texts = self._submit(self._read, _name_of(tenant), Database.texts).result() or []
+        texts = self._submit(self._read, name_of(tenant), Database.texts).result() or []
         found = [np.frombuffer(text[: len(text) // ID_BYTES * ID_BYTES], "<u4").astype(np.int64) for text in texts]
         return [np.where(token_ids < self.tokenizer.vocabulary_size, token_ids, -1) for token_ids in found]
+
+    def announce(self, tenant: str) -> None:
+        """Have ``on_graphs`` called with a tenant's graphs; returns after that."""
+        self._submit(self._announce, name_of(tenant)).result()
 
     def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
         """Replace a state by another, soon.
@@ -214,11 +154,11 @@ class LearnedFiles:
             state: its name.
             content: what :meth:`load_state` is to return.
         """
-        self._submit(self._use, "saving a state", _name_of(tenant), lambda database: database.put(state, content))
+        self._submit(self._use, "saving a state", name_of(tenant), lambda database: database.put(state, content))
 
     def load_state(self, tenant: str | None, state: str) -> bytes | None:
         """Return a state if there is one."""
-        return self._submit(self._read, _name_of(tenant), lambda database: database.get(state)).result()
+        return self._submit(self._read, name_of(tenant), lambda database: database.get(state)).result()
 
     def forget(self, tenant: str) -> None:
         """Remove everything of a tenant from the disk.
@@ -227,7 +167,7 @@ class LearnedFiles:
             ConfigError: it can't be removed.
         """
         try:
-            self._submit(self._remove, _name_of(tenant)).result()
+            self._submit(self._remove, name_of(tenant)).result()
         except OSError as error:
             raise ConfigError(
                 f"{error.filename or self.folder} can't be removed for good ({_reason(error)}); "
@@ -254,6 +194,11 @@ class LearnedFiles:
                 raise ConfigError("what was learned is closed; open its folder again")
             return self._put(work, *arguments)
 
+    def _put_if_open(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            if not self.is_closed:
+                self._put(work)
+
     def _put(self, work: Callable[..., _Result], *arguments: object) -> Future[_Result]:
         future: Future[_Result] = Future()
 
@@ -272,12 +217,37 @@ class LearnedFiles:
 
     # What follows runs in the worker thread.
 
+    def _append(self, name: str, content: bytes) -> None:
+        self._use("appending", name, lambda database: database.add(content))
+        if name in self._open:
+            self._folding.added(name, self._open[name])
+
+    def _announce(self, name: str) -> None:
+        is_known = self._path(name).exists() or folder_of(self.folder, name).is_dir()
+        if is_known:
+            self._use("reading", name, lambda _: self._folding.announce(name))
+
     def _read(self, name: str, look_up: Callable[[Database], _Result]) -> _Result | None:
         return self._use("reading", name, look_up) if self._path(name).exists() else None
 
     def _sync_all(self) -> None:
         for name in list(self._open):
             self._use("saving", name, Database.sync)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Now and then, have every tenant's text looked at for its age, the tenants that are away included."""
+        if not self._ages_matter or time.monotonic() < self._next_sweep_s:
+            return
+        self._next_sweep_s = time.monotonic() + _SWEEP_S
+        names = (path.stem for path in list(self.folder.glob(f"*{_SUFFIX}")) if path.stem != _SHARED)
+        self._look_at_next(names)
+
+    def _look_at_next(self, names: Iterator[str]) -> None:
+        # One at a time, so that other work has its turn.
+        if (name := next(names, None)) is not None:
+            self._use("forgetting", name, lambda database: self._folding.settle(name, database))
+            self._put_if_open(lambda: self._look_at_next(names))
 
     def _use(self, action: str, name: str, work: Callable[[Database], _Result]) -> _Result | None:
         """Work with a database, where it is damaged with a new one; None if it fails."""
@@ -312,15 +282,28 @@ class LearnedFiles:
         if name not in self._open:
             while len(self._open) >= MAX_OPEN_DATABASES:
                 self._close(next(each for each in self._open if each != _SHARED))
-            self._open[name] = Database(self._path(name), self._max_tokens, is_exclusive=name == _SHARED)
+            self._open[name] = self._opened(name)
         self._open.move_to_end(name)
         return self._open[name]
+
+    def _opened(self, name: str) -> Database:
+        if name == _SHARED:
+            return Database(self._path(name), self._max_tokens, is_exclusive=True)
+        last_id = self._folding.open(name)
+        database = Database(self._path(name), self._max_tokens, kept_tokens=self._kept_tokens, last_id=last_id)
+        try:
+            self._folding.settle(name, database)
+        except BaseException:
+            database.close()
+            raise
+        return database
 
     def _path(self, name: str) -> Path:
         return self.folder / (name + _SUFFIX)
 
     def _remove(self, name: str) -> None:
         self._close(name)
+        self._folding.forget(name)
         for path in self.folder.glob(f"{name}.*"):
             path.unlink()
         descriptor = os.open(self.folder, os.O_RDONLY)
@@ -332,8 +315,10 @@ class LearnedFiles:
     def _close(self, name: str) -> None:
         if (database := self._open.pop(name, None)) is not None:
             database.close()
+            self._folding.close(name)
 
     def _close_all(self) -> None:
+        self._folding.end()
         self._sync_all()
         for name in list(self._open):
             self._close(name)
@@ -353,7 +338,7 @@ class LearnedFiles:
             )
 
 
-def _name_of(tenant: str | None) -> str:
+def name_of(tenant: str | None) -> str:
     """Return a name that every file system takes, whatever the tenant's is."""
     return _SHARED if tenant is None else hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -1,6 +1,7 @@
 """What accepted text taught: for every tenant a memory that its later sequences draft from.
 
-A tenant's memory holds its own text and nothing of others. Only how reliable kinds of contexts are, a few
+A tenant's memory holds its own text and nothing of others; of a store that folds it holds the young text, and the
+graphs of the older one beside it. Only how reliable kinds of contexts are, a few
 thousand rates, is shared by all. ``native/calibration.hpp`` and ``native/target_rows.hpp`` define what is saved.
 """
 
@@ -22,9 +23,11 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, Calibration, LearnedMemory
-from speculant_graph.draft.learning.learned_files import LearnedFiles
+from speculant_graph.config import FoldConfig
+from speculant_graph.draft.learning.learned_files import NO_FOLDS, LearnedFiles, name_of
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import MAX_VOCABULARY
+from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 MAX_TENANTS = 64
@@ -48,6 +51,14 @@ class Memory:
         self.core = LearnedMemory(max_tokens)
         self.rows_saved_s = -math.inf
         """When its rows were last brought to disk."""
+        self.graphs: tuple[NgramGraph, ...] = ()
+        """The graphs of its older text, newest last: the same object until they change."""
+
+    def take_graphs(self, graphs: tuple[NgramGraph, ...]) -> None:
+        """Have sequences that begin from now on draft from these graphs; others keep what they have."""
+        if self.graphs != graphs:
+            self.graphs = graphs
+            self.core.set_graphs([graph.core for graph in graphs])
 
 
 class LearnedStore:
@@ -58,6 +69,9 @@ class LearnedStore:
         max_tokens: int,
         folder: str | Path | None = None,
         tokenizer: Fingerprint | None = None,
+        fold: FoldConfig = NO_FOLDS,
+        *,
+        on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
     ) -> None:
         """Make a store.
 
@@ -65,6 +79,10 @@ class LearnedStore:
             max_tokens: most tokens kept of a tenant, the oldest out first; 0 keeps none.
             folder: where they are kept between processes, of which one at a time has it; None keeps them in memory.
             tokenizer: with a folder, the tokenizer that ids are of.
+            fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then holds
+                ``young_tokens`` at most.
+            on_fold: called in a thread of the store with the seconds of every fold that has ended, and whether it
+                succeeded.
 
         Raises:
             ConfigError: another process has the folder, it can't be read or written, or is of another release.
@@ -72,14 +90,21 @@ class LearnedStore:
         """
         if folder is not None and tokenizer is None:
             raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
-        self._max_tokens = max_tokens
-        self._files = None if folder is None or tokenizer is None else LearnedFiles(Path(folder), tokenizer, max_tokens)
+        folds = fold.enabled and folder is not None
+        self._max_tokens = min(max_tokens, fold.young_tokens) if folds else max_tokens
         self._lock = threading.Lock()
         self._forgetting = threading.Lock()  # held for moments: nothing of a tenant is written behind its removal
         # Sequences hold theirs: a tenant never has two memories.
         self._in_use: WeakValueDictionary[str, Memory] = WeakValueDictionary()
+        self._naming = threading.Lock()  # held for moments, by the thread of the files, too
+        self._by_name: WeakValueDictionary[str, Memory] = WeakValueDictionary()
         self._latest: OrderedDict[str, Memory] = OrderedDict()
         self._saved_tables = b""
+        self._files: LearnedFiles | None = None
+        if folder is not None and tokenizer is not None:
+            self._files = LearnedFiles(
+                Path(folder), tokenizer, self._max_tokens, fold, on_graphs=self._take_graphs, on_fold=on_fold
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -113,12 +138,26 @@ class LearnedStore:
                         memory.core.add(token_ids)
                     rows = self._files.load_state(tenant, "rows")
                     _loaded(partial(load_rows, memory.core), rows)
+                    with self._naming:
+                        self._by_name[name_of(tenant)] = memory
+                    self._files.announce(tenant)
                 self._in_use[tenant] = memory
             self._latest[tenant] = memory
             self._latest.move_to_end(tenant)
             if len(self._latest) > MAX_TENANTS:
                 self._latest.popitem(last=False)
             return memory
+
+    def graphs(self, tenant: str) -> tuple[NgramGraph, ...]:
+        """Return the graphs of a tenant's older text, newest last; the same object until they change.
+
+        Files that are replaced by others stay readable for as long as their graphs are held, so a drafter may change
+        from one to the other between any two steps.
+
+        Raises:
+            ConfigError: the store is closed.
+        """
+        return self.memory(tenant).graphs
 
     def keep(self, memory: Memory, token_ids: NDArray[np.int32]) -> None:
         """Write what a memory has learned to disk, if there is a folder."""
@@ -178,6 +217,13 @@ class LearnedStore:
         if self._files is not None:
             self._files.close()
 
+    def _take_graphs(self, name: str, graphs: tuple[NgramGraph, ...]) -> None:
+        # In the thread of the files, for which :meth:`memory` waits while it has the lock.
+        with self._naming:
+            memory = self._by_name.get(name)
+        if memory is not None:
+            memory.take_graphs(graphs)
+
 
 def _loaded(load: Callable[[bytes], _Tables], saved: bytes | None) -> _Tables | None:
     """Return tables that were saved, if there are some and they are whole."""
@@ -207,6 +253,10 @@ def load_calibration(saved: bytes) -> Calibration:
             if int(content["format"]) != _FORMAT:
                 raise ValueError("format")
             tables = content["escapes"], content["agreements"]
+            weights = calibration.weights
+            if len(tables[0]) < len(weights):  # of a release with fewer kinds, which come first
+                weights[: len(tables[0])] = tables[0]
+                tables = weights, tables[1]
             for values in tables:
                 visits = values[:, :1]
                 # Rounding may lift a sum of probabilities a little above the visits.

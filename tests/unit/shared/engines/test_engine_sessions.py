@@ -192,6 +192,18 @@ def test_numbers_are_names_and_what_can_be_no_name_teaches_nobody(warnings):
     sessions.close()
 
 
+def test_a_graph_that_a_request_names_in_vain_costs_it_no_drafts(warnings):
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    sessions = EngineSessions(
+        LocalDrafter(None, DraftConfig(strategy="adaptive")), most_drafted=2, vocabulary_size=_VOCABULARY
+    )
+    for length in (7, 8):
+        made = sessions.draft(_arrays(text[:length], text[:length]), [2, 2], graphs=["docs+house", None]).lists()
+    assert made[0] == made[1] != []
+    assert len(warnings) == 1
+    sessions.close()
+
+
 class _Broken(WatchedDrafter):
     def draft(self, steps):
         raise RuntimeError("no")

@@ -14,7 +14,7 @@ import torch
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines import vllm_v2
-from speculant_graph.engines.vllm_v2 import PROPOSER, TENANT, Speculator
+from speculant_graph.engines.vllm_v2 import GRAPHS, PROPOSER, TENANT, Speculator
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_verifier.demo.run import MODEL_FOLDER
 
@@ -309,9 +309,11 @@ def test_requests_name_their_tenants(vllm: SimpleNamespace, graph_path: Path, ru
     model_runner = vllm.runner(speculator)
     asked: list[Any] = []
     known = speculator.sessions.draft
-    speculator.sessions.draft = lambda *args, **more: asked.append(more["tenants"]) or known(*args, **more)
+    speculator.sessions.draft = lambda *args, **more: (
+        asked.append((more["tenants"], more["graphs"])) or known(*args, **more)
+    )
     requests = [
-        SimpleNamespace(req_id="a", sampling_params=SimpleNamespace(extra_args={TENANT: "acme"})),
+        SimpleNamespace(req_id="a", sampling_params=SimpleNamespace(extra_args={TENANT: "acme", GRAPHS: "docs+house"})),
         SimpleNamespace(req_id="b", sampling_params=SimpleNamespace(extra_args=None)),
         SimpleNamespace(req_id="c", sampling_params=None),
     ]
@@ -324,7 +326,8 @@ def test_requests_name_their_tenants(vllm: SimpleNamespace, graph_path: Path, ru
     runner.propose(speculator, {name: [9] for name in "bc"})
     runner.start("d", 0, 5)
     runner.propose(speculator, {"b": [9], "d": [8]}, ("d",))
-    assert asked == [["acme", None, None], [None, None], None]
+    acme = ("acme", None, None), ("docs+house", None, None)
+    assert asked == [acme, ((None, None), (None, None)), (None, None)]
     assert list(speculator._texts) == ["b", "c", "d"], "those that ended are forgotten when another begins"
-    assert not speculator._tenants
+    assert not speculator._wanted
     speculator.sessions.close()

@@ -1,0 +1,196 @@
+"""The SQLite database of one tenant's learned text, or of the tables that all tenants share."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.layout import UInt32Array
+
+FORMAT = 1
+"""Version of the tables."""
+ID_BYTES = 4
+
+_TABLES = f"""
+BEGIN;
+CREATE TABLE texts (id INTEGER PRIMARY KEY, token_ids BLOB NOT NULL);
+CREATE TABLE states (name TEXT PRIMARY KEY, content BLOB NOT NULL);
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
+_REMOVE_OLDEST = """
+DELETE FROM texts WHERE id < (
+    SELECT max(id) FROM (SELECT id, sum(length(token_ids)) OVER (ORDER BY id DESC) AS num_bytes FROM texts)
+    WHERE num_bytes >= ?
+)
+"""
+_PATIENCE_S = 1.0
+"""How long to wait for another process that has the database: a backup, or one that learns, too."""
+_SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4").tobytes()
+_HIGHEST_ID = 1 << 62
+"""Ids are milliseconds, so only damage makes a higher one; the ids after it would not fit into 64 bits soon."""
+
+
+class Database:
+    """An open database: texts as little-endian 32-bit token ids, oldest first, and states by name.
+
+    The id of a text is the time when it was added, in milliseconds since 1970, or one more than the id before it. Ids
+    rise, also where all texts before are gone or the clock is set back, so a range of ids names its texts for ever.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        max_tokens: int,
+        *,
+        is_exclusive: bool = False,
+        kept_tokens: int | None = None,
+        last_id: int = 0,
+    ) -> None:
+        """Open a database, or make it, for this user alone.
+
+        Args:
+            path: its file.
+            max_tokens: tokens of texts that :meth:`texts` returns, the newest ones.
+            is_exclusive: whether no other process may have it meanwhile.
+            kept_tokens: tokens of texts to keep, the oldest out first; None: as many as ``max_tokens``.
+            last_id: ids of new texts are above it.
+
+        Raises:
+            ConfigError: it is of another format.
+            sqlite3.Error: it can't be opened, is damaged, or in use.
+            OSError: it can't be made.
+        """
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files beside it the same mode
+        self._max_bytes = max_tokens * ID_BYTES
+        self._kept_bytes = self._max_bytes if kept_tokens is None else kept_tokens * ID_BYTES
+        self._connection = sqlite3.connect(path, _PATIENCE_S, isolation_level=None)
+        try:
+            if is_exclusive:
+                self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            ((found,),) = self._connection.execute("PRAGMA user_version")
+            if not found:
+                self._connection.executescript(_TABLES)
+            elif found != FORMAT:
+                raise ConfigError(
+                    f"{path} has format {found} of learned text and this release reads {FORMAT}; "
+                    "update speculant-graph or name another folder"
+                )
+            self._num_bytes = self._counted()
+            self._last_id = max(last_id, self._highest_id())
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts."""
+        return self._num_bytes // ID_BYTES
+
+    def add(self, token_ids: bytes) -> None:
+        """Add a text. Where all hold more than twice ``kept_tokens``, texts that are wholly beyond it are removed."""
+        text_id = max(self._last_id + 1, time.time_ns() // 1_000_000)
+        self._connection.execute("INSERT INTO texts VALUES (?, ?)", (text_id, token_ids))
+        self._last_id = text_id
+        self._num_bytes += len(token_ids)
+        if self._num_bytes > 2 * self._kept_bytes:
+            self._connection.execute(_REMOVE_OLDEST, (self._kept_bytes,))
+            self._num_bytes = self._counted()
+
+    def texts(self) -> list[bytes]:
+        """Return the newest texts of at most ``max_tokens``, oldest first; the first one may be cut at its front."""
+        found: list[bytes] = []
+        capacity = self._max_bytes
+        for (text,) in self._connection.execute("SELECT CAST(token_ids AS BLOB) FROM texts ORDER BY id DESC"):
+            if not capacity:
+                break
+            if text:  # not NULL after damage
+                found.append(text[max(0, len(text) - capacity) :])
+                capacity -= len(found[-1])
+        return found[::-1]
+
+    def oldest(self, num_left: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the oldest texts with their ids, until the other ones hold at most ``num_left`` tokens."""
+        num_bytes = self._num_bytes
+        rows = self._connection.execute("SELECT id, CAST(token_ids AS BLOB) FROM texts ORDER BY id")
+        for text_id, text in rows:
+            if num_bytes <= num_left * ID_BYTES:
+                return
+            num_bytes -= len(text or b"")
+            yield text_id, text or b""
+
+    def remove(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Remove the texts of some ranges of ids, first and last included, all or none."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.executemany("DELETE FROM texts WHERE id BETWEEN ? AND ?", ranges)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._num_bytes = self._counted()
+
+    def put(self, name: str, content: bytes) -> None:
+        """Replace a state by another."""
+        self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content))
+
+    def get(self, name: str) -> bytes | None:
+        """Return a state if there is one."""
+        row = self._connection.execute("SELECT CAST(content AS BLOB) FROM states WHERE name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
+    def sync(self) -> None:
+        """Bring all of it to disk."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Bring all of it to disk and let go of it."""
+        self._connection.close()
+
+    def _counted(self) -> int:
+        return int(self._connection.execute("SELECT coalesce(sum(length(token_ids)), 0) FROM texts").fetchone()[0])
+
+    def _highest_id(self) -> int:
+        highest = int(self._connection.execute("SELECT coalesce(max(id), 0) FROM texts").fetchone()[0])
+        if highest >= _HIGHEST_ID:
+            damage = sqlite3.DatabaseError(f"a text has the id {highest}")
+            damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise damage
+        return highest
+
+
+def write_documents(
+    file: BinaryIO, rows: Iterable[tuple[int, bytes]], vocabulary_size: int
+) -> tuple[tuple[int, int], int, int]:
+    """Write texts as the documents of a token stream.
+
+    Args:
+        file: where to.
+        rows: texts with their ids.
+        vocabulary_size: a number from it on, which only damage makes, divides a text.
+
+    Returns:
+        First and last id of the rows, tokens and documents that were written.
+    """
+    first, last, num_tokens, num_documents = 0, -1, 0, 0
+    for row_id, text in rows:
+        first, last = (row_id if last < 0 else first), row_id
+        token_ids: UInt32Array = np.frombuffer(text[: len(text) // ID_BYTES * ID_BYTES], "<u4")
+        borders = np.flatnonzero(token_ids >= vocabulary_size).tolist()
+        for start, stop in zip([0, *(border + 1 for border in borders)], [*borders, token_ids.size], strict=True):
+            if start < stop:
+                if num_documents:
+                    file.write(_SEPARATOR)
+                file.write(token_ids[start:stop].tobytes())
+                num_tokens, num_documents = num_tokens + stop - start, num_documents + 1
+    return (first, last), num_tokens, num_documents

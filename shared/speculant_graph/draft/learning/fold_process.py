@@ -1,0 +1,168 @@
+"""Runs the processes of folds, one at a time, and tells when one has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from speculant_graph.draft.learning.layers import HIDDEN, Layer
+from speculant_graph.types import Fingerprint
+
+DAMAGED = 3
+"""Exit status of the process: an older file is damaged, which the file ``damaged`` names."""
+_MODULE = "speculant_graph.draft.learning.fold_worker"
+_NOT_STARTED = 127  # as shells say it
+_ONE_AT_A_TIME = threading.Lock()  # a sidecar has a store for every graph
+
+
+@dataclass(frozen=True, slots=True)
+class FoldJob:
+    """The work of one fold."""
+
+    folder: str
+    """Its own folder, which has the text, ``tokens``, and in the end the graph, ``graph``."""
+    num_documents: int
+    """Documents in the text, with separators between them."""
+    tokenizer: Fingerprint
+    """Of the text."""
+    older: tuple[str, ...] = ()
+    """Graph files that the text follows, oldest first."""
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FoldJob:
+        """Return the job of a text."""
+        fields = json.loads(text)
+        return cls(
+            fields["folder"], fields["num_documents"], Fingerprint(**fields["tokenizer"]), tuple(fields["older"])
+        )
+
+    @property
+    def tokens(self) -> Path:
+        """The text: a file of little-endian 32-bit ids."""
+        return Path(self.folder) / "tokens"
+
+    @property
+    def graph(self) -> Path:
+        """The result."""
+        return Path(self.folder) / "graph"
+
+    @property
+    def damaged(self) -> Path:
+        """Holds the path of an older file that is damaged."""
+        return Path(self.folder) / "damaged"
+
+
+@dataclass(slots=True)
+class Fold:
+    """A fold that is under way."""
+
+    name: str
+    """Name of the tenant's files."""
+    job: FoldJob
+    """The work of the process."""
+    first: int
+    """Lowest id of the rows."""
+    last: int
+    """Highest id of the rows."""
+    num_tokens: int
+    """Their tokens."""
+    older: tuple[Layer, ...]
+    """The files that it takes in."""
+    process: subprocess.Popen[bytes] | None = None
+    is_cancelled: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of the two above."""
+
+    @property
+    def folder(self) -> Path:
+        """Its own folder."""
+        return Path(self.job.folder)
+
+
+def hidden_folder(folder: Path) -> Path:
+    """Make a folder for a fold, for this user alone."""
+    return Path(tempfile.mkdtemp(prefix=HIDDEN, dir=folder))
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file that is new for this user alone, whatever the umask is; an ``opener`` of :func:`open`."""
+    return os.open(path, flags, 0o600)
+
+
+def run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
+    """Start the process of a fold as soon as no other one of this process runs.
+
+    Args:
+        fold: the fold.
+        on_end: called in a thread with the fold, the exit status and the seconds that it took; not after
+            :func:`cancel`.
+    """
+    threading.Thread(target=_run, args=(fold, on_end), name="fold", daemon=True).start()
+
+
+def cancel(fold: Fold) -> None:
+    """End a fold at once; its process is gone when this returns."""
+    with fold.lock:
+        fold.is_cancelled = True
+        if fold.process is not None:
+            fold.process.kill()
+            fold.process.wait()
+
+
+def complaint(fold: Fold, status: int) -> str:
+    """Return why a fold failed, in one line."""
+    try:
+        lines = _messages(fold).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    # A signal, such as that of memory that has ended, leaves no words.
+    return lines[-1] if lines else f"its process ended with status {status}"
+
+
+def _messages(fold: Fold) -> Path:
+    return fold.folder / "messages"
+
+
+def _run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
+    with _ONE_AT_A_TIME:
+        started_s = time.monotonic()
+        try:
+            with fold.lock:
+                if fold.is_cancelled:
+                    return
+                fold.process = process = _started(fold)
+            status = process.wait()
+        except OSError:
+            status = _NOT_STARTED
+        finally:
+            if fold.process is not None and fold.process.stdin is not None:
+                fold.process.stdin.close()
+        seconds = time.monotonic() - started_s
+    if not fold.is_cancelled:
+        on_end(fold, status, seconds)
+
+
+def _started(fold: Fold) -> subprocess.Popen[bytes]:
+    # The pipe to its standard input stays open for as long as this process lives: so it notices our end.
+    with open(_messages(fold), "wb", opener=open_private) as messages:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, fold.job.to_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=messages,
+            start_new_session=True,  # Ctrl-C is for its parent, which ends it
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )

@@ -1,0 +1,100 @@
+"""The process of a fold: ``python -m speculant_graph.draft.learning.fold_worker JOB`` counts text into a graph file.
+
+It reads and writes in the folder that its job names and reads older graph files. It ends with its parent, whose end it
+notices at its standard input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from pathlib import Path
+
+from speculant_graph.draft.learning.fold_process import DAMAGED, FoldJob
+from speculant_graph.draft.pretraining import pretrain
+from speculant_graph.errors import GraphFileError, SpeculantError
+from speculant_graph.graph.build.builder import describe_tokens
+from speculant_graph.graph.build.combine import merge_graphs
+from speculant_graph.graph.build.count import count_tokens, map_tokens
+from speculant_graph.graph.layout import UInt32Array
+from speculant_graph.graph.ngrams import NgramGraph
+
+MAX_ORDER = 5
+"""Longest context, as graphs have it by default."""
+_MEMORY = 512_000_000
+_LOWEST_PRIORITY = 19
+
+
+def fold(job: FoldJob) -> None:
+    """Count the text, learn from it how reliable contexts are, and merge the counts with the older files.
+
+    Raises:
+        GraphFileError: an older file is damaged, or the folder can't be written.
+        GraphError: the result would be larger than a graph can be.
+    """
+    folder = Path(job.folder)
+    token_ids: UInt32Array = map_tokens(job.tokens)
+    facts = describe_tokens(
+        token_ids, job.tokenizer, max_order=MAX_ORDER, num_documents=job.num_documents, document_boundaries=True
+    )
+    # The newest text says best how reliable contexts will be: of a merge its calibration stays.
+    facts = dataclasses.replace(facts, calibration=pretrain(job.tokens, facts, _MEMORY, 1))
+    newest = folder / "newest"
+    count_tokens(job.tokens, newest, facts, folder, memory=_MEMORY, jobs=1)
+    merge_older(job, newest)
+
+
+def merge_older(job: FoldJob, newest: Path) -> None:
+    """Put the older files of a job before a graph, which is taken away; the result is ``job.graph``.
+
+    Raises:
+        GraphFileError: an older file is damaged, or the folder can't be written.
+        GraphError: the result would be larger than a graph can be.
+    """
+    for rank, path in reversed(list(enumerate(job.older))):
+        before = _checked(path, job)
+        plain = NgramGraph(before.trie, dataclasses.replace(before.metadata, calibration=b""))
+        output = Path(job.folder) / f"merged-{rank}"
+        merge_graphs(plain, NgramGraph.load(newest), output)
+        newest.unlink()
+        newest = output
+    newest.replace(job.graph)
+
+
+def _checked(path: str, job: FoldJob) -> NgramGraph:
+    """Open an older file; damage would be handed on from file to file."""
+    try:
+        return NgramGraph.load(path, verify=True)
+    except GraphFileError:
+        job.damaged.write_text(path, encoding="utf-8", errors="surrogateescape")
+        raise
+
+
+def _end_with_parent() -> None:
+    def wait() -> None:
+        sys.stdin.buffer.read()  # the pipe's other end is closed with the process that has it
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> int:
+    """Do the job of the command line; return the exit status."""
+    os.umask(0o077)
+    os.nice(_LOWEST_PRIORITY)
+    _end_with_parent()
+    job = FoldJob.from_json(sys.argv[1])
+    try:
+        fold(job)
+    except SpeculantError as error:
+        sys.stderr.write(f"{error}\n")
+        return DAMAGED if job.damaged.exists() else 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # the thread at standard input would hold up the end of the interpreter

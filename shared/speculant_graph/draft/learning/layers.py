@@ -1,0 +1,192 @@
+"""Learned text as a log: young text in a database, older text in graph files, and which of them count.
+
+1. New text is rows of the tenant's database. Row ids only rise, so a range of ids names text for ever.
+2. Beyond ``fold.young_tokens`` the oldest half of the rows becomes one graph file (:mod:`.folding`): a fold.
+3. A graph file is named by the ids that it covers, ``FIRST-LAST.graph``. Nothing else says so.
+4. A fold takes in the newest files too, from the newest one on, while one has less than :data:`RATIO` times the tokens
+   taken so far: n folds leave about log8(n) + 1 files. The ratio is 8, a large one, as files cost more than writing: a
+   file makes every draft of the tenant a sixth to a third slower, while a merge of a million tokens takes half a second
+   of an idle core, once. A token is written about seven times (with 2, three times, into six files instead of three).
+5. Where text is to be forgotten, no file grows beyond half of the tokens or days that are kept (:data:`SHARE`), as
+   whole files are deleted: the oldest first.
+6. A fold works in a hidden folder, in a process that publishes nothing. If it is killed, nothing has happened.
+7. The owner of the folder publishes by one rename. That is the only moment at which a fold happens.
+8. After it come the rows (one transaction) and the files that the new one covers. An owner that is killed between
+   these steps leaves rows or files that are covered, and hidden folders: whoever opens the tenant removes them first.
+9. So text is in rows, or in exactly one file that counts: one that can be read and that no other file covers.
+10. Forgetting a tenant ends its fold, removes database and files, the hidden folder of the fold included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from speculant_graph.config import FoldConfig
+from speculant_graph.errors import GraphFileError
+from speculant_graph.graph.ngrams import NgramGraph
+
+RATIO = 8
+"""A fold takes in a file that has less than so many times the tokens taken so far."""
+SHARE = 2
+"""One file holds at most a SHARE-th of the tokens or days that are kept."""
+MS_PER_DAY = 86_400_000
+HIDDEN = ".fold-"
+"""The beginning of the names of folders in which folds work."""
+_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\.graph")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A graph file of a tenant."""
+
+    path: Path
+    """The file."""
+    first: int
+    """The lowest id of the rows that it covers: milliseconds since 1970, see :class:`.database.Database`."""
+    last: int
+    """The highest one."""
+    num_tokens: int
+    """Tokens of these rows."""
+    num_documents: int
+    """Texts that they were in."""
+    num_ngrams: int
+    """Different n-grams of all lengths."""
+    num_bytes: int
+    """Size of the file."""
+
+    @classmethod
+    def read(cls, path: Path) -> Layer | None:
+        """Return the description of a file; None if it has not the name of a graph file.
+
+        Raises:
+            GraphFileError: it can't be read.
+        """
+        found = _NAME.fullmatch(path.name)
+        if found is None or int(found[1]) > int(found[2]):
+            return None
+        facts = NgramGraph.load(path).metadata
+        return cls(
+            path, int(found[1]), int(found[2]), facts.num_tokens, facts.num_documents,
+            sum(facts.nodes_per_level), path.stat().st_size,
+        )  # fmt: skip
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """First and last id."""
+        return self.first, self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The graph files in a tenant's folder."""
+
+    layers: tuple[Layer, ...]
+    """The files that count, oldest first."""
+    covered: tuple[Path, ...] = ()
+    """Files that another one covers."""
+    damaged: tuple[tuple[Path, GraphFileError], ...] = ()
+    """Files that can't be read, and why."""
+
+
+def folder_of(learned: Path, name: str) -> Path:
+    """Return the folder of a tenant's graph files."""
+    return learned / f"{name}.graphs"
+
+
+def name_of(first: int, last: int) -> str:
+    """Return the name of the graph file of a range of ids."""
+    return f"{first}-{last}.graph"
+
+
+def find_layers(folder: Path) -> Found:
+    """Look at the graph files in a tenant's folder, which need not exist; changes nothing.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    layers, damaged = [], []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            layers.append(Layer.read(path))
+        except GraphFileError as error:
+            damaged.append((path, error))
+    # Of two with the same first id the longer one comes first, so that a file comes after one that covers it.
+    ordered = sorted((each for each in layers if each is not None), key=lambda each: (each.first, -each.last))
+    kept: list[Layer] = []
+    covered = []
+    for layer in ordered:
+        if kept and layer.last <= kept[-1].last:
+            covered.append(layer.path)
+        else:
+            kept.append(layer)
+    return Found(tuple(kept), tuple(covered), tuple(damaged))
+
+
+def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iterator[tuple[int, bytes]]:
+    """Yield the first rows, as far as one file may hold them where text is forgotten by its age.
+
+    Args:
+        rows: ids and texts, oldest first.
+        config: how much is kept.
+    """
+    first = None
+    for row_id, text in rows:
+        first = row_id if first is None else first
+        if config.max_days and row_id - first > _longest_ms(config):
+            return
+        yield row_id, text
+
+
+def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: FoldConfig) -> int:
+    """Return the index of the first file that a fold takes in; their number if it takes in none.
+
+    Args:
+        layers: the files, oldest first.
+        num_tokens: tokens that are folded.
+        last: the highest id of their rows.
+        config: how much is kept.
+    """
+    most_tokens = config.max_tokens // SHARE
+    index, total = len(layers), num_tokens
+    while index:
+        before = layers[index - 1]
+        if before.num_tokens >= RATIO * total:
+            break
+        if config.max_tokens and before.num_tokens + total > most_tokens:
+            break
+        if config.max_days and last - before.first > _longest_ms(config):
+            break
+        index, total = index - 1, total + before.num_tokens
+    return index
+
+
+def kept_from(layers: Sequence[Layer], now_ms: int, config: FoldConfig) -> int:
+    """Return the index of the first file that is kept: older ones are to be forgotten, by their age or the space.
+
+    Args:
+        layers: the files, oldest first.
+        now_ms: the time, in milliseconds since 1970.
+        config: how much is kept.
+    """
+    index, total = len(layers), 0
+    while index:
+        before = layers[index - 1]
+        total += before.num_tokens
+        if config.max_tokens and total > config.max_tokens:
+            break
+        if config.max_days and before.last < oldest_ms(now_ms, config):
+            break
+        index -= 1
+    return index
+
+
+def _longest_ms(config: FoldConfig) -> float:
+    return config.max_days * MS_PER_DAY / SHARE
+
+
+def oldest_ms(now_ms: int, config: FoldConfig) -> int:
+    """Return the lowest id that is kept."""
+    return now_ms - round(config.max_days * MS_PER_DAY) if config.max_days else 0

@@ -1,0 +1,119 @@
+"""Reads a tenant's learned text for people, without changing it, also while a sidecar has the folder."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from speculant_graph.draft.learning.database import ID_BYTES, write_documents
+from speculant_graph.draft.learning.fold_process import FoldJob
+from speculant_graph.draft.learning.fold_worker import fold, merge_older
+from speculant_graph.draft.learning.layers import Layer, find_layers, folder_of
+from speculant_graph.draft.learning.learned_files import name_of
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.files import replacing, workspace, writing
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import Fingerprint
+
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedText:
+    """The learned text of a tenant at a moment."""
+
+    texts: tuple[tuple[int, bytes], ...]
+    """The young text: ids, which are milliseconds since 1970, and little-endian 32-bit token ids, oldest first."""
+    layers: tuple[Layer, ...]
+    """The graph files of the older text, oldest first."""
+    database_bytes: int
+    """Size of the database, which holds the young text and the target's rows."""
+
+    @property
+    def num_young_tokens(self) -> int:
+        """Tokens of the young text."""
+        return sum(len(text) for _, text in self.texts) // ID_BYTES
+
+
+def read_learned(learned: Path, tenant: str) -> LearnedText:
+    """Return the learned text of a tenant.
+
+    Args:
+        learned: the folder of one graph; a sidecar has one below ``server.learned`` for each.
+        tenant: any text.
+
+    Raises:
+        ConfigError: the folder has no text of it, or can't be read.
+    """
+    name = name_of(tenant)
+    database, folder = learned / f"{name}.sqlite", folder_of(learned, name)
+    if not database.exists() and not folder.is_dir():
+        is_one = (learned / "shared.sqlite").exists()
+        raise ConfigError(
+            f"nothing was learned of this tenant in {learned}",
+            fix="check the tenant" if is_one else "name the folder of one graph, below the folder of all",
+            field="learned",
+        )
+    for _ in range(_TRIES):
+        # Rows first: ids tell which of them have become a file meanwhile.
+        texts = _texts(database) if database.exists() else []
+        found = find_layers(folder)
+        if not found.damaged:  # else a file was replaced just then, or is damaged
+            break
+    ranges = [layer.ids for layer in found.layers]
+    young = tuple(row for row in texts if not any(first <= row[0] <= last for first, last in ranges))
+    return LearnedText(young, found.layers, database.stat().st_size if database.exists() else 0)
+
+
+def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | None) -> NgramGraph:
+    """Write all learned text of a tenant as one ordinary graph, in which no n-gram crosses from text to text.
+
+    Args:
+        learned: the text.
+        output: the graph file.
+        tokenizer: the tokenizer of the ids; None: the one that the graph files name.
+
+    Raises:
+        ConfigError: there is no text at all, or no file that names the tokenizer.
+        TokenizerMismatchError: the files are of another one.
+        GraphFileError: a file is damaged, or the output can't be written.
+    """
+    if learned.layers:
+        known = NgramGraph.load(learned.layers[-1].path).metadata.tokenizer
+        if tokenizer is not None and tokenizer.sha256 != known.sha256:
+            raise TokenizerMismatchError(
+                f"the learned text is of tokenizer {known.name} ({known.sha256[:12]}), not of {tokenizer.name} "
+                f"({tokenizer.sha256[:12]}); name that one, or none"
+            )
+        tokenizer = known
+    if tokenizer is None:
+        raise ConfigError(
+            "no graph file names the tokenizer of the learned text", fix="name it", field="graph.tokenizer_name"
+        )
+    with workspace(output) as folder:
+        job = FoldJob(str(folder), 0, tokenizer, tuple(str(layer.path) for layer in learned.layers))
+        with writing(output), job.tokens.open("xb") as file:
+            _, num_tokens, num_documents = write_documents(file, learned.texts, tokenizer.vocabulary_size)
+        if num_tokens:
+            fold(FoldJob(job.folder, num_documents, tokenizer, job.older))
+        elif learned.layers:
+            with writing(output):
+                shutil.copyfile(learned.layers[-1].path, folder / "newest")
+            merge_older(FoldJob(job.folder, 0, tokenizer, job.older[:-1]), folder / "newest")
+        else:
+            raise ConfigError("no text was learned of this tenant", fix="check the tenant", field="tenant")
+        with replacing(output, lambda path: NgramGraph.load(path, verify=True), folder) as temporary:
+            job.graph.replace(temporary)
+    return NgramGraph.load(output)
+
+
+def _texts(path: Path) -> list[tuple[int, bytes]]:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT id, CAST(token_ids AS BLOB) FROM texts ORDER BY id")
+            return [(text_id, text) for text_id, text in rows if text]  # not NULL after damage
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path} can't be read ({error})", fix="check it", field="learned") from error

@@ -1,0 +1,185 @@
+"""The processes of folds: how they fail and end, who can read what they write, and how their graphs are told."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speculant_graph.config import FoldConfig
+from speculant_graph.draft.learning import fold_process, folding
+from speculant_graph.draft.learning.layers import HIDDEN, find_layers, folder_of
+from speculant_graph.draft.learning.learned_files import name_of
+from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
+from speculant_graph.graph.ngrams import NgramGraph
+from support.graphs import counts_of
+from support.learned import (
+    FOLD,
+    SMALL,
+    counted,
+    filled,
+    fold_here,
+    held,
+    ids,
+    learning,
+    loaded,
+    opened,
+    settled,
+    text_of,
+)
+
+
+def test_a_fold_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    ends: list[bool] = []
+    expected = filled(tmp_path, 12)
+    monkeypatch.setattr(fold_process, "_MODULE", "speculant_graph.no_such_module")
+    monkeypatch.setattr(folding, "RETRY_S", 0.0)
+    with opened(tmp_path, 1 << 40, SMALL, FOLD, lambda _seconds, is_done: ends.append(is_done)) as files:
+        for number in (13, 14):
+            files.append("", ids(text_of(number)))
+            settled(files)
+        assert len(warnings) == 1
+        assert "no_such_module" in warnings[0]
+        monkeypatch.undo()
+        files.append("", ids(text_of(15)))
+        settled(files)
+    assert ends == [False, False, True]
+    assert find_layers(folder_of(tmp_path, name_of(""))).layers
+    assert held(tmp_path) == expected + counted(map(text_of, (13, 14, 15)))
+
+
+def modes_below(folder: Path) -> set[tuple[bool, int]]:
+    """Return the permissions of what is in a folder, and whether each is of a folder; things may come and go."""
+    found = set()
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                found.add((name in folders, stat.S_IMODE((Path(path) / name).stat().st_mode)))
+    return found
+
+
+def test_only_this_user_can_read(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        with opened(tmp_path / "learned", 1 << 40, SMALL, FOLD) as files:
+            for number in range(1, 13):
+                files.append("", ids(text_of(number)))
+            modes = set()
+            while files._folding._fold is not None or not modes:
+                files._submit(lambda: None).result()
+                modes |= modes_below(tmp_path / "learned")
+            settled(files)
+            modes |= modes_below(tmp_path / "learned")
+    finally:
+        os.umask(previous)
+    assert modes == {(True, 0o700), (False, 0o600)}
+    assert find_layers(folder_of(tmp_path / "learned", name_of(""))).layers
+
+
+def wait_for_process(files) -> int:
+    while files._folding._fold is None or files._folding._fold.process is None:
+        time.sleep(0.002)
+    return files._folding._fold.process.pid
+
+
+@pytest.mark.parametrize("end", ["forget", "close"])
+def test_a_fold_ends_with_its_tenant_and_its_owner(tmp_path: Path, end: str) -> None:
+    expected = filled(tmp_path, 12)
+    other = filled(tmp_path, 3, "other")
+    with opened(tmp_path, 1 << 40, SMALL, FOLD) as files:
+        files.append("", ids(text_of(13)))
+        pid = wait_for_process(files)
+        os.kill(pid, signal.SIGSTOP)
+        files.forget("") if end == "forget" else files.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert not list(tmp_path.glob(f"*/{HIDDEN}*"))
+        if end == "forget":
+            assert not list(tmp_path.glob(f"{name_of('')}*"))
+            files.append("", ids(text_of(14)))
+            assert loaded(files) == [text_of(14)]
+    assert held(tmp_path, "other") == other
+    assert held(tmp_path) == (counted([text_of(14)]) if end == "forget" else expected + counted([text_of(13)]))
+
+
+FOLD_AND_WAIT = """
+from speculant_graph.config import FoldConfig
+files.close()
+fold = FoldConfig(enabled=True, young_tokens=2)
+files = LearnedFiles(Path(sys.argv[1]), Fingerprint("t", "ab" * 32, 3_000), 500, fold)
+files.append("", np.arange(10))
+while files._folding._fold is None or files._folding._fold.process is None:
+    pass
+print(files._folding._fold.process.pid, flush=True)
+input()
+"""
+
+
+def test_a_fold_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    with learning(tmp_path, FOLD_AND_WAIT) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        owner.kill()
+    deadline_s = time.monotonic() + 30
+    status = Path(f"/proc/{pid}/status")
+    while status.exists() and "Z (zombie)" not in status.read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_graphs_are_told_and_old_ones_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold_here(monkeypatch)
+    told: list[tuple[NgramGraph, ...]] = []
+    with LearnedStore(10_000, tmp_path, SMALL, FOLD) as store:
+        memory: Memory = store.memory("a")
+        assert store.graphs("a") == ()
+        texts = []
+        assert store._files is not None
+        for number in range(1, 40):
+            texts.append(text_of(number))
+            store.keep(memory, np.array(texts[-1], np.int32))
+            settled(store._files)
+            if not told or told[-1] is not memory.graphs:
+                told.append(memory.graphs)
+        graphs = store.graphs("a")
+        assert graphs
+        assert graphs is store.graphs("a") is memory.graphs
+        assert len(told) > 3
+        for old in told:  # their files are gone
+            of_old = counted([])
+            for graph in old:
+                of_old += counts_of(graph)
+            num_texts = sum(graph.metadata.num_documents for graph in old)
+            assert of_old == counted(texts[:num_texts])
+        descriptors = len(os.listdir("/dev/fd"))
+        told.clear()
+        del old, graph
+        gc.collect()
+        assert len(os.listdir("/dev/fd")) < descriptors
+        assert store.graphs("b") == ()
+    with LearnedStore(10_000, tmp_path, SMALL) as store:
+        again = store.graphs("a")
+        assert [graph.metadata for graph in again] == [graph.metadata for graph in graphs]
+        store.forget("a")
+        assert store.graphs("a") == ()
+
+
+def test_a_fold_learns_how_reliable_contexts_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold_here(monkeypatch)
+    config = FoldConfig(enabled=True, young_tokens=6_000)
+    with opened(tmp_path, 1 << 40, SMALL, config) as files:
+        for _ in range(6):
+            files.append("", ids(np.random.default_rng(1).integers(0, 30, 5_000).tolist()))
+            settled(files)
+    [*_, layer] = find_layers(folder_of(tmp_path, name_of(""))).layers
+    facts = NgramGraph.load(layer.path).metadata
+    assert load_calibration(facts.calibration).bins[:, 0].sum() > 0
+    assert facts.document_boundaries
+    assert facts.num_documents > 1

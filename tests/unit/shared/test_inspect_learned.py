@@ -1,0 +1,93 @@
+"""``speculant inspect --learned``: the learned text of a tenant, and all of it as one graph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from speculant_graph.cli.inspect import run
+from speculant_graph.config import FoldConfig
+from speculant_graph.draft.learning.layers import find_layers, folder_of
+from speculant_graph.draft.learning.learned_files import name_of
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.ngrams import NgramGraph
+from support.graphs import counts_of
+from support.learned import SMALL, counted, fold_here, ids, loaded, opened, settled, text_of
+
+FOLD = FoldConfig(enabled=True, young_tokens=100, max_tokens=0)
+
+
+def learn(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold_here(monkeypatch)
+    with opened(folder, 1 << 40, SMALL, FOLD) as files:
+        for number in range(1, count + 1):
+            files.append("acme", ids(text_of(number)))
+            settled(files)
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, dict[str, object]]:
+    assert run([*map(str, arguments), "--json"]) == 0
+    shown = capsys.readouterr().out
+    return shown, json.loads(shown.splitlines()[-1])
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_open: bool
+) -> None:
+    learn(tmp_path, 40, monkeypatch)
+    layers = find_layers(folder_of(tmp_path, name_of("acme"))).layers
+    assert len(layers) > 1
+    with opened(tmp_path, 1 << 40, SMALL) as files:
+        young = loaded(files, "acme")
+        if not is_open:
+            files.close()
+        shown, report = inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path / "all.pkl")
+    texts = [text_of(number) for number in range(1, 41)]
+    assert report["tokens"] == sum(map(len, texts))
+    assert report["young"]["texts"] == len(young)  # type: ignore[index]
+    assert report["young"]["tokens"] == sum(map(len, young))  # type: ignore[index]
+    files_told: list[dict[str, object]] = report["graphs"]  # type: ignore[assignment]
+    for told, layer in zip(files_told, layers, strict=True):
+        graph = NgramGraph.load(layer.path)
+        assert told["path"] == str(layer.path)
+        assert told["tokens"] == graph.metadata.num_tokens
+        assert told["ngrams"] == sum(graph.trie.nodes_per_level)
+        assert told["file_bytes"] == layer.path.stat().st_size
+        assert "2020" < str(told["oldest"]) <= str(told["newest"])
+    assert "acme" in shown
+    graph = NgramGraph.load(tmp_path / "all.pkl", complete=True)
+    assert counts_of(graph) == counted(texts)
+    assert graph.metadata.num_documents == 40
+    assert not list(tmp_path.glob(".all.pkl*"))
+
+
+def test_all_of_it_may_be_in_files_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plain_tokenizer_folder: Path
+) -> None:
+    learn(tmp_path, 40, monkeypatch)
+    with opened(tmp_path, 1 << 40, SMALL, FOLD) as files:
+        young = loaded(files, "acme")
+        for each in young:
+            files.append("young", ids(each))
+    expected = counted(map(text_of, range(1, 41))) - counted(young)
+    (tmp_path / f"{name_of('acme')}.sqlite").unlink()
+    inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path / "old.pkl")
+    assert counts_of(NgramGraph.load(tmp_path / "old.pkl", complete=True)) == expected
+    given = ("--learned", tmp_path, "--tenant", "young", "--export", tmp_path / "young.pkl")
+    with pytest.raises(ConfigError) as caught:
+        run([*map(str, given)])
+    assert caught.value.field == "graph.tokenizer_name"
+    _, report = inspect(capsys, *given, "--tokenizer", plain_tokenizer_folder)
+    assert report["graphs"] == []
+    assert NgramGraph.load(tmp_path / "young.pkl").metadata.num_documents <= len(young)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    for arguments, field in (([], "path"), (["--learned", str(tmp_path)], "learned")):
+        with pytest.raises(ConfigError) as caught:
+            run(arguments)
+        assert caught.value.field == field
