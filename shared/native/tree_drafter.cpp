@@ -13,16 +13,20 @@ constexpr std::int32_t kNodesBetweenPauses = 64;
 // bounds the time on a file that nobody checked to about a millisecond. Trees of 64 nodes from graphs of two million
 // tokens read 70,000 at most.
 constexpr std::int64_t kMostRead = 1 << 19;
+// What a level below the first is worth in the ranks of paths: 0.4 % more tokens a step. Drafts state probabilities
+// without it (docs/experiments.md, "ranks of paths").
+constexpr double kLevelWorth = 0.95;
 
 }  // namespace
 
 /// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first. Those whose
-/// paths, after `parent`, are no more probable than `least` are left out.
-void TreeDrafter::rank(int most, double parent, double least) {
+/// paths, after `parent`, rank no higher than `least` are left out.
+void TreeDrafter::rank(int most, const Node& parent, double least) {
   best_.clear();
   for (const Candidate& candidate : mixture_.candidates) {
     const double probability = candidate.probability;
-    if (!(probability > kSmallestCandidate) || parent * std::min(probability, 1.0) <= least) continue;
+    if (!(probability > kSmallestCandidate)) continue;
+    if (parent.probability * std::min(probability, 1.0) * parent.worth <= least) continue;
     if (std::ssize(best_) == most) {
       if (probability <= best_.back()->probability) continue;
       best_.pop_back();
@@ -46,11 +50,12 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   calibration.interpolate(collector_.collect(sources, calibration, end, node.context), index > 0, mixture_);
   calibration.calibrate(mixture_);
   const auto is_full = [&] { return children_.size() == budget_left; };
-  rank(max_branches, node.probability, is_full() ? children_.front().probability : -1.0);
+  rank(max_branches, node, is_full() ? children_.front().rank : -1.0);
   for (const Candidate* candidate : best_) {
     const double probability = node.probability * std::min(candidate->probability, 1.0);
     if (probability < least_probability) break;
-    const Child child{.probability = probability,
+    const Child child{.rank = probability * node.worth,
+                      .probability = probability,
                       .index = num_found_++,
                       .parent = index,
                       .token = candidate->token,
@@ -70,7 +75,7 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   sources.session.fill(window_);
   collector_.successors.allow(kMostRead);
   children_.clear();
-  nodes_.assign(1, {0, 0, 0, 1.0, context});
+  nodes_.assign(1, {0, 0, 0, 1.0, 1.0, context});
   num_found_ = 0;
   draft.clear();
   for (std::int32_t current = 0; current < shape.budget; ++current) {
@@ -89,7 +94,8 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
     } else if (sources.has(Source::kCorpus)) {
       next = sources.trie.extend(parent.context, child.token);
     }
-    nodes_.push_back({child.token, child.parent, parent.depth + 1, child.probability, next});
+    nodes_.push_back(
+        {child.token, child.parent, parent.depth + 1, child.probability, parent.worth * kLevelWorth, next});
     draft.add(child.parent, child.token, child.probability);
   }
 }

@@ -78,7 +78,7 @@ class DraftConfig(Config):
     earlier sequences accepted), 'recycled' (the target's own top tokens)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
-    max_branches: Annotated[int, Field(ge=1, le=64)] = 8
+    max_branches: Annotated[int, Field(ge=1, le=64)] = 64
     """Most children of a node."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""

@@ -19,7 +19,7 @@ from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
 from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft
-from support.drafter_reference import SlowDrafter
+from support.drafter_reference import SlowDrafter, level_worth
 from support.graphs import graph_of
 from support.oracle import OracleGraph
 from support.tree_reference import (
@@ -44,7 +44,7 @@ configs = st.builds(
     strategy=st.sampled_from(["tree", "adaptive", "greedy"]),
     sources=st.sets(st.sampled_from(SOURCES)).map(frozenset),
     max_depth=st.integers(1, 6),
-    max_branches=st.integers(1, 8),
+    max_branches=st.sampled_from([1, 2, 3, 8, 64]),
     max_learned_tokens=st.sampled_from([0, 3, 60, 1_000, 100_000]),
 )
 
@@ -178,10 +178,12 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     siblings: defaultdict[int, list[int]] = defaultdict(list)
     for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
         assert 0 <= parent < node
-        assert 0 < probabilities[node] <= min(probabilities[parent], probabilities[node - 1])
+        assert 0 < probabilities[node] <= probabilities[parent]
         assert token_id not in siblings[parent]
         siblings[parent].append(token_id)
         depths.append(depths[parent] + 1)
+    ranks = [each * level_worth(depth) for each, depth in zip(probabilities[1:], depths[1:], strict=True)]
+    assert ranks == sorted(ranks, reverse=True)
     assert max(depths) <= config.max_depth
     assert all(len(tokens) <= config.max_branches for tokens in siblings.values())
     assert draft.is_chain or draft.strategy == "tree"

@@ -18,6 +18,7 @@ from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED,
     LEARNED_CHAINS,
+    LEVEL_WORTH,
     RECYCLED_DEPTH,
     RECYCLED_WIDTH,
     SESSION,
@@ -67,6 +68,11 @@ class SlowSequence:
     own_rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
     """By slot, over those of the memory: what others must not see of a sequence that nobody learns from."""
     is_calibrated: bool = False
+
+
+def level_worth(depth: int) -> float:
+    """Return what a path of so many tokens is worth in ranks."""
+    return math.prod([LEVEL_WORTH] * (depth - 1), start=1.0)
 
 
 class SlowDrafter:
@@ -133,22 +139,24 @@ class SlowDrafter:
     def draft(self, session_id: int, strategy: StrategyName, budget: int, least: float = 0.0) -> list[Node]:
         """Draft the most probable paths that are probable enough."""
         sequence = self.sequences[session_id]
-        nodes = self._grown(sequence, budget, 1 if strategy == "adaptive" else self._config.max_branches)
-        sequence.draft = [node for node in nodes if node.probability >= least]
+        branches = 1 if strategy == "adaptive" else self._config.max_branches
+        sequence.draft = self._grown(sequence, budget, branches, least)
         sequence.is_calibrated = True
         return sequence.draft
 
-    def _grown(self, sequence: SlowSequence, budget: int, branches: int) -> list[Node]:
+    def _grown(self, sequence: SlowSequence, budget: int, branches: int, least: float) -> list[Node]:
         nodes: list[Node] = []
         waiting: list[Node] = []  # as found, which decides between equals
         while len(nodes) < budget:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0)
             if len(newest.path) < self._config.max_depth:
                 for token_id, probability in self.children(sequence, newest.path)[:branches]:
-                    waiting.append(Node(len(nodes), [*newest.path, token_id], newest.probability * probability))
+                    child = Node(len(nodes), [*newest.path, token_id], newest.probability * probability)
+                    if child.probability >= least:
+                        waiting.append(child)
             if not waiting:
                 break
-            best = max(waiting, key=lambda node: node.probability)
+            best = max(waiting, key=lambda node: node.probability * level_worth(len(node.path)))
             waiting.remove(best)
             nodes.append(best)
         return nodes

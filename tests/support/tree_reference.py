@@ -31,6 +31,8 @@ TOP_SUCCESSORS, LONG_ROW = 16, 64
 """Successors of a graph's context that are looked at; those of contexts with more than the latter are remembered."""
 MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
 """Bounds of a mixture: candidates, their least probability, and what must be left for a shorter context."""
+LEVEL_WORTH = 0.95
+"""What a level of a path below the first is worth in ranks."""
 RECYCLED_SLOTS, RECYCLED_DEPTH, RECYCLED_WIDTH = 32_768, 4, 4
 """Contexts whose rows are kept, rows of each, and tokens of a row."""
 
