@@ -12,7 +12,7 @@ namespace {
 // Sizes of the tables. Changing one, or a bound below, makes tables that were saved useless.
 constexpr std::size_t kLengths = 11, kOccurrences = 6, kVarieties = 3;  // classes of length_class and kind_of
 constexpr std::size_t kProbabilities = 20;  // half octaves from 1 down to kSmallestCandidate
-constexpr std::size_t kSupports = 1 << 12;  // the fields of support_by, and kInside
+constexpr std::size_t kSupports = 1 << 14;  // the fields of support_by, and kInside
 // Set where the token before was drafted itself. Without it figures are within 0.3 %.
 constexpr std::uint32_t kInside = 1 << 11;
 // Candidates of a position; more are left out, those of the shortest contexts. With 64 no figure changes.
@@ -29,7 +29,7 @@ constexpr double kWeightPrior = 2.0;
 // within 0.6 %.
 constexpr double kBinPrior = 5.0;
 // Back-off weights before anything is learned: of the sequence, the corpus and learned text by length, falling from
-// kFirstShare by kShareRatio a token; of the two other kinds one each. Guesses: 0.5 for all lengths, or for one of the
+// kFirstShare by kShareRatio a token, and so of neural contexts by class; of the two other kinds one each. Guesses: 0.5 for all lengths, or for one of the
 // two, is within 0.2 %.
 constexpr double kFirstShare = 0.85, kShareRatio = 0.75, kLeastShare = 0.08;
 constexpr double kSkipGramShare = 0.8, kTargetRowsShare = 0.7;
@@ -47,14 +47,15 @@ std::size_t class_of(std::int64_t value, const std::int64_t (&bounds)[size]) {
 
 // The bounds of all classes below are guesses. Others are within 0.3 %.
 
-/// Orders of a graph are classes of their own.
+/// Orders of a graph are classes of their own; the length of a neural context is a class.
 std::size_t length_class(Source source, std::int64_t length) {
-  if (source == Source::kCorpus || length <= 5) return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
+  if (source == Source::kCorpus || source == Source::kNeural || length <= 5) return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
   return 6 + class_of(length, {7, 11, 19});
 }
 
 /// How a context marks the candidates that it supports; of each field the first mark counts, which is the longest's.
-/// From the lowest bit on: three bits of the sequence, four of the corpus, two of learned text, two of the other kinds.
+/// From the lowest bit on: three bits of the sequence, four of the corpus, two of learned text, two of the other kinds;
+/// above kInside two of the neural model, where `value` is that of the least support.
 struct Support {
   std::uint32_t field, value;
 };
@@ -79,6 +80,10 @@ Support support_by(Source source, std::int64_t length) {
     case Source::kTargetRows:
       field = 3 << 9;
       value = (source == Source::kSkipGram ? 1u : length == 1 ? 2u : 3u) << 9;
+      break;
+    case Source::kNeural:
+      field = 3 << 12;
+      value = 1 << 12;
       break;
   }
   return {field, value};
@@ -151,7 +156,10 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
       }
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
-      if (!(candidate.support & field)) candidate.support |= value;
+      if (!(candidate.support & field)) {
+        candidate.support |=
+            context.source == Source::kNeural ? neural::support_class(successor.count) * value : value;
+      }
       if (successor.child != Successor::kNoChild && candidate.order == 0) {
         candidate.child = successor.child, candidate.order = context.length;
       }

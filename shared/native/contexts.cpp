@@ -9,9 +9,14 @@ namespace {
 
 // Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
-// Contexts of a position before the last three (skip-gram, two of rows) join: Calibration::learn has space for 128. A
+// Contexts of a position before the last four (neural, skip-gram, two of rows) join: Calibration::learn has space for 128. A
 // graph of orders 1 to 10 and matches of up to 32 tokens give at most 73 of them; only a damaged file has more.
-constexpr std::size_t kMaxContexts = 123;
+constexpr std::size_t kMaxContexts = 122;
+// The neural model comes before contexts of so many tokens. docs/experiments.md, "a neural model"
+constexpr std::int64_t kNeuralBefore = 3;
+// Orders of the graph whose most frequent successors the model is asked about, too.
+constexpr std::int64_t kAskedOrders = 2;
+static_assert(kLookBack >= kMaxMatch && kLookBack >= neural::kLookBack);
 
 /// Count a token behind `start`.
 void count_token(std::vector<Successor>& successors, std::size_t start, Token token, std::uint32_t count = 1) {
@@ -106,7 +111,7 @@ void ContextCollector::close(const Calibration& calibration, MatchedContext cont
 }
 
 const MatchedContexts& ContextCollector::collect(const Sources& sources, const Calibration& calibration,
-                                                 const Token* end, Context context) {
+                                                 const Token* end, Context context, double least_share) {
   found_.clear();
   left_ = 1.0;
   session_.begin(sources.session, sources.session_size, sources.has(Source::kSession));
@@ -114,7 +119,7 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   if (!sources.has(Source::kCorpus)) context = {};
   sources.trie.prefetch_all_children(context);
   std::int64_t total_before = -1, longest;
-  bool has_short_ones = false;
+  bool has_asked = !sources.has(Source::kNeural), has_short_ones = false;
   const auto add_matches = [&](SuffixMatches& matches, Source source) {
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
     close(calibration, {.source = source, .length = length, .total = total, .occurrences = total});
@@ -124,7 +129,10 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
     do {  // shorter matches are looked for only once longer contexts have left something to them
       longest = std::max({context.order, session_.length(), learned_.length()});
     } while (session_.find_below(longest, end) || learned_.find_below(longest, end));
-    if (longest <= 2 && !has_short_ones) {
+    if (longest <= kNeuralBefore && !has_asked) {
+      has_asked = true;
+      if (left_ >= least_share) add_proposals(sources, calibration, end, context);
+    } else if (longest <= 2 && !has_short_ones) {
       has_short_ones = true;
       if (sources.has(Source::kSkipGram)) add_skip_gram(sources, calibration, end);
       if (sources.has(Source::kTargetRows)) {
@@ -149,20 +157,10 @@ std::int64_t ContextCollector::add_children(const Sources& sources, const Calibr
                                             std::int64_t total_before) {
   const Range children = sources.trie.children(context);
   if (children.empty() || children.size() > sources.trie.vocabulary_size()) return total_before;
-  const Level& level = sources.trie.level(context.order + 1);
-  const std::int64_t total = level.total(children);
+  const std::int64_t total = sources.trie.level(context.order + 1).total(children);
   if (total <= 0 || total == total_before) return total_before;
-  auto& successors = found_.successors;
-  if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) {
-    const auto top = this->successors.top(sources.trie, context, children);
-    if (top.empty()) return total;
-    successors.insert(successors.end(), top.begin(), top.end());
-  } else {
-    const std::size_t start = successors.size();
-    successors.resize(start + kTopSuccessors);
-    const std::span<Successor, kTopSuccessors> top(successors.data() + start, kTopSuccessors);
-    successors.resize(start + most_frequent(level, children, top));
-  }
+  const auto top = top_children(sources.trie, context);
+  found_.successors.insert(found_.successors.end(), top.begin(), top.end());
   close(calibration, {.source = Source::kCorpus,
                       .length = context.order,
                       .total = total,
@@ -170,6 +168,33 @@ std::int64_t ContextCollector::add_children(const Sources& sources, const Calibr
                       .distinct = children.size(),
                       .node = context.node});
   return total;
+}
+
+/// The most frequent successors of a context, until the next call; none where there are too many to read.
+std::span<const Successor> ContextCollector::top_children(const Trie& trie, Context context) {
+  const Range children = trie.children(context);
+  if (children.empty() || children.size() > trie.vocabulary_size()) return {};
+  if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) return successors.top(trie, context, children);
+  return std::span(top_).first(most_frequent(trie.level(context.order + 1), children, top_));
+}
+
+/// Add what the neural model finds probable: of its frequent tokens, of the successors that were found so far, and of
+/// those of short contexts.
+void ContextCollector::add_proposals(const Sources& sources, const Calibration& calibration, const Token* end,
+                                     Context context) {
+  known_.clear();
+  for (const Successor& each : found_.successors) known_.push_back(each.token);
+  for (; context.order > 0; context = sources.trie.shorter(context)) {
+    if (context.order > kAskedOrders) continue;
+    for (const Successor& each : top_children(sources.trie, context)) known_.push_back(each.token);
+  }
+  const auto proposals = proposer_.propose(sources.model, end, known_);
+  if (proposals.empty()) return;
+  for (const auto& [token, count] : proposals) found_.successors.push_back({token, count});
+  close(calibration, {.source = Source::kNeural,
+                      .length = neural::confidence_class(proposals.front().count),
+                      .total = neural::kWhole,
+                      .occurrences = 1});
 }
 
 /// Add the positions that match but for the last token.

@@ -78,10 +78,11 @@ Sequence::Sequence(std::shared_ptr<LearnedMemory> memory, std::int64_t max_token
 
 std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_bytes() + rows_.num_bytes(); }
 
-Sources Sequence::sources(const Trie& trie) const {
+Sources Sequence::sources(const Graph& graph) const {
   auto enabled = settings.sources;
-  if (trie.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
-  return {trie, history, size(), memory->history, rows_, enabled};
+  if (graph.trie.max_order() == 0) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
+  if (graph.model.empty()) enabled[static_cast<std::size_t>(Source::kNeural)] = false;
+  return {graph.trie, history, size(), memory->history, rows_, graph.model, enabled};
 }
 
 void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
@@ -106,11 +107,11 @@ void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Tok
   }
 }
 
-void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition) {
+void Sequence::accept(TreeDrafter& drafter, const Graph& graph, Calibration& calibration, Addition& addition) {
   if (addition.tokens.empty()) return;
   const bool is_first = !std::exchange(addition.has_begun, true);
   if (is_first) {
-    learn(drafter, trie, calibration);
+    learn(drafter, graph, calibration);
     addition.is_prompt |= size() == 0;
     if (history.is_small()) history.reserve(std::ssize(addition.tokens));
   }
@@ -124,11 +125,11 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
     unlearned_context_ = context;
   }
   if (calibrates && !waits) {
-    Exclusive graph(calibration.lock);
+    Exclusive rates(calibration.lock);
     Shared tenant(memory->lock);
-    drafter.accept(sources(trie), calibration, history, context, part, true, !is_first);
+    drafter.accept(sources(graph), calibration, history, context, part, true, !is_first);
   } else {
-    drafter.accept(sources(trie), calibration, history, context, part, false, !is_first);
+    drafter.accept(sources(graph), calibration, history, context, part, false, !is_first);
   }
   if (!addition.tokens.empty()) return;
   // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
@@ -143,11 +144,11 @@ void Sequence::accept(TreeDrafter& drafter, const Trie& trie, Calibration& calib
   draft.clear();
 }
 
-void Sequence::learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration) {
+void Sequence::learn(TreeDrafter& drafter, const Graph& graph, Calibration& calibration) {
   if (unlearned_.empty()) return;
-  Exclusive graph(calibration.lock);
+  Exclusive rates(calibration.lock);
   Shared tenant(memory->lock);
-  Sources before = sources(trie);
+  Sources before = sources(graph);
   before.session_size -= std::ssize(unlearned_);
   drafter.learn(before, calibration, unlearned_context_, unlearned_);
   unlearned_.clear();
@@ -211,7 +212,7 @@ void Drafter::learn_rest() {
     }
     {
       Exclusive hold(sequence->lock);
-      sequence->learn(*tree, trie, *calibration);
+      sequence->learn(*tree, graph, *calibration);
     }
     std::lock_guard guard(mutex_);
     learned_.push_back(std::move(sequence));
@@ -223,7 +224,7 @@ void Drafter::begin(const DraftRequest& request, const DraftSettings& settings, 
   Sequence& sequence = *request.sequence;
   if (!request.accepted.empty() && std::cmp_equal(sequence.size(), request.accepted_at)) {
     Addition addition{.tokens = request.accepted, .is_prompt = false, .may_wait = true};
-    sequence.accept(tree, trie, *calibration, addition);
+    sequence.accept(tree, graph, *calibration, addition);
   }
   sequence.adopt(settings.sequence);
 }
@@ -236,7 +237,7 @@ std::int64_t Drafter::num_read() {
 
 void Drafter::accept_part(Sequence& sequence, Addition& addition) {
   Loan tree(*this);
-  sequence.accept(*tree, trie, *calibration, addition);
+  sequence.accept(*tree, graph, *calibration, addition);
 }
 
 std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, bool learns) {
@@ -248,7 +249,7 @@ std::shared_ptr<Sequence> Drafter::open(std::shared_ptr<LearnedMemory> memory, b
 std::shared_ptr<Sequence> Drafter::begin_after(std::span<const Token> tokens, const DraftSettings& settings) {
   auto sequence = open(std::make_shared<LearnedMemory>(1), false);
   if (settings.is_from_graph())
-    tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(trie.max_order())));
+    tokens = tokens.last(std::min(tokens.size(), static_cast<std::size_t>(graph.trie.max_order())));
   accept(*sequence, tokens, true);
   return sequence;
 }
@@ -295,14 +296,14 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
                       .position = request.position.value_or(static_cast<std::uint64_t>(sequence.size()))});
   }
   if (settings.method == Method::kMostFrequent) {
-    draft_greedy(trie, wanted);
+    draft_greedy(graph.trie, wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
     // Without q no rule has any use for siblings.
-    draw_chains(trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
+    draw_chains(graph.trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
                 batch.distributions);
   } else {
     const DrawnTreeShape shape{settings.siblings == Siblings::kIndependent, settings.max_branches, settings.max_depth};
-    draw_trees(trie, wanted, settings.distribution, shape, max_entries, batch.distributions);
+    draw_trees(graph.trie, wanted, settings.distribution, shape, max_entries, batch.distributions);
   }
   for (std::size_t index = 0; index < wanted.size(); ++index) {
     batch.drafts[index] = std::move(wanted[index].draft);
@@ -324,15 +325,15 @@ void Drafter::draft_trees(std::span<const DraftRequest> requests, const DraftSet
     const double least = settings.fills_budget ? 0.0 : requests[index].least_probability;
     Exclusive hold(sequence.lock);
     begin(requests[index], settings, *trees[worker]);
-    Shared graph(calibration->lock);
+    Shared rates(calibration->lock);
     Shared tenant(sequence.memory->lock);
     const auto pause = [&] {
-      tenant.give(), graph.give(), hold.give();
-      hold.take(), graph.take(), tenant.take();
+      tenant.give(), rates.give(), hold.give();
+      hold.take(), rates.take(), tenant.take();
     };
     const std::int64_t size = sequence.size();
     (*trees[worker])
-        .draft(sequence.sources(trie), *calibration, sequence.context, shape, least, pause, batch.drafts[index]);
+        .draft(sequence.sources(graph), *calibration, sequence.context, shape, least, pause, batch.drafts[index]);
     // Of a sequence that went on meanwhile, nothing can be said about this draft.
     if (sequence.size() == size) sequence.note(batch.drafts[index]);
   });

@@ -52,9 +52,15 @@ struct LearnedMemory {
   std::atomic<bool> is_forgotten = false;  // nothing is added any more
 };
 
+/// What was made of a corpus.
+struct Graph {
+  Trie trie = {};
+  neural::Model model = {};
+};
+
 /// The settings that a sequence goes by: those of the latest draft that was asked for.
 struct SequenceSettings {
-  std::array<bool, kNumSources> sources = {true, true, true, true, true};
+  std::array<bool, kNumSources> sources = {true, true, true, true, true, true};
   bool is_calibrated = true;  // the strategy's path probabilities are
 };
 
@@ -76,7 +82,7 @@ class Sequence {
   /// Memory that is this sequence's own.
   std::int64_t num_bytes() const;
   /// What is drafted from.
-  Sources sources(const Trie& trie) const;
+  Sources sources(const Graph& graph) const;
   /// Go by the settings of a draft that is asked for.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
   /// Note the nodes of a draft, which rows of the target will name.
@@ -87,9 +93,9 @@ class Sequence {
   /// Take the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
   /// comes the prompt, as do further tokens that say so, then what was accepted. From the latter `calibration` learns,
   /// if a calibrated draft was or will be asked for.
-  void accept(TreeDrafter& drafter, const Trie& trie, Calibration& calibration, Addition& addition);
+  void accept(TreeDrafter& drafter, const Graph& graph, Calibration& calibration, Addition& addition);
   /// Learn from the tokens that were accepted last, if that had to wait.
-  void learn(TreeDrafter& drafter, const Trie& trie, Calibration& calibration);
+  void learn(TreeDrafter& drafter, const Graph& graph, Calibration& calibration);
   /// Whether the tokens from `position` on are these, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
   /// End: what may be learned is added to the memory, and returned.
@@ -159,9 +165,9 @@ class Drafter {
  public:
   /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
   /// Trees of a batch are made on `num_threads` threads, and are the same on any number.
-  Drafter(Trie trie, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
+  Drafter(Graph graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens,
           int num_threads, ReadSettings read_settings)
-      : trie(std::move(trie)),
+      : graph(std::move(graph)),
         vocabulary_size(vocabulary_size),
         calibration(std::move(calibration)),
         max_session_tokens_(max_session_tokens),
@@ -196,7 +202,7 @@ class Drafter {
   /// Records of the graph that were read for the most frequent ones, by calls that have ended.
   std::int64_t num_read();
 
-  const Trie trie;
+  const Graph graph;
   const Token vocabulary_size;
   const std::shared_ptr<Calibration> calibration;
 

@@ -16,6 +16,8 @@ constexpr std::int64_t kMostRead = 1 << 19;
 // What a level below the first is worth in the ranks of paths: 0.4 % more tokens a step. Drafts state probabilities
 // without it (docs/experiments.md, "ranks of paths").
 constexpr double kLevelWorth = 0.95;
+// Nodes are not worth asking the neural model for where it decides about less than this. A guess.
+constexpr double kLeastAsked = 0.01;
 
 }  // namespace
 
@@ -42,12 +44,14 @@ void TreeDrafter::rank(int most, const Node& parent, double least) {
 void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
                          std::size_t budget_left, double least_probability) {
   const Node& node = nodes_[static_cast<std::size_t>(index)];
-  auto slot = static_cast<std::size_t>(kMaxMatch + node.depth);
+  auto slot = static_cast<std::size_t>(kLookBack + node.depth);
   const Token* end = window_.data() + slot;
   for (std::int32_t each = index; each > 0; each = nodes_[static_cast<std::size_t>(each)].parent) {
     window_[--slot] = nodes_[static_cast<std::size_t>(each)].token;
   }
-  calibration.interpolate(collector_.collect(sources, calibration, end, node.context), index > 0, mixture_);
+  const double least_share = std::max(least_probability, kLeastAsked) / node.probability;
+  const auto& found = collector_.collect(sources, calibration, end, node.context, least_share);
+  calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
   const auto is_full = [&] { return children_.size() == budget_left; };
   rank(max_branches, node, is_full() ? children_.front().rank : -1.0);
@@ -109,7 +113,7 @@ void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHisto
   collector_.successors.allow(kMostRead);
   for (Token token : tokens) {
     if (learns) {
-      const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, context);
+      const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, context);
       calibration.interpolate(found, is_inside, mixture_);
       calibration.learn(sources.trie, found, mixture_, token);
     }
@@ -126,7 +130,7 @@ void TreeDrafter::learn(Sources sources, Calibration& calibration, Context conte
   bool is_inside = false;
   for (Token token : tokens) {
     sources.session.fill(window_, sources.session_size);
-    const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, context);
+    const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, context);
     calibration.interpolate(found, is_inside, mixture_);
     calibration.learn(sources.trie, found, mixture_, token);
     context = sources.trie.extend(context, token);

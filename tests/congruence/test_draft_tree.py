@@ -17,10 +17,12 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import DraftRequest, SessionDrafter
+from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft
 from support.drafter_reference import SlowDrafter, level_worth
-from support.graphs import graph_of
+from support.graphs import graph_of, with_model
+from support.neural_reference import random_words, read_tables
 from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED_CHAINS,
@@ -33,7 +35,7 @@ from support.tree_reference import (
 )
 
 VOCABULARY_SIZE = 40_000
-SOURCES = ("corpus", "session", "learned", "recycled")
+SOURCES = ("corpus", "session", "learned", "recycled", "neural")
 
 SHARING_A_SLOT = (
     5, next(token for token in range(6, VOCABULARY_SIZE) if slot_of_rows([token]) == slot_of_rows([5])),
@@ -140,7 +142,13 @@ class Pair:
 
 
 def pair_of(
-    corpus: list[list[int]] | None, max_order: int, config: DraftConfig, *, boundaries: bool = True, window: int = 300
+    corpus: list[list[int]] | None,
+    max_order: int,
+    config: DraftConfig,
+    *,
+    boundaries: bool = True,
+    window: int = 300,
+    model_words: UInt32Array | None = None,
 ) -> Pair:
     if corpus is None:
         return Pair(
@@ -149,24 +157,27 @@ def pair_of(
         )
     graph = graph_of(corpus, max_order, VOCABULARY_SIZE, boundaries=boundaries)
     slow = OracleGraph(corpus if boundaries else [joined(corpus)], max_order)
+    model = None
+    if model_words is not None:
+        graph, model = with_model(graph, model_words), read_tables(model_words)
     return Pair(
         SessionDrafter(graph, config, max_session_tokens=window),
-        SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window),
+        SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window, model=model),
     )
 
 
 def assert_same_tables(fast: Calibration, slow: Tables) -> None:
     """Compare both tables; what the slow ones never met must be as at first in the fast ones."""
-    escapes, first = (tables.weights.reshape(5, 11, 6, 3, 2) for tables in (fast, Calibration()))
+    escapes, first = (tables.weights.reshape(6, 11, 6, 3, 2) for tables in (fast, Calibration()))
     met = np.zeros(escapes.shape, bool)
     for kind, values in slow.escapes.items():
         assert escapes[kind] == pytest.approx(values, abs=1e-9)
         met[kind] = True
     assert (met | (escapes == first)).all()
-    agreements = fast.bins.reshape(20, 2, 4, 4, 16, 8, 3)
+    agreements = fast.bins.reshape(20, 4, 2, 4, 4, 16, 8, 3)
     met = np.zeros(agreements.shape, bool)
-    for (half, (session, corpus, learned, other), inside), values in slow.agreements.items():
-        row = (half, int(inside), other, learned, corpus, session)
+    for (half, (session, corpus, learned, other, neural), inside), values in slow.agreements.items():
+        row = (half, neural, int(inside), other, learned, corpus, session)
         assert agreements[row] == pytest.approx(values, abs=1e-9)
         met[row] = True
     assert (met | (agreements == 0)).all()
@@ -198,6 +209,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     boundaries=st.booleans(),
     budgets=st.lists(st.integers(0, 40), min_size=1, max_size=5),
     least=st.lists(st.floats(0.0, 1.0, width=32), min_size=1, max_size=3),
+    is_neural=st.booleans(),
 )
 def test_every_step_is_that_of_the_reference(
     config: DraftConfig,
@@ -207,15 +219,28 @@ def test_every_step_is_that_of_the_reference(
     boundaries: bool,
     budgets: list[int],
     least: list[float],
+    is_neural: bool,
 ) -> None:
-    assume(config.strategy == "greedy" or (config.sources if max_order else config.sources - {"corpus"}))
+    absent = {"corpus", "neural"} if not max_order else set() if is_neural else {"neural"}
+    assume(config.strategy == "greedy" or config.sources - absent)
     assume(config.strategy != "greedy" or max_order)
     chance = random.Random(seed)
     alphabet = [*chance.sample(range(16_000), size), *SHARING_A_SLOT]
     foreign = chance.choice([[], [-1, -7, VOCABULARY_SIZE, 2**30]])
     corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(1, 3))]
     window = chance.choice([256, 300, 1_000])
-    pair = pair_of(corpus if max_order else None, max_order, config, boundaries=boundaries, window=window)
+    model_words = None
+    if is_neural:
+        known = [*dict.fromkeys(token for token in joined(corpus) if token >= 0), 17_000, 17_001]
+        model_words = random_words(np.random.default_rng(seed), known, VOCABULARY_SIZE)
+    pair = pair_of(
+        corpus if max_order else None,
+        max_order,
+        config,
+        boundaries=boundaries,
+        window=window,
+        model_words=model_words,
+    )
     texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]
     texts[2] = [*texts[1][:40], *texts[2]]
     assume(

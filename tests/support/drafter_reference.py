@@ -14,11 +14,14 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import TokenId
+from support.neural_reference import NeuralTables
 from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED,
     LEARNED_CHAINS,
+    LEAST_ASKED,
     LEVEL_WORTH,
+    NEURAL_BEFORE,
     RECYCLED_DEPTH,
     RECYCLED_WIDTH,
     SESSION,
@@ -31,6 +34,7 @@ from support.tree_reference import (
     Text,
     entries_of_gap,
     entries_of_graph,
+    entries_of_model,
     entries_of_rows,
     entries_of_text,
     slot_of_rows,
@@ -84,11 +88,12 @@ class SlowDrafter:
         config: DraftConfig,
         vocabulary_size: int = MAX_VOCABULARY,
         max_session_tokens: int = 131_072,
+        model: NeuralTables | None = None,
     ) -> None:
         """Make a drafter without sequences."""
         self.tables = Tables()
         self.sequences: dict[int, SlowSequence] = {}
-        self._graph = graph
+        self._graph, self._model = graph, model
         self._config, self._vocabulary_size, self._window = config, vocabulary_size, max_session_tokens
         self._memories: dict[str, Memory] = {}
 
@@ -117,7 +122,7 @@ class SlowDrafter:
         for place, token_id in enumerate(token_ids):
             valid = token_id if 0 <= token_id < self._vocabulary_size else None
             if not is_prompt and (STRATEGIES[self._config.strategy].is_calibrated or sequence.is_calibrated):
-                self.tables.learn(self.entries(sequence, []), valid, inside=place > 0)
+                self.tables.learn(self.entries(sequence, [], 0.0), valid, inside=place > 0)
             sequence.text.append(valid)
         filled = sequence.memory.rows if sequence.learns else sequence.own_rows
         for end, row in sequence.rows:
@@ -150,7 +155,8 @@ class SlowDrafter:
         while len(nodes) < budget:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0)
             if len(newest.path) < self._config.max_depth:
-                for token_id, probability in self.children(sequence, newest.path)[:branches]:
+                least_share = max(least, LEAST_ASKED) / newest.probability
+                for token_id, probability in self.children(sequence, newest.path, least_share)[:branches]:
                     child = Node(len(nodes), [*newest.path, token_id], newest.probability * probability)
                     if child.probability >= least:
                         waiting.append(child)
@@ -161,17 +167,22 @@ class SlowDrafter:
             nodes.append(best)
         return nodes
 
-    def children(self, sequence: SlowSequence, path: list[TokenId]) -> list[tuple[TokenId, float]]:
+    def children(
+        self, sequence: SlowSequence, path: list[TokenId], least_share: float
+    ) -> list[tuple[TokenId, float]]:
         """Return what may follow a path from the end of a sequence, the most probable first."""
-        mixed = self.tables.mixture(self.entries(sequence, path)).items()
+        mixed = self.tables.mixture(self.entries(sequence, path, least_share)).items()
         probable = [(token_id, each) for token_id, each in mixed if each.probability >= SMALLEST_CANDIDATE]
         agreed = {token_id: self.tables.agreed(each, inside=bool(path)) for token_id, each in probable}
         possible = [token_id for token_id, probability in agreed.items() if probability > SMALLEST_CANDIDATE]
         possible.sort(key=lambda token_id: -agreed[token_id])
         return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]
 
-    def entries(self, sequence: SlowSequence, path: list[TokenId]) -> list[Entry]:
-        """Return the entries of a path from the end of a sequence, longest first, until too little is left."""
+    def entries(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[Entry]:
+        """Return the entries of a path from the end of a sequence, longest first, until too little is left.
+
+        The neural model is asked if at least ``least_share`` is left to it.
+        """
         sources = self._config.sources
         text = sequence.text[-self._window :]
         context = [*text, *path]
@@ -192,11 +203,19 @@ class SlowDrafter:
                 known, rows = sequence.own_rows.get(slot) or sequence.memory.rows.get(slot, (end, []))
                 others += entries_of_rows(rows, length) if known == end else []
         longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the corpus
-        place = sum(entry.length > 2 for entry in longer)
+        place, place_of_model = (sum(entry.length > most for entry in longer) for most in (2, NEURAL_BEFORE))
         left = 1.0
         kept: list[Entry] = []
-        for together in [*([entry] for entry in longer[:place]), others, *([entry] for entry in longer[place:])]:
-            if left >= SMALLEST_SHARE:
-                kept += together
-                left *= math.prod(map(self.tables.escape, together))
+        asks = self._model is not None and "neural" in sources
+        graph = self._graph if "corpus" in sources else None
+        for number in range(len(longer) + 1):
+            if number == place_of_model and asks and left >= max(least_share, SMALLEST_SHARE):
+                assert self._model is not None
+                proposed = entries_of_model(self._model, graph, context, kept)
+                kept += proposed
+                left *= math.prod(map(self.tables.escape, proposed))
+            for together in (others if number == place else [], longer[number : number + 1]):
+                if left >= SMALLEST_SHARE:
+                    kept += together
+                    left *= math.prod(map(self.tables.escape, together))
         return kept

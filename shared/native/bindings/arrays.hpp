@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "neural/model.hpp"
 #include "trie.hpp"
 
 namespace speculant {
@@ -52,17 +54,23 @@ auto without_gil(Call&& call) {
   return call();
 }
 
-/// A trie, and the memory that it is a view of.
+/// A trie and a neural model, and the memory that they are views of.
 struct GraphView {
-  GraphView(Vector<const std::uint32_t> words, const Table<const std::int64_t>& table)
-      : words(std::move(words)), trie(as_span(this->words), as_span(table)) {}
+  GraphView(Vector<const std::uint32_t> words, const Table<const std::int64_t>& table,
+            std::optional<Vector<const std::uint32_t>> model_words)
+      : words(std::move(words)), model_words(std::move(model_words)), trie(as_span(this->words), as_span(table)) {
+    if (this->model_words) model = neural::Model(as_span(*this->model_words));
+  }
   Vector<const std::uint32_t> words;
+  std::optional<Vector<const std::uint32_t>> model_words;
   Trie trie;
+  neural::Model model;
 };
 
 void bind_graph(nb::module_& module);
 void bind_drafter(nb::module_& module);
 void bind_build(nb::module_& module);
+void bind_neural(nb::module_& module);
 void bind_verify(nb::module_& module);
 void bind_steps(nb::module_& module);
 void bind_local_steps(nb::module_& module);

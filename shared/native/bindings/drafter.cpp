@@ -190,7 +190,7 @@ void bind_settings(nb::module_& module) {
           nb::kw_only(), "strategy"_a, "method"_a, "fills_budget"_a, "sources"_a, "max_depth"_a, "max_branches"_a,
           "max_candidates"_a, "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
           "``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least\n"
-          "probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows.");
+          "probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows, neural.");
 }
 
 }  // namespace
@@ -209,7 +209,7 @@ void bind_drafter(nb::module_& module) {
           "__init__",
           [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
              std::int64_t max_session_tokens, int num_threads, nb::object settings_of) {
-            new (self) Drafter(graph == nullptr ? Trie() : graph->trie, vocabulary_size, std::move(calibration),
+            new (self) Drafter(graph == nullptr ? Graph{} : Graph{graph->trie, graph->model}, vocabulary_size, std::move(calibration),
                                max_session_tokens, num_threads, read_by(std::move(settings_of)));
           },
           "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,

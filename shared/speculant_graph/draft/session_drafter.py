@@ -102,7 +102,8 @@ class SessionDrafter:
         self.config = config = config or DraftConfig()
         has_graph = graph is not None
         strategy, sources = self.config.strategy, self.config.sources
-        if "sources" in STRATEGIES[strategy].reads and not (sources - {"corpus"} if graph is None else sources):
+        absent = {"corpus", "neural"} if graph is None else set() if graph.trie.num_model_words else {"neural"}
+        if "sources" in STRATEGIES[strategy].reads and not sources - absent:
             raise ConfigError(
                 f"strategy {strategy} has nothing to draft from",
                 fix="give a graph, or add the source session",
