@@ -189,10 +189,13 @@ void ContextCollector::add_proposals(const Sources& sources, const Calibration& 
     for (const Successor& each : top_children(sources.trie, context)) known_.push_back(each.token);
   }
   const auto proposals = proposer_.propose(sources.model, end, known_);
-  if (proposals.empty()) return;
-  for (const auto& [token, count] : proposals) found_.successors.push_back({token, count});
+  std::uint32_t most = 0;
+  for (const auto& [token, count] : proposals) {
+    found_.successors.push_back({token, count});
+    most = std::max(most, count);
+  }
   close(calibration, {.source = Source::kNeural,
-                      .length = neural::confidence_class(proposals.front().count),
+                      .length = neural::confidence_class(most),
                       .total = neural::kWhole,
                       .occurrences = 1});
 }

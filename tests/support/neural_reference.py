@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from speculant_graph.types import TokenId
 
 WIDTH, HIDDEN, PLACES, LOOK_BACK, MAX_ROWS = 64, 128, 8, 80, 2**16 - 1
-FREQUENT, MOST_PROPOSALS, WHOLE = 512, 24, 10_000
-"""Tokens that are always scored, proposals that are kept, and the sum of all counts."""
+FREQUENT, MOST_OTHERS, MOST_PROPOSALS, WHOLE = 512, 1_024, 24, 10_000
+"""Tokens that are always scored, others, proposals that are kept, and the sum of all counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,16 @@ def propose(
     query = _query(tables, [_row(tables, token_id) for token_id in reversed(context[-LOOK_BACK:])])
     frequent = range(min(FREQUENT, len(tables.tokens)))
     known = [row for row in map(lambda token_id: _row(tables, token_id), others) if row is not None]
-    rows = [*dict.fromkeys([*frequent, *known])]
-    scores = [int(tables.output[row] @ query) // 2 ** tables.fractions[1] + int(tables.bias[row]) for row in rows]
+    rows = [*dict.fromkeys([*frequent, *known])][: len(frequent) + MOST_OTHERS]
+    scores = [(int(tables.output[row] @ query) >> tables.fractions[1]) + int(tables.bias[row]) for row in rows]
     weights = [_power(max(scores) - score) for score in scores]
     total = sum(weights)
-    ranked = sorted((-weight, int(tables.tokens[row])) for weight, row in zip(weights, rows, strict=True))
-    likely = [(token_id, -weight) for weight, token_id in ranked if -weight * 500 > total]
-    return [(token_id, (weight * WHOLE + total // 2) // total) for token_id, weight in likely[:MOST_PROPOSALS]]
+    least = total // 500
+    while len(likely := [index for index, weight in enumerate(weights) if weight > least]) > MOST_PROPOSALS:
+        least *= 2
+    return [
+        (int(tables.tokens[rows[index]]), (weights[index] * WHOLE + total // 2) // total) for index in likely
+    ]
 
 
 def confidence_class(count: int) -> int:
@@ -141,8 +144,9 @@ def _narrow(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _power(distance: int) -> int:
-    """Return 2 to the power of -distance / 1024, in parts of 2 to the power of 30."""
-    power = 2**62
-    for _ in range(distance // 4 % 256):
-        power = (power >> 31) * 2_141_676_973  # 2 ** (31 - 1 / 256)
-    return power >> 32 >> distance // 1024
+    """Return 2 to the power of -distance / 1024, in parts of 2 to the power of 20, within 0.01 %."""
+    octaves, rest = divmod(distance, 1024)
+    power = 0
+    for term in (40_846, 241_149, 724_548, 1_048_495):
+        power = term - (power * rest >> 10)
+    return power >> octaves

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "neural/vectors.hpp"
+
 namespace speculant::neural {
 namespace {
 
@@ -12,11 +14,43 @@ std::int16_t narrow(std::int32_t value) {
   return static_cast<std::int16_t>(std::clamp(value, INT16_MIN, INT16_MAX));
 }
 
+/// Multiply rows of a table by a vector of as many elements.
 template <std::size_t size>
-std::int32_t dot(const std::int8_t* row, const std::int16_t* values) {
-  std::int32_t sum = 0;
-  for (std::size_t each = 0; each < size; ++each) sum += std::int16_t{row[each]} * values[each];
-  return sum;
+inline __attribute__((always_inline)) void multiply(const std::int8_t* rows, std::size_t num_rows,
+                                                    const std::int16_t* values, std::int32_t* products) {
+  for (std::size_t row = 0; row < num_rows; ++row, rows += size) {
+    std::int32_t sum = 0;
+    for (std::size_t each = 0; each < size; ++each) sum += std::int16_t{rows[each]} * values[each];
+    products[row] = sum;
+  }
+}
+
+SPECULANT_WIDE void multiply_short(const std::int8_t* rows, std::size_t num_rows, const std::int16_t* values,
+                                   std::int32_t* products) {
+  multiply<kWidth>(rows, num_rows, values, products);
+}
+
+SPECULANT_WIDE void multiply_long(const std::int8_t* rows, std::size_t num_rows, const std::int16_t* values,
+                                  std::int32_t* products) {
+  multiply<kHidden>(rows, num_rows, values, products);
+}
+
+/// What the tokens before a position come to: the sums of their places, and their mean. Null for what has no row.
+SPECULANT_WIDE void look_back(const std::array<const std::int8_t*, kLookBack>& rows, const std::int16_t* scales,
+                              std::array<std::int32_t, kWidth>& sums, std::array<std::int16_t, kWidth>& mean) {
+  for (std::size_t place = 0; place < kLookBack; ++place) {
+    const std::int8_t* values = rows[place];
+    if (values == nullptr) continue;
+    if (place < kPlaces) {
+      for (std::size_t each = 0; each < kWidth; ++each) {
+        sums[each] += scales[place * kWidth + each] * std::int16_t{values[each]};
+      }
+    }
+    const std::int16_t weight = kMeanWeights[place];
+    for (std::size_t each = 0; each < kWidth; ++each) {
+      mean[each] = static_cast<std::int16_t>(mean[each] + weight * values[each]);
+    }
+  }
 }
 
 }  // namespace
@@ -74,45 +108,46 @@ Model::Model(std::span<const std::uint32_t> words) {
 }
 
 Query Model::query(const Token* end) const {
-  std::array<std::int32_t, kWidth> sums{};
-  std::array<std::int16_t, kWidth> mean{};
+  std::array<const std::int8_t*, kLookBack> rows;
   for (std::size_t place = 0; place < kLookBack; ++place) {
     const std::uint32_t row = row_of(end[-1 - static_cast<std::ptrdiff_t>(place)]);
-    if (row == num_rows_) continue;
-    const std::int8_t* values = tables_.context.data() + row * kWidth;
-    if (place < kPlaces) {
-      const std::int16_t* scales = tables_.scales.data() + place * kWidth;
-      for (std::size_t each = 0; each < kWidth; ++each) sums[each] += scales[each] * std::int16_t{values[each]};
-    }
-    const std::int16_t weight = kMeanWeights[place];
-    for (std::size_t each = 0; each < kWidth; ++each) {
-      mean[each] = static_cast<std::int16_t>(mean[each] + weight * values[each]);
-    }
+    rows[place] = row == num_rows_ ? nullptr : tables_.context.data() + row * kWidth;
   }
+  std::array<std::int32_t, kWidth> sums{};
+  std::array<std::int16_t, kWidth> mean{};
+  look_back(rows, tables_.scales.data(), sums, mean);
   const std::int16_t* scales = tables_.scales.data() + kPlaces * kWidth;
   Query x;
   for (std::size_t each = 0; each < kWidth; ++each) {
     const std::int32_t sum = sums[each] + (scales[each] * mean[each] >> (kMeanFraction - kMeanFactorBits));
     x[each] = narrow(sum >> (kScaleFraction - kFraction + tables_.fraction_r));
   }
+  std::array<std::int32_t, kHidden> products;
   std::array<std::int16_t, kHidden> hidden;
+  multiply_short(tables_.hidden_in.data(), kHidden, x.data(), products.data());
   for (std::size_t each = 0; each < kHidden; ++each) {
-    const std::int32_t sum = dot<kWidth>(tables_.hidden_in.data() + each * kWidth, x.data());
-    hidden[each] = std::max<std::int16_t>(narrow((sum >> tables_.fraction_a) + tables_.hidden_bias[each]), 0);
+    const std::int32_t value = (products[each] >> tables_.fraction_a) + tables_.hidden_bias[each];
+    hidden[each] = std::max<std::int16_t>(narrow(value), 0);
   }
+  multiply_long(tables_.hidden_out.data(), kWidth, hidden.data(), products.data());
   Query query;
   for (std::size_t each = 0; each < kWidth; ++each) {
-    query[each] = narrow(x[each] + (dot<kHidden>(tables_.hidden_out.data() + each * kHidden, hidden.data()) >> tables_.fraction_b));
+    query[each] = narrow(x[each] + (products[each] >> tables_.fraction_b));
   }
   return query;
 }
 
-std::int32_t Model::score(const Query& query, std::uint32_t row) const {
-  return (dot<kWidth>(tables_.output.data() + row * kWidth, query.data()) >> tables_.fraction_v) + tables_.bias[row];
+void Model::score_first(const Query& query, std::span<std::int32_t> scores) const {
+  multiply_short(tables_.output.data(), scores.size(), query.data(), scores.data());
+  for (std::size_t row = 0; row < scores.size(); ++row) {
+    scores[row] = (scores[row] >> tables_.fraction_v) + tables_.bias[row];
+  }
 }
 
-void Model::score_first(const Query& query, std::span<std::int32_t> scores) const {
-  for (std::uint32_t row = 0; row < scores.size(); ++row) scores[row] = score(query, row);
+std::int32_t Model::score(const Query& query, std::uint32_t row) const {
+  std::int32_t sum = 0;
+  multiply_short(tables_.output.data() + row * kWidth, 1, query.data(), &sum);
+  return (sum >> tables_.fraction_v) + tables_.bias[row];
 }
 
 }  // namespace speculant::neural

@@ -25,19 +25,15 @@ struct Proposal {
 /// Makes proposals; keeps its memory from one to the next.
 class Proposer {
  public:
-  /// The most probable of the most frequent tokens and `others` after the kLookBack tokens before `end`, best first, of
-  /// equals the lowest id; until the next call. Tokens that the model does not know are left out.
+  /// The most probable of the most frequent tokens and `others` after the kLookBack tokens before `end`, in the order of
+  /// rows and of `others`; until the next call. Tokens that the model does not know are left out.
   std::span<const Proposal> propose(const Model& model, const Token* end, std::span<const Token> others);
 
  private:
-  struct Scored {
-    std::uint32_t weight;
-    Token token;
-  };
   std::vector<std::int32_t> scores_;
   std::vector<std::uint32_t> rows_;   // of others
   std::vector<std::uint64_t> taken_;  // a bit for each row
-  std::vector<Scored> best_;
+  std::vector<std::uint32_t> best_;   // of scores_
   std::vector<Proposal> proposals_;
 };
 
