@@ -29,8 +29,8 @@ constexpr double kWeightPrior = 2.0;
 // within 0.6 %.
 constexpr double kBinPrior = 5.0;
 // Back-off weights before anything is learned: of the sequence, the corpus and learned text by length, falling from
-// kFirstShare by kShareRatio a token, and so of neural contexts by class; of the two other kinds one each. Guesses: 0.5 for all lengths, or for one of the
-// two, is within 0.2 %.
+// kFirstShare by kShareRatio a token, and so of neural contexts by class; of the two other kinds one each. Guesses: 0.5
+// for all lengths, or for one of the two, is within 0.2 %.
 constexpr double kFirstShare = 0.85, kShareRatio = 0.75, kLeastShare = 0.08;
 constexpr double kSkipGramShare = 0.8, kTargetRowsShare = 0.7;
 // Shorter contexts learn nothing from a token that came from longer ones with all but this probability. 0.1 and 0 are
@@ -49,7 +49,8 @@ std::size_t class_of(std::int64_t value, const std::int64_t (&bounds)[size]) {
 
 /// Orders of a graph are classes of their own; the length of a neural context is a class.
 std::size_t length_class(Source source, std::int64_t length) {
-  if (source == Source::kCorpus || source == Source::kNeural || length <= 5) return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
+  if (source == Source::kCorpus || source == Source::kNeural || length <= 5)
+    return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
   return 6 + class_of(length, {7, 11, 19});
 }
 
@@ -157,8 +158,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
       if (!(candidate.support & field)) {
-        candidate.support |=
-            context.source == Source::kNeural ? neural::support_class(successor.count) * value : value;
+        candidate.support |= context.source == Source::kNeural ? neural::support_class(successor.count) * value : value;
       }
       if (successor.child != Successor::kNoChild && candidate.order == 0) {
         candidate.child = successor.child, candidate.order = context.length;

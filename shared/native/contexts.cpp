@@ -9,12 +9,13 @@ namespace {
 
 // Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
-// Contexts of a position before the last four (neural, skip-gram, two of rows) join: Calibration::learn has space for 128. A
-// graph of orders 1 to 10 and matches of up to 32 tokens give at most 73 of them; only a damaged file has more.
+// Contexts of a position before the last four (neural, skip-gram, two of rows) join: Calibration::learn has space for
+// 128. A graph of orders 1 to 10 and matches of up to 32 tokens give at most 73 of them; only a damaged file has more.
 constexpr std::size_t kMaxContexts = 122;
-// The neural model comes before contexts of so many tokens. docs/experiments.md, "a neural model"
+// The neural model comes before contexts of so many tokens. With 4 it brings less (docs/experiments.md, "a neural
+// model").
 constexpr std::int64_t kNeuralBefore = 3;
-// Orders of the graph whose most frequent successors the model is asked about, too.
+// Orders of the graph whose most frequent successors the model is asked about, too. 3 bring nothing (the same place).
 constexpr std::int64_t kAskedOrders = 2;
 static_assert(kLookBack >= kMaxMatch && kLookBack >= neural::kLookBack);
 
@@ -194,10 +195,9 @@ void ContextCollector::add_proposals(const Sources& sources, const Calibration& 
     found_.successors.push_back({token, count});
     most = std::max(most, count);
   }
-  close(calibration, {.source = Source::kNeural,
-                      .length = neural::confidence_class(most),
-                      .total = neural::kWhole,
-                      .occurrences = 1});
+  close(
+      calibration,
+      {.source = Source::kNeural, .length = neural::confidence_class(most), .total = neural::kWhole, .occurrences = 1});
 }
 
 /// Add the positions that match but for the last token.

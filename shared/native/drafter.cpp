@@ -299,8 +299,8 @@ void Drafter::draft_from_graph(std::span<const DraftRequest> requests, const Dra
     draft_greedy(graph.trie, wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
     // Without q no rule has any use for siblings.
-    draw_chains(graph.trie, wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
-                batch.distributions);
+    draw_chains(graph.trie, wanted, settings.distribution, settings.is_coupled,
+                settings.omits_proposals ? 0 : max_entries, batch.distributions);
   } else {
     const DrawnTreeShape shape{settings.siblings == Siblings::kIndependent, settings.max_branches, settings.max_depth};
     draw_trees(graph.trie, wanted, settings.distribution, shape, max_entries, batch.distributions);

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph import _core
-from support.neural_reference import LOOK_BACK, arrays_of, propose, random_words, read_tables
+from support.neural_reference import LOOK_BACK, MOST_PROPOSALS, arrays_of, propose, random_words, read_tables
 
 
 def proposed(words: np.ndarray, context: list[int], others: list[int]) -> list[tuple[int, int]]:
@@ -39,7 +39,7 @@ def test_proposals_are_those_of_the_reference(
     context, others = (chance.integers(-2, foreign + 1, size).tolist() for size in (length, num_others))
     expected = propose(read_tables(words), context, others)
     assert proposed(words, context, others) == expected
-    assert len(expected) <= 24
+    assert len(expected) <= MOST_PROPOSALS
 
 
 def text_of(seed: int, length: int) -> np.ndarray:

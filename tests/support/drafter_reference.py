@@ -167,9 +167,7 @@ class SlowDrafter:
             nodes.append(best)
         return nodes
 
-    def children(
-        self, sequence: SlowSequence, path: list[TokenId], least_share: float
-    ) -> list[tuple[TokenId, float]]:
+    def children(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[tuple[TokenId, float]]:
         """Return what may follow a path from the end of a sequence, the most probable first."""
         mixed = self.tables.mixture(self.entries(sequence, path, least_share)).items()
         probable = [(token_id, each) for token_id, each in mixed if each.probability >= SMALLEST_CANDIDATE]

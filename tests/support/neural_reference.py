@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from speculant_graph.types import TokenId
 
 WIDTH, HIDDEN, PLACES, LOOK_BACK, MAX_ROWS = 64, 128, 8, 80, 2**16 - 1
-FREQUENT, MOST_OTHERS, MOST_PROPOSALS, WHOLE = 512, 1_024, 24, 10_000
+FREQUENT, MOST_OTHERS, MOST_PROPOSALS, WHOLE = 512, 1_024, 32, 10_000
 """Tokens that are always scored, others, proposals that are kept, and the sum of all counts."""
 
 
@@ -98,7 +98,7 @@ def propose(
     """Return the most probable tokens after a context, of the most frequent ones and others, with their counts."""
     query = _query(tables, [_row(tables, token_id) for token_id in reversed(context[-LOOK_BACK:])])
     frequent = range(min(FREQUENT, len(tables.tokens)))
-    known = [row for row in map(lambda token_id: _row(tables, token_id), others) if row is not None]
+    known = [row for row in (_row(tables, token_id) for token_id in others) if row is not None]
     rows = [*dict.fromkeys([*frequent, *known])][: len(frequent) + MOST_OTHERS]
     scores = [(int(tables.output[row] @ query) >> tables.fractions[1]) + int(tables.bias[row]) for row in rows]
     weights = [_power(max(scores) - score) for score in scores]
@@ -106,9 +106,7 @@ def propose(
     least = total // 500
     while len(likely := [index for index, weight in enumerate(weights) if weight > least]) > MOST_PROPOSALS:
         least *= 2
-    return [
-        (int(tables.tokens[rows[index]]), (weights[index] * WHOLE + total // 2) // total) for index in likely
-    ]
+    return [(int(tables.tokens[rows[index]]), (weights[index] * WHOLE + total // 2) // total) for index in likely]
 
 
 def confidence_class(count: int) -> int:

@@ -209,8 +209,9 @@ void bind_drafter(nb::module_& module) {
           "__init__",
           [](Drafter* self, const GraphView* graph, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
              std::int64_t max_session_tokens, int num_threads, nb::object settings_of) {
-            new (self) Drafter(graph == nullptr ? Graph{} : Graph{graph->trie, graph->model}, vocabulary_size, std::move(calibration),
-                               max_session_tokens, num_threads, read_by(std::move(settings_of)));
+            new (self)
+                Drafter(graph == nullptr ? Graph{} : Graph{graph->trie, graph->model}, vocabulary_size,
+                        std::move(calibration), max_session_tokens, num_threads, read_by(std::move(settings_of)));
           },
           "graph"_a.none(), "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a,
           "settings_of"_a, nb::keep_alive<1, 2>(),

@@ -66,7 +66,8 @@ std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span
 
 void bind_graph(nb::module_& module) {
   nb::class_<GraphView>(module, "Trie", "The look-ups of a graph, whose arrays are viewed and never copied.")
-      .def(nb::init<Vector<const std::uint32_t>, Table<const std::int64_t>, std::optional<Vector<const std::uint32_t>>>(),
+      .def(nb::init<Vector<const std::uint32_t>, Table<const std::int64_t>,
+                    std::optional<Vector<const std::uint32_t>>>(),
            "words"_a, "table"_a, "model_words"_a = nb::none(),
            "View a block of words, and those of a neural model; the table is that of ``graph/layout.py``. ValueError\n"
            "where it lies outside, or the model is none.")

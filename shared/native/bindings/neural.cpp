@@ -58,19 +58,21 @@ void bind_neural(nb::module_& module) {
         }
       },
       "model_words"_a, "vocabulary_size"_a, "Return whether words can be read as a neural model of such a vocabulary.");
-  module.def("propose", &propose, "model_words"_a, "token_ids"_a, "others"_a,
-             "Return what a neural model finds probable after some tokens, of its most frequent tokens and ``others``:\n"
-             "(token, ten-thousandths of a probability), best first. ValueError where the words are no model's.");
-  module.def("train_neural", &train, "token_ids"_a, "left_out"_a, "vocabulary_size"_a, "num_positions"_a,
-             "start"_a.none(), "goes_on"_a,
-             nb::sig("def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: "
-                     "numpy.typing.NDArray[numpy.int64], vocabulary_size: int, num_positions: int, start: "
-                     "numpy.typing.NDArray[numpy.uint32] | None, goes_on: collections.abc.Callable[[int, int], bool]) -> "
-                     "numpy.typing.NDArray[numpy.uint32]"),
-             "Train a neural model on a text, or one further; return its words. None of them if there is nothing to\n"
-             "learn from, or if ``goes_on(done, all)``, called now and then, returned False.\n\n"
-             "``left_out``: parts of the text that nothing is learned from, (first, behind the last), ascending.\n"
-             "``num_positions``: of the text that are learned from, which takes about 10 us each.");
+  module.def(
+      "propose", &propose, "model_words"_a, "token_ids"_a, "others"_a,
+      "Return what a neural model finds probable after some tokens, of its most frequent tokens and ``others``:\n"
+      "(token, ten-thousandths of a probability), best first. ValueError where the words are no model's.");
+  module.def(
+      "train_neural", &train, "token_ids"_a, "left_out"_a, "vocabulary_size"_a, "num_positions"_a, "start"_a.none(),
+      "goes_on"_a,
+      nb::sig("def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: "
+              "numpy.typing.NDArray[numpy.int64], vocabulary_size: int, num_positions: int, start: "
+              "numpy.typing.NDArray[numpy.uint32] | None, goes_on: collections.abc.Callable[[int, int], bool]) -> "
+              "numpy.typing.NDArray[numpy.uint32]"),
+      "Train a neural model on a text, or one further; return its words. None of them if there is nothing to\n"
+      "learn from, or if ``goes_on(done, all)``, called now and then, returned False.\n\n"
+      "``left_out``: parts of the text that nothing is learned from, (first, behind the last), ascending.\n"
+      "``num_positions``: of the text that are learned from, which takes about 10 us each.");
 }
 
 }  // namespace speculant

@@ -6,12 +6,13 @@
 #include <cmath>
 #include <cstdint>
 
+#include "neural/vectors.hpp"
 #include "random_stream.hpp"
 
 namespace speculant::neural {
 
 /// e ^ value for value <= 0, to seven digits. Written for loops that compilers turn into vectors.
-inline float exponential(float value) {
+SPECULANT_INLINE float exponential(float value) {
   value = value < -80.0F ? -80.0F : value;
   const auto octaves = static_cast<std::int32_t>(value * 1.44269504F - 0.5F);
   const auto whole = static_cast<float>(octaves);

@@ -10,14 +10,12 @@ namespace {
 
 constexpr std::size_t kAlignment = 16;  // words
 
-std::int16_t narrow(std::int32_t value) {
-  return static_cast<std::int16_t>(std::clamp(value, INT16_MIN, INT16_MAX));
-}
+std::int16_t narrow(std::int32_t value) { return static_cast<std::int16_t>(std::clamp(value, INT16_MIN, INT16_MAX)); }
 
 /// Multiply rows of a table by a vector of as many elements.
 template <std::size_t size>
-inline __attribute__((always_inline)) void multiply(const std::int8_t* rows, std::size_t num_rows,
-                                                    const std::int16_t* values, std::int32_t* products) {
+SPECULANT_INLINE void multiply(const std::int8_t* rows, std::size_t num_rows, const std::int16_t* values,
+                               std::int32_t* products) {
   for (std::size_t row = 0; row < num_rows; ++row, rows += size) {
     std::int32_t sum = 0;
     for (std::size_t each = 0; each < size; ++each) sum += std::int16_t{rows[each]} * values[each];
@@ -83,7 +81,7 @@ Model::Model(std::span<const std::uint32_t> words) {
     if (words[static_cast<std::size_t>(each)] > kMostFraction) refuse();
   }
   const Layout layout(words[kVocabularySize], words[kNumRows]);
-  if (words.size() < layout.num_words) refuse();
+  if (words.size() != layout.num_words) refuse();
   vocabulary_size_ = words[kVocabularySize], num_rows_ = words[kNumRows];
   index_ = reinterpret_cast<const std::uint16_t*>(words.data() + layout.index);
   tokens_ = words.data() + layout.tokens;

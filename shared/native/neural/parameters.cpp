@@ -2,28 +2,36 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <span>
 
 namespace speculant::neural {
 namespace {
 
+// How many values may be out of reach for the sake of the others: those above a quarter of the largest one.
+constexpr int kMostBeyond = 2;
 constexpr float kOctave = std::numbers::log2e_v<float>;  // of a natural logarithm
 
 template <class Number>
 Number rounded(float value) {
-  const float whole = std::floor(value + 0.5F);
   constexpr float low = std::numeric_limits<Number>::min(), high = std::numeric_limits<Number>::max();
-  return static_cast<Number>(whole < low ? low : whole > high ? high : whole);
+  const float within = value < low ? low : value > high ? high : value;
+  return static_cast<Number>(static_cast<std::int32_t>(within + (within < 0.0F ? -0.5F : 0.5F)));
 }
 
 float power_of_two(int exponent) { return std::ldexp(1.0F, exponent); }
 
-/// The binary places with which 8-bit numbers are nearest to the values.
+/// The binary places with which 8-bit numbers are nearest to the values. The largest of these may be out of their
+/// reach.
 int best_fraction(std::span<const float> values, float factor) {
-  int best = 0;
+  float most = 0.0F;
+  for (float value : values) most = std::max(most, std::abs(value * factor));
+  int whole = kMostFraction;  // with which all are within reach
+  while (whole > 0 && most * power_of_two(whole) > 127.0F) --whole;
+  int best = whole;
   double least = std::numeric_limits<double>::infinity();
-  for (int fraction = 0; fraction <= kMostFraction; ++fraction) {
+  for (int fraction = whole; fraction <= std::min(whole + kMostBeyond, kMostFraction); ++fraction) {
     const float scale = factor * power_of_two(fraction), unit = power_of_two(-fraction);
     double sum = 0.0;
     for (float value : values) {

@@ -10,12 +10,12 @@ namespace speculant::neural {
 
 /// Matrices row by row; scores are natural logarithms.
 struct Parameters {
-  std::vector<Token> tokens;                // by row
-  std::vector<float> context, output;       // R and V, [rows][kWidth]
-  std::vector<float> bias;                  // [rows]
-  std::vector<float> hidden_in, hidden_out; // A, [kHidden][kWidth], and B, [kWidth][kHidden]
-  std::vector<float> hidden_bias;           // [kHidden]
-  std::vector<float> scales;                // [kPlaces + 1][kWidth]
+  std::vector<Token> tokens;                 // by row
+  std::vector<float> context, output;        // R and V, [rows][kWidth]
+  std::vector<float> bias;                   // [rows]
+  std::vector<float> hidden_in, hidden_out;  // A, [kHidden][kWidth], and B, [kWidth][kHidden]
+  std::vector<float> hidden_bias;            // [kHidden]
+  std::vector<float> scales;                 // [kPlaces + 1][kWidth]
 };
 
 /// The words of a model: every number rounded, and every table scaled by the power of two that loses least.

@@ -11,7 +11,7 @@ namespace {
 // The most frequent tokens, which are always scored, and most others.
 constexpr std::size_t kFrequent = 512, kMostOthers = 1'024;
 // Proposals that are kept: those above one in kLeastShare, or of too many those above twice that, and so on.
-constexpr std::size_t kMostProposals = 24;
+constexpr std::size_t kMostProposals = 32;
 constexpr std::uint32_t kLeastShare = 500;
 
 // 2 ^ -x for x from 0 to 1, in parts of kOne, as a polynomial: within 0.00008 of the truth. Weights of all tokens that

@@ -25,8 +25,8 @@ struct Proposal {
 /// Makes proposals; keeps its memory from one to the next.
 class Proposer {
  public:
-  /// The most probable of the most frequent tokens and `others` after the kLookBack tokens before `end`, in the order of
-  /// rows and of `others`; until the next call. Tokens that the model does not know are left out.
+  /// The most probable of the most frequent tokens and `others` after the kLookBack tokens before `end`, in the order
+  /// of rows and of `others`; until the next call. Tokens that the model does not know are left out.
   std::span<const Proposal> propose(const Model& model, const Token* end, std::span<const Token> others);
 
  private:

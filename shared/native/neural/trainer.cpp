@@ -104,7 +104,8 @@ std::vector<std::uint32_t> train(const Lesson& lesson, const Model& start,
   const auto all = std::ssize(blocks);
   for (std::int64_t done = 0; done < all; ++done) {
     if (done % kBlocksBetweenCalls == 0 && !goes_on(done * std::int64_t{kBlock}, all * std::int64_t{kBlock})) return {};
-    const std::int64_t first = std::int64_t{blocks[static_cast<std::size_t>(done)]} * std::int64_t{kBlock} - std::int64_t{kLookBack};
+    const std::int64_t first =
+        std::int64_t{blocks[static_cast<std::size_t>(done)]} * std::int64_t{kBlock} - std::int64_t{kLookBack};
     for (std::size_t each = 0; each < rows.size(); ++each) {
       const std::int64_t position = first + static_cast<std::int64_t>(each);
       const std::uint32_t id = position < 0 ? kDocumentEnd : lesson.token_ids[static_cast<std::size_t>(position)];

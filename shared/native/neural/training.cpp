@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "neural/vectors.hpp"
+
 namespace speculant::neural {
 namespace {
 
@@ -15,15 +17,21 @@ constexpr float kLeastProbability = 1e-4F, kLeastSum = 1e-3F;
 constexpr std::size_t kDrawn = 1 << 20;  // places of the table that negatives are drawn from
 
 template <std::size_t size>
-void transpose(const Columns<size>& from, std::array<std::array<float, size>, kBlock>& to) {
+SPECULANT_INLINE void transpose(const Columns<size>& from, std::array<std::array<float, size>, kBlock>& to) {
   for (std::size_t each = 0; each < size; ++each) {
     for (std::size_t position = 0; position < kBlock; ++position) to[position][each] = from[each][position];
   }
 }
 
+/// Add factor * values to a sum.
+SPECULANT_INLINE void add(float factor, const float* __restrict values, std::array<float, kWidth>& sum) {
+  float* __restrict sums = sum.data();
+  for (std::size_t each = 0; each < kWidth; ++each) sums[each] += factor * values[each];
+}
+
 /// Add matrix * from to `to`: of each element of `to` a row.
 template <std::size_t from_size, std::size_t to_size>
-void multiply(const std::vector<float>& matrix, const Columns<from_size>& from, Columns<to_size>& to) {
+SPECULANT_INLINE void multiply(const std::vector<float>& matrix, const Columns<from_size>& from, Columns<to_size>& to) {
   for (std::size_t row = 0; row < to_size; ++row) {
     std::array<float, kBlock> sums = to[row];
     for (std::size_t each = 0; each < from_size; ++each) {
@@ -36,7 +44,8 @@ void multiply(const std::vector<float>& matrix, const Columns<from_size>& from, 
 
 /// Add the transposed matrix * from to `to`: of each element of `from` a row.
 template <std::size_t from_size, std::size_t to_size>
-void multiply_transposed(const std::vector<float>& matrix, const Columns<from_size>& from, Columns<to_size>& to) {
+SPECULANT_INLINE void multiply_transposed(const std::vector<float>& matrix, const Columns<from_size>& from,
+                                          Columns<to_size>& to) {
   for (std::size_t each = 0; each < to_size; ++each) {
     std::array<float, kBlock> sums = to[each];
     for (std::size_t row = 0; row < from_size; ++row) {
@@ -49,8 +58,8 @@ void multiply_transposed(const std::vector<float>& matrix, const Columns<from_si
 
 /// The gradient of a matrix: for each of its rows the sum over positions of left * right.
 template <std::size_t rows, std::size_t columns>
-void outer(const Columns<rows>& left, const std::array<std::array<float, columns>, kBlock>& right,
-           std::array<float, rows * columns>& gradient) {
+SPECULANT_INLINE void outer(const Columns<rows>& left, const std::array<std::array<float, columns>, kBlock>& right,
+                            std::array<float, rows * columns>& gradient) {
   for (std::size_t row = 0; row < rows; ++row) {
     std::array<float, columns> sums{};
     for (std::size_t position = 0; position < kBlock; ++position) {
@@ -92,7 +101,7 @@ Training::Training(Parameters& parameters, std::span<const double> counts)
 }
 
 /// Find the vectors that a block begins with: mean_ and x_.
-void Training::look_back(std::span<const std::uint32_t> rows) {
+SPECULANT_WIDE void Training::look_back(std::span<const std::uint32_t> rows) {
   for (auto* columns : {&mean_, &x_}) {
     for (auto& column : *columns) column.fill(0.0F);
   }
@@ -117,7 +126,7 @@ void Training::look_back(std::span<const std::uint32_t> rows) {
       if (row == num_rows_) continue;
       const float* values = context_.row(row);
       const float weight = static_cast<float>(kMeanWeights[place]) / (1 << kMeanFraction);
-      for (std::size_t each = 0; each < kWidth; ++each) mean[each] += weight * values[each];
+      add(weight, values, mean);
       if (place >= kPlaces) continue;
       before_[position][place] = row;
       const float* scales = scales_.row(place);
@@ -131,7 +140,7 @@ void Training::look_back(std::span<const std::uint32_t> rows) {
   }
 }
 
-void Training::forward() {
+SPECULANT_WIDE void Training::forward() {
   for (std::size_t each = 0; each < kHidden; ++each) hidden_[each].fill(hidden_bias_.values[each]);
   multiply(hidden_in_.values, x_, hidden_);
   for (auto& column : hidden_) {
@@ -143,7 +152,7 @@ void Training::forward() {
 }
 
 /// Compare every target with the same negatives: what scores_ and target_gradient_ hold then are gradients of scores.
-void Training::compare() {
+SPECULANT_WIDE void Training::compare() {
   for (std::uint32_t& row : negatives_) row = drawn_[chance_.below(kDrawn)];
   for (std::size_t number = 0; number < kNegatives; ++number) {
     const std::uint32_t row = negatives_[number];
@@ -151,7 +160,8 @@ void Training::compare() {
     std::array<float, kBlock> sums;
     sums.fill(bias_.values[row] - log_noise_[row]);
     for (std::size_t each = 0; each < kWidth; ++each) {
-      for (std::size_t position = 0; position < kBlock; ++position) sums[position] += values[each] * query_[each][position];
+      for (std::size_t position = 0; position < kBlock; ++position)
+        sums[position] += values[each] * query_[each][position];
     }
     for (std::size_t position = 0; position < kBlock; ++position) {
       scores_[number][position] = targets_[position] == row ? -1e9F : sums[position];
@@ -192,7 +202,7 @@ void Training::compare() {
   }
 }
 
-void Training::backward() {
+SPECULANT_WIDE void Training::backward() {
   for (std::size_t position = 0; position < kBlock; ++position) {
     const std::uint32_t row = targets_[position];
     gradient_rows_[position].fill(0.0F);
@@ -208,12 +218,8 @@ void Training::backward() {
     for (std::size_t position = 0; position < kBlock; ++position) {
       const float share = scores_[number][position];
       if (share < kLeastProbability) continue;
-      float* at_position = gradient_rows_[position].data();
-      const float* query = query_rows_[position].data();
-      for (std::size_t each = 0; each < kWidth; ++each) {
-        at_position[each] += share * values[each];
-        gradient[each] += share * query[each];
-      }
+      add(share, values, gradient_rows_[position]);
+      add(share, query_rows_[position].data(), gradient);
     }
   }
   for (std::size_t each = 0; each < kWidth; ++each) {
@@ -232,7 +238,7 @@ void Training::backward() {
   multiply_transposed(hidden_in_.values, hidden_gradient_, x_gradient_);
 }
 
-void Training::step(float rate) {
+SPECULANT_WIDE void Training::step(float rate) {
   const float dense = kDenseRate * rate;
   for (std::size_t position = 0; position < kBlock; ++position) {
     const std::uint32_t row = targets_[position];

@@ -9,6 +9,7 @@
 
 #include "neural/arithmetic.hpp"
 #include "neural/parameters.hpp"
+#include "neural/vectors.hpp"
 
 namespace speculant::neural {
 
@@ -28,9 +29,9 @@ using Columns = std::array<std::array<float, kBlock>, size>;
 struct Table {
   explicit Table(std::vector<float>& values) : values(values), squares(values.size(), kFirstSquare) {}
   /// Take a step down a gradient, from an element on.
-  void step(std::size_t first, std::span<const float> gradient, float rate) {
-    float* value = values.data() + first;
-    float* square = squares.data() + first;
+  SPECULANT_INLINE void step(std::size_t first, std::span<const float> gradient, float rate) {
+    float* __restrict value = values.data() + first;
+    float* __restrict square = squares.data() + first;
     for (std::size_t each = 0; each < gradient.size(); ++each) {
       square[each] += gradient[each] * gradient[each];
       value[each] -= rate * gradient[each] / std::sqrt(square[each]);
@@ -59,8 +60,8 @@ class Training {
 
   std::size_t num_rows_;
   Table context_, output_, bias_, hidden_in_, hidden_out_, hidden_bias_, scales_;
-  std::vector<std::uint32_t> drawn_;    // rows, as often as their noise is probable
-  std::vector<float> log_noise_;        // how often a row is expected among negatives, as a logarithm
+  std::vector<std::uint32_t> drawn_;  // rows, as often as their noise is probable
+  std::vector<float> log_noise_;      // how often a row is expected among negatives, as a logarithm
   Chance chance_{kSeed};
 
   // The block: rows of tokens before each position, num_rows_ for none, and of its own token.

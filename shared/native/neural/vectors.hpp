@@ -8,3 +8,5 @@
 #else
 #define SPECULANT_WIDE
 #endif
+/// Of what such loops call, so that it is compiled with them.
+#define SPECULANT_INLINE inline __attribute__((always_inline))

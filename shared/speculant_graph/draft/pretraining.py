@@ -37,9 +37,7 @@ _PROMPT_SHARE = 4
 _NODES = 8
 
 
-def pretrain(
-    stream: Path, metadata: GraphMetadata, memory: int, jobs: int, model: UInt32Array | None = None
-) -> bytes:
+def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, model: UInt32Array | None = None) -> bytes:
     """Learn from a corpus how reliable its contexts are; takes about a second, however large the corpus is.
 
     The same stream gives the same bytes, whatever ``memory`` and ``jobs`` are.

@@ -96,9 +96,7 @@ def record_words(length: int, max_order: int) -> int:
     return INNER_WORDS if length <= max_order else LEAF_WORDS
 
 
-def array_offsets(
-    nodes_per_level: tuple[int, ...], vocabulary_size: int, num_model_words: int = 0
-) -> tuple[int, ...]:
+def array_offsets(nodes_per_level: tuple[int, ...], vocabulary_size: int, num_model_words: int = 0) -> tuple[int, ...]:
     """Return the first word of every array and the number of words of all.
 
     The arrays are the levels in order, then ``first``, then the model if there is one.

@@ -58,7 +58,8 @@ class BuildReport:
     @property
     def build_seconds(self) -> float:
         """What a graph file states of it; 0 if the same input is to give the same bytes."""
-        return 0.0 if _EPOCH in os.environ else round(self.tokenize_s + self.train_s + self.calibrate_s + self.count_s, 3)
+        spent = self.tokenize_s + self.train_s + self.calibrate_s + self.count_s
+        return 0.0 if _EPOCH in os.environ else round(spent, 3)
 
     @contextmanager
     def measuring(self, phase: Phase) -> Iterator[None]:

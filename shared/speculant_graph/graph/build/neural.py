@@ -14,7 +14,7 @@ from speculant_graph.graph.layout import UInt32Array
 
 MOST_POSITIONS = 2_500_000
 """Most positions that are learned from, which takes about 20 s."""
-PASSES = 2
+PASSES = 4
 """How often every position of a smaller corpus is learned from."""
 
 
