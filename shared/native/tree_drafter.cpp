@@ -16,9 +16,9 @@ constexpr std::int64_t kMostRead = 1 << 19;
 // What a level below the first is worth in the ranks of paths: 0.4 % more tokens a step. Drafts state probabilities
 // without it (docs/experiments.md, "ranks of paths").
 constexpr double kLevelWorth = 0.95;
-// The least share of a draft that the neural model is asked about: with 0.01 a tree takes a quarter longer and brings
-// 0.1 % more, with 0.04 a fifth less and 0.1 % less (docs/experiments.md, "a neural model").
-constexpr double kLeastAsked = 0.02;
+// The least share of a draft that the neural model is asked about: with 0.01 a tree takes a third longer and brings
+// 0.1 % more (docs/experiments.md, "a neural model").
+constexpr double kLeastAsked = 0.03;
 
 }  // namespace
 

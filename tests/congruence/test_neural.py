@@ -101,5 +101,5 @@ def test_words_that_are_no_model(change: tuple[int, int]) -> None:
     assert not _core.is_model(words[:6], 10)
     words[change[0]] = change[1]
     assert not _core.is_model(words, 10)
-    with pytest.raises(ValueError, match="model"):
+    with pytest.raises(ValueError, match="model"):  # a promise: the core says what the words are not
         proposed(words, [], [])

@@ -34,7 +34,7 @@ MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
 """Bounds of a mixture: candidates, their least probability, and what must be left for a shorter context."""
 LEVEL_WORTH = 0.95
 """What a level of a path below the first is worth in ranks."""
-NEURAL_BEFORE, LEAST_ASKED = 3, 0.02
+NEURAL_BEFORE, LEAST_ASKED = 3, 0.03
 """Before contexts of so many tokens a neural model comes, if its share of a path is worth so much."""
 RECYCLED_SLOTS, RECYCLED_DEPTH, RECYCLED_WIDTH = 32_768, 4, 4
 """Contexts whose rows are kept, rows of each, and tokens of a row."""

@@ -46,6 +46,19 @@ ReadSettings read_by(nb::object function) {
   };
 }
 
+/// A copy of a table, a part at a time: nobody waits for all of it. Rates of different moments are as good.
+template <class Row>
+std::vector<Row> copy_in_parts(FairLock& lock, const std::vector<Row>& table) {
+  constexpr std::size_t kPart = 16'384;  // rows, 393 KB of bins: what is copied while the lock is held; a guess
+  std::vector<Row> copied(table.size());
+  for (std::size_t first = 0; first < table.size(); first += kPart) {
+    Shared hold(lock);
+    std::copy_n(table.begin() + static_cast<std::ptrdiff_t>(first), std::min(kPart, table.size() - first),
+                copied.begin() + static_cast<std::ptrdiff_t>(first));
+  }
+  return copied;
+}
+
 void bind_calibration(nb::module_& module) {
   nb::class_<Calibration>(module, "Calibration", "How reliable each kind of context is; learned while drafting.")
       .def(nb::init<>(), "Make tables that know nothing yet.")
@@ -58,7 +71,7 @@ void bind_calibration(nb::module_& module) {
       .def_prop_ro(
           "bins",
           [](const Calibration& self) {
-            return as_table<double>(without_gil([&] { return Shared(self.lock), self.bins; }));
+            return as_table<double>(without_gil([&] { return copy_in_parts(self.lock, self.bins); }));
           },
           nb::rv_policy::move,
           "A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.")

@@ -33,6 +33,13 @@ SPECULANT_WIDE void multiply_long(const std::int8_t* rows, std::size_t num_rows,
   multiply<kHidden>(rows, num_rows, values, products);
 }
 
+SPECULANT_WIDE void multiply_rows(const std::int8_t* table, std::span<const std::uint32_t> rows,
+                                  const std::int16_t* values, std::int32_t* products) {
+  for (std::size_t each = 0; each < rows.size(); ++each) {
+    multiply<kWidth>(table + rows[each] * kWidth, 1, values, products + each);
+  }
+}
+
 /// What the tokens before a position come to: the sums of their places, and their mean. Null for what has no row.
 SPECULANT_WIDE void look_back(const std::array<const std::int8_t*, kLookBack>& rows, const std::int16_t* scales,
                               std::array<std::int32_t, kWidth>& sums, std::array<std::int16_t, kWidth>& mean) {
@@ -142,10 +149,11 @@ void Model::score_first(const Query& query, std::span<std::int32_t> scores) cons
   }
 }
 
-std::int32_t Model::score(const Query& query, std::uint32_t row) const {
-  std::int32_t sum = 0;
-  multiply_short(tables_.output.data() + row * kWidth, 1, query.data(), &sum);
-  return (sum >> tables_.fraction_v) + tables_.bias[row];
+void Model::score(const Query& query, std::span<const std::uint32_t> rows, std::span<std::int32_t> scores) const {
+  multiply_rows(tables_.output.data(), rows, query.data(), scores.data());
+  for (std::size_t each = 0; each < rows.size(); ++each) {
+    scores[each] = (scores[each] >> tables_.fraction_v) + tables_.bias[rows[each]];
+  }
 }
 
 }  // namespace speculant::neural

@@ -83,8 +83,8 @@ class Model {
   }
   /// What the kLookBack tokens before `end` ask for.
   Query query(const Token* end) const;
-  /// The score of a row, in 1/1024 of an octave.
-  std::int32_t score(const Query& query, std::uint32_t row) const;
+  /// The scores of some rows, in 1/1024 of an octave.
+  void score(const Query& query, std::span<const std::uint32_t> rows, std::span<std::int32_t> scores) const;
   /// The scores of the first rows.
   void score_first(const Query& query, std::span<std::int32_t> scores) const;
   void prefetch(std::uint32_t row) const { __builtin_prefetch(tables_.output.data() + row * kWidth); }

@@ -62,10 +62,8 @@ std::span<const Proposal> Proposer::propose(const Model& model, const Token* end
   const Query query = model.query(end);
   scores_.resize(num_frequent + rows_.size());
   model.score_first(query, std::span(scores_).first(num_frequent));
-  for (std::size_t each = 0; each < rows_.size(); ++each) {
-    scores_[num_frequent + each] = model.score(query, rows_[each]);
-    taken_[rows_[each] / 64] = 0;
-  }
+  model.score(query, rows_, std::span(scores_).subspan(num_frequent));
+  for (const std::uint32_t row : rows_) taken_[row / 64] = 0;
   const std::uint32_t total = weigh(scores_.data(), scores_.size(), largest(scores_.data(), scores_.size()));
   std::uint32_t least = total / kLeastShare;
   best_.resize(scores_.size());
