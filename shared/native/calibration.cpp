@@ -12,7 +12,7 @@ namespace {
 // Sizes of the tables. Changing one, or a bound below, makes tables that were saved useless.
 constexpr std::size_t kLengths = 11, kOccurrences = 6, kVarieties = 3;  // classes of length_class and kind_of
 constexpr std::size_t kProbabilities = 20;  // half octaves from 1 down to kSmallestCandidate
-constexpr std::size_t kSupports = 1 << 12;  // the fields of support_by, and kInside
+constexpr std::size_t kSupports = 1 << 14;  // the fields of support_by, and kInside
 // Set where the token before was drafted itself. Without it figures are within 0.3 %.
 constexpr std::uint32_t kInside = 1 << 11;
 // Candidates of a position; more are left out, those of the shortest contexts. With 64 no figure changes.
@@ -29,8 +29,8 @@ constexpr double kWeightPrior = 2.0;
 // within 0.6 %.
 constexpr double kBinPrior = 5.0;
 // Back-off weights before anything is learned: of the sequence, the corpus and learned text by length, falling from
-// kFirstShare by kShareRatio a token; of the two other kinds one each. Guesses: 0.5 for all lengths, or for one of the
-// two, is within 0.2 %.
+// kFirstShare by kShareRatio a token, and so of neural contexts by class; of the two other kinds one each. Guesses: 0.5
+// for all lengths, or for one of the two, is within 0.2 %.
 constexpr double kFirstShare = 0.85, kShareRatio = 0.75, kLeastShare = 0.08;
 constexpr double kSkipGramShare = 0.8, kTargetRowsShare = 0.7;
 // Shorter contexts learn nothing from a token that came from longer ones with all but this probability. 0.1 and 0 are
@@ -47,14 +47,16 @@ std::size_t class_of(std::int64_t value, const std::int64_t (&bounds)[size]) {
 
 // The bounds of all classes below are guesses. Others are within 0.3 %.
 
-/// Orders of a graph are classes of their own.
+/// Orders of a graph are classes of their own; the length of a neural context is a class.
 std::size_t length_class(Source source, std::int64_t length) {
-  if (source == Source::kCorpus || length <= 5) return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
+  if (source == Source::kCorpus || source == Source::kNeural || length <= 5)
+    return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
   return 6 + class_of(length, {7, 11, 19});
 }
 
 /// How a context marks the candidates that it supports; of each field the first mark counts, which is the longest's.
-/// From the lowest bit on: three bits of the sequence, four of the corpus, two of learned text, two of the other kinds.
+/// From the lowest bit on: three bits of the sequence, four of the corpus, two of learned text, two of the other kinds;
+/// above kInside two of the neural model, where `value` is that of the least support.
 struct Support {
   std::uint32_t field, value;
 };
@@ -74,6 +76,10 @@ Support support_by(Source source, std::int64_t length) {
     case Source::kLearned:
       field = 3 << 7;
       value = (length < 6 ? 1u : 2u) << 7;
+      break;
+    case Source::kNeural:
+      field = 3 << 12;
+      value = 1 << 12;
       break;
     case Source::kSkipGram:
     case Source::kTargetRows:
@@ -154,7 +160,9 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
       }
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
-      if (!(candidate.support & field)) candidate.support |= value;
+      if (!(candidate.support & field)) {
+        candidate.support |= context.source == Source::kNeural ? neural::support_class(successor.count) * value : value;
+      }
       if (successor.child != Successor::kNoChild && candidate.orders[context.graph] == 0) {
         candidate.children[context.graph] = successor.child;
         candidate.orders[context.graph] = static_cast<std::uint8_t>(context.length);

@@ -9,10 +9,16 @@ namespace {
 
 // Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
-// Contexts of a position before the last three (skip-gram, two of rows) join: Calibration::learn has space for 128. A
+// Contexts of a position before the last four (neural, skip-gram, two of rows) join: Calibration::learn has space for 128. A
 // Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 of them; of more, the shortest ones are
 // left out.
-constexpr std::size_t kMaxContexts = 123;
+constexpr std::size_t kMaxContexts = 122;
+// The neural model comes before contexts of so many tokens. With 4 it brings less (docs/experiments.md, "a neural
+// model").
+constexpr std::int64_t kNeuralBefore = 3;
+// Orders of the graph whose most frequent successors the model is asked about, too. 3 bring nothing (the same place).
+constexpr std::int64_t kAskedOrders = 2;
+static_assert(kLookBack >= kMaxMatch && kLookBack >= neural::kLookBack);
 
 /// Count a token behind `start`.
 void count_token(std::vector<Successor>& successors, std::size_t start, Token token, std::uint32_t count = 1) {
@@ -109,7 +115,7 @@ void ContextCollector::close(const Calibration& calibration, MatchedContext cont
 }
 
 const MatchedContexts& ContextCollector::collect(const Sources& sources, const Calibration& calibration,
-                                                 const Token* end, Contexts contexts) {
+                                                 const Token* end, Contexts contexts, double least_share) {
   found_.clear();
   left_ = 1.0;
   session_.begin(sources.session, sources.session_size, sources.has(Source::kSession));
@@ -121,7 +127,8 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   std::array<std::int64_t, kMaxGraphs> totals_before;
   totals_before.fill(-1);
   std::int64_t longest;
-  bool has_short_ones = false;
+  const Context of_model = contexts[sources.graphs.neural()];
+  bool has_asked = !sources.has(Source::kNeural), has_short_ones = false;
   const auto add_matches = [&](SuffixMatches& matches, Source source) {
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
     close(calibration, {.source = source, .length = length, .total = total, .occurrences = total});
@@ -133,7 +140,10 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
     do {  // shorter matches are looked for only once longer contexts have left something to them
       longest = std::max({context.order, session_.length(), learned_.length()});
     } while (session_.find_below(longest, end) || learned_.find_below(longest, end));
-    if (longest <= 2 && !has_short_ones) {
+    if (longest <= kNeuralBefore && !has_asked) {
+      has_asked = true;
+      if (left_ >= least_share) add_proposals(sources, calibration, end, of_model);
+    } else if (longest <= 2 && !has_short_ones) {
       has_short_ones = true;
       if (sources.has(Source::kSkipGram)) add_skip_gram(sources, calibration, end);
       if (sources.has(Source::kTargetRows)) {
@@ -159,20 +169,10 @@ std::int64_t ContextCollector::add_children(const Sources& sources, const Calibr
   const Trie& trie = sources.graphs[graph];
   const Range children = trie.children(context);
   if (children.empty() || children.size() > trie.vocabulary_size()) return total_before;
-  const Level& level = trie.level(context.order + 1);
-  const std::int64_t total = level.total(children);
+  const std::int64_t total = trie.level(context.order + 1).total(children);
   if (total <= 0 || total == total_before) return total_before;
-  auto& successors = found_.successors;
-  if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) {
-    const auto top = this->successors.top(sources.graphs, graph, context, children);
-    if (top.empty()) return total;
-    successors.insert(successors.end(), top.begin(), top.end());
-  } else {
-    const std::size_t start = successors.size();
-    successors.resize(start + kTopSuccessors);
-    const std::span<Successor, kTopSuccessors> top(successors.data() + start, kTopSuccessors);
-    successors.resize(start + most_frequent(level, children, top));
-  }
+  const auto top = top_children(sources.graphs, graph, context);
+  found_.successors.insert(found_.successors.end(), top.begin(), top.end());
   close(calibration, {.source = Source::kCorpus,
                       .length = context.order,
                       .total = total,
@@ -181,6 +181,39 @@ std::int64_t ContextCollector::add_children(const Sources& sources, const Calibr
                       .node = context.node,
                       .graph = static_cast<std::uint8_t>(graph)});
   return total;
+}
+
+/// The most frequent successors of a context, until the next call; none where there are too many to read.
+std::span<const Successor> ContextCollector::top_children(const Graphs& graphs, std::size_t graph, Context context) {
+  const Trie& trie = graphs[graph];
+  const Range children = trie.children(context);
+  if (children.empty() || children.size() > trie.vocabulary_size()) return {};
+  if (children.size() > static_cast<std::int64_t>(kTopSuccessors)) {
+    return successors.top(graphs, graph, context, children);
+  }
+  return std::span(top_).first(most_frequent(trie.level(context.order + 1), children, top_));
+}
+
+/// Add what the neural model finds probable: of its frequent tokens, of the successors that were found so far, and of
+/// those of short contexts in its graph.
+void ContextCollector::add_proposals(const Sources& sources, const Calibration& calibration, const Token* end,
+                                     Context context) {
+  const std::size_t graph = sources.graphs.neural();
+  known_.clear();
+  for (const Successor& each : found_.successors) known_.push_back(each.token);
+  for (; context.order > 0; context = sources.graphs[graph].shorter(context)) {
+    if (context.order > kAskedOrders) continue;
+    for (const Successor& each : top_children(sources.graphs, graph, context)) known_.push_back(each.token);
+  }
+  const auto proposals = proposer_.propose(sources.graphs.model(), end, known_);
+  std::uint32_t most = 0;
+  for (const auto& [token, count] : proposals) {
+    found_.successors.push_back({token, count});
+    most = std::max(most, count);
+  }
+  close(
+      calibration,
+      {.source = Source::kNeural, .length = neural::confidence_class(most), .total = neural::kWhole, .occurrences = 1});
 }
 
 /// Add the positions that match but for the last token.

@@ -3,8 +3,10 @@
 // Sources: the matching orders of each graph (corpus); positions of the sequence itself that end in the same tokens
 // (session); positions where the tokens before the last one match and the last one differs, so that a copy goes on
 // behind a token that was changed (skip-gram); positions in what earlier sequences accepted (learned); the target's own
-// top tokens after the last two tokens, and after the last one (target rows). A context that occurs exactly where the
-// next longer one of its source does says nothing new and is left out. calibration.hpp mixes the contexts.
+// top tokens after the last two tokens, and after the last one (target rows); what a neural model of the corpus makes
+// of the last 80 tokens (neural), before the short contexts, which hold its share otherwise. A context that occurs
+// exactly where the next longer one of its source does says nothing new and is left out. calibration.hpp mixes the
+// contexts.
 #pragma once
 
 #include <array>
@@ -14,14 +16,15 @@
 
 #include "graphs.hpp"
 #include "history.hpp"
+#include "neural/proposals.hpp"
 #include "target_rows.hpp"
 
 namespace speculant {
 
 class Calibration;
 
-enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTargetRows };
-inline constexpr std::size_t kNumSources = 5;
+enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTargetRows, kNeural };
+inline constexpr std::size_t kNumSources = 6;
 
 /// Most matches of one chain, the newest ones: in the sequence itself, and in learned text, where a match costs a cache
 /// miss. As good as 64, in 0.87 to 0.96 of the time (docs/experiments.md, "what a tree reads").
@@ -42,7 +45,7 @@ struct Successor {
 /// One context of one source.
 struct MatchedContext {
   Source source;
-  std::int64_t length;              // tokens that match
+  std::int64_t length;              // tokens that match; neural: the class of its best probability
   std::int64_t total;               // sum of all its counts
   std::int64_t occurrences;         // how often it was seen
   std::int64_t distinct = 0;        // how many different tokens followed it
@@ -140,10 +143,11 @@ class SuffixMatches {
 /// Collects contexts; keeps its memory from one position to the next.
 class ContextCollector {
  public:
-  /// Collect what is known of the tokens before `end` (at least kMaxMatch of them lie there), until what is left to
-  /// shorter contexts is too little to matter. `contexts` are the longest ones that the graphs know.
+  /// Collect what is known of the tokens before `end` (at least kLookBack of them lie there), until what is left to
+  /// shorter contexts is too little to matter. `contexts` are the longest ones that the graphs know. The neural model,
+  /// which takes longest, is asked only if at least `least_share` is left to it.
   const MatchedContexts& collect(const Sources& sources, const Calibration& calibration, const Token* end,
-                                 Contexts contexts);
+                                 Contexts contexts, double least_share = 0.0);
 
   /// The most frequent successors of contexts. A graph that is not checked may have any number of contexts with
   /// millions; those that it has no allowance for are left out.
@@ -153,12 +157,17 @@ class ContextCollector {
   void close(const Calibration& calibration, MatchedContext context);
   std::int64_t add_children(const Sources& sources, const Calibration& calibration, std::size_t graph, Context context,
                             std::int64_t total_before);
+  std::span<const Successor> top_children(const Graphs& graphs, std::size_t graph, Context context);
+  void add_proposals(const Sources& sources, const Calibration& calibration, const Token* end, Context context);
   void add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end);
   void add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end, int length);
 
   MatchedContexts found_;
   double left_ = 1.0;  // the share that they leave to shorter ones
   SuffixMatches session_{kMaxMatches}, learned_{kMaxLearnedMatches};
+  std::array<Successor, kTopSuccessors> top_;
+  std::vector<Token> known_;
+  neural::Proposer proposer_;
 };
 
 }  // namespace speculant

@@ -53,6 +53,22 @@ struct Draft {
     if (!probabilities.empty()) probabilities.resize(size);
     if (!proposals.empty()) proposals.resize(size);
   }
+  /// Keep some nodes, each with its parent: `is_kept` says of every node whether it is one of them.
+  void keep(std::span<const std::uint8_t> is_kept) {
+    std::vector<std::int32_t> numbers{0};  // of the nodes as parents, the root first
+    std::size_t kept = 0;
+    for (std::size_t node = 0; node < size(); ++node) {
+      if (is_kept[node]) {
+        tokens[kept] = tokens[node];
+        parents[kept] = numbers[static_cast<std::size_t>(parents[node])];
+        if (!probabilities.empty()) probabilities[kept] = probabilities[node];
+        if (!proposals.empty()) proposals[kept] = proposals[node];
+        ++kept;
+      }
+      numbers.push_back(static_cast<std::int32_t>(kept));
+    }
+    cut(kept);
+  }
   void clear() { cut(0), ended_early = false; }
 
   /// Append the nodes to arrays that hold those of a batch, one draft after another.

@@ -5,7 +5,7 @@
 //                that nobody learns from adds 90 to 180 bytes for each slot of rows that it fills.
 //   a tenant     20 bytes a learned token, rounded up in the same way: 21 MB for a million, 32 MB while they grow; and
 //                2.4 MB for rows of the target, from the first one on
-//   a graph      2.0 MB: the bins of its calibration
+//   a graph      7.9 MB: the bins of its calibration
 //   a thread     1.6 MB for each tree drafter: the successors that it remembers. There are as many as ever drafted at
 //                the same time.
 // docs/sizing.md shows the first two on any machine.

@@ -7,40 +7,41 @@
 
 namespace speculant {
 
-Graphs::Graphs(std::vector<Shared> tries) {
-  if (tries.size() > kMaxNamedGraphs) {
+Graphs::Graphs(std::vector<Shared> graphs) {
+  if (graphs.size() > kMaxNamedGraphs) {
     throw std::invalid_argument("at most " + std::to_string(kMaxNamedGraphs) + " graphs");
   }
-  if (tries.empty()) tries.push_back(std::make_shared<const Trie>());
-  for (const Shared& trie : tries) add(trie);
+  if (graphs.empty()) graphs.push_back(std::make_shared<const Graph>());
+  for (const Shared& graph : graphs) add(graph);
   num_named_ = size();
 }
 
 Graphs Graphs::with(std::span<const Shared> learned) const {
   Graphs all = *this;
-  for (const Shared& trie : learned.first(std::min(learned.size(), kMaxGraphs - size()))) all.add(trie);
+  for (const Shared& graph : learned.first(std::min(learned.size(), kMaxGraphs - size()))) all.add(graph);
   return all;
 }
 
 Contexts Graphs::extend(const Contexts& contexts, Token token) const {
   Contexts next{};
-  for (std::size_t graph = 0; graph < size(); ++graph) next[graph] = tries_[graph]->extend(contexts[graph], token);
+  for (std::size_t graph = 0; graph < size(); ++graph) next[graph] = graphs_[graph]->trie.extend(contexts[graph], token);
   return next;
 }
 
 Contexts Graphs::match(std::span<const Token> tokens) const {
   Contexts contexts{};
-  for (std::size_t graph = 0; graph < size(); ++graph) contexts[graph] = tries_[graph]->match(tokens);
+  for (std::size_t graph = 0; graph < size(); ++graph) contexts[graph] = graphs_[graph]->trie.match(tokens);
   return contexts;
 }
 
 void Graphs::prefetch_all_children(const Contexts& contexts) const {
-  for (std::size_t graph = 0; graph < size(); ++graph) tries_[graph]->prefetch_all_children(contexts[graph]);
+  for (std::size_t graph = 0; graph < size(); ++graph) graphs_[graph]->trie.prefetch_all_children(contexts[graph]);
 }
 
-void Graphs::add(const Shared& trie) {
-  tries_.push_back(trie);
-  max_order_ = std::max(max_order_, trie->max_order());
+void Graphs::add(const Shared& graph) {
+  if ((graphs_.empty() || model().empty()) && !graph->model.empty()) neural_ = size();
+  graphs_.push_back(graph);
+  max_order_ = std::max(max_order_, graph->trie.max_order());
 }
 
 }  // namespace speculant

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "neural/model.hpp"
 #include "trie.hpp"
 
 namespace speculant {
@@ -20,26 +21,35 @@ namespace speculant {
 /// node of a tree.
 inline constexpr std::size_t kMaxGraphs = 8, kMaxNamedGraphs = 4;
 
+/// What was made of a corpus.
+struct Graph {
+  Trie trie = {};
+  neural::Model model = {};
+};
+
 /// What each graph knows of the end of a sequence.
 using Contexts = std::array<Context, kMaxGraphs>;
 
 class Graphs {
  public:
-  using Shared = std::shared_ptr<const Trie>;
+  using Shared = std::shared_ptr<const Graph>;
 
   /// Throws std::invalid_argument where there are more than kMaxNamedGraphs. None are one that knows nothing.
-  explicit Graphs(std::vector<Shared> tries);
+  explicit Graphs(std::vector<Shared> graphs);
   /// These, and then graphs of learned text, the first ones as far as there is room.
   Graphs with(std::span<const Shared> learned) const;
 
-  std::size_t size() const { return tries_.size(); }
-  const Trie& operator[](std::size_t graph) const { return *tries_[graph]; }
+  std::size_t size() const { return graphs_.size(); }
+  const Trie& operator[](std::size_t graph) const { return graphs_[graph]->trie; }
+  /// The first graph that has a neural model, or the first one.
+  std::size_t neural() const { return neural_; }
+  const neural::Model& model() const { return graphs_[neural_]->model; }
   /// Whether a graph is of learned text.
   bool is_learned(std::size_t graph) const { return graph >= num_named_; }
   /// Of all graphs.
   std::int64_t max_order() const { return max_order_; }
   /// Whether there is one that was named.
-  bool has_named() const { return tries_[0]->max_order() > 0; }
+  bool has_named() const { return graphs_[0]->trie.max_order() > 0; }
 
   /// Of all graphs the one of the longest context, of equals the first.
   std::size_t longest(const Contexts& contexts) const { return longest_of(contexts, size()); }
@@ -61,10 +71,10 @@ class Graphs {
     }
     return best;
   }
-  void add(const Shared& trie);
+  void add(const Shared& graph);
 
-  std::vector<Shared> tries_;
-  std::size_t num_named_ = 0;
+  std::vector<Shared> graphs_;
+  std::size_t num_named_ = 0, neural_ = 0;
   std::int64_t max_order_ = 0;
 };
 

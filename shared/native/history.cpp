@@ -11,16 +11,16 @@ std::vector<Token> SessionHistory::latest(std::int64_t num_tokens) const {
 }
 
 void SessionHistory::fill(Window& window, std::int64_t end) const {
-  for (std::int64_t back = 1; back <= kMaxMatch; ++back) {
+  for (std::int64_t back = 1; back <= kLookBack; ++back) {
     const Token token = end - back >= ring_.oldest() ? at(end - back) : kNoToken;
-    window[static_cast<std::size_t>(kMaxMatch - back)] = as_sought(token);
+    window[static_cast<std::size_t>(kLookBack - back)] = as_sought(token);
   }
 }
 
 void SessionHistory::push(Token token, Window& window) {
-  std::copy(window.begin() + 1, window.begin() + kMaxMatch, window.begin());
-  window[kMaxMatch - 1] = as_sought(token);
-  ring_.push(token, window.data() + kMaxMatch);
+  std::copy(window.begin() + 1, window.begin() + kLookBack, window.begin());
+  window[kLookBack - 1] = as_sought(token);
+  ring_.push(token, window.data() + kLookBack);
 }
 
 void SessionHistory::append(std::span<const Token> tokens) {

@@ -22,8 +22,10 @@ inline constexpr int kMaxMatch = 32;
 /// Longest path of a draft, in tokens: the upper bound of `draft.max_depth`.
 inline constexpr int kMaxDepth = 255;
 
+/// Tokens before the end of a sequence that whatever knows what follows them may look at.
+inline constexpr int kLookBack = 80;
 /// The last tokens of a sequence, as they are sought, and capacity for a path that is drafted after them.
-using Window = std::array<Token, kMaxMatch + kMaxDepth + 1>;
+using Window = std::array<Token, kLookBack + kMaxDepth + 1>;
 
 class SessionHistory {
  public:

@@ -39,7 +39,7 @@ struct LearnedMemory {
 
 /// The settings that a sequence goes by: those of the latest draft that was asked for.
 struct SequenceSettings {
-  std::array<bool, kNumSources> sources = {true, true, true, true, true};
+  std::array<bool, kNumSources> sources = {true, true, true, true, true, true};
   bool is_calibrated = true;  // the strategy's path probabilities are
 };
 

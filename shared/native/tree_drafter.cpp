@@ -14,15 +14,23 @@ constexpr std::int32_t kNodesBetweenPauses = 64;
 // tokens read 70,000 at most.
 constexpr std::int64_t kMostRead = 1 << 19;
 
+// What a level below the first is worth in the ranks of paths: 0.4 % more tokens a step. Drafts state probabilities
+// without it (docs/experiments.md, "ranks of paths").
+constexpr double kLevelWorth = 0.95;
+// The least share of a draft that the neural model is asked about: with 0.01 a tree takes a third longer and brings
+// 0.1 % more (docs/experiments.md, "a neural model").
+constexpr double kLeastAsked = 0.03;
+
 }  // namespace
 
 /// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first. Those whose
-/// paths, after `parent`, are no more probable than `least` are left out.
-void TreeDrafter::rank(int most, double parent, double least) {
+/// paths, after `parent`, rank no higher than `least` are left out.
+void TreeDrafter::rank(int most, const Node& parent, double least) {
   best_.clear();
   for (const Candidate& candidate : mixture_.candidates) {
     const double probability = candidate.probability;
-    if (!(probability > kSmallestCandidate) || parent * std::min(probability, 1.0) <= least) continue;
+    if (!(probability > kSmallestCandidate)) continue;
+    if (parent.probability * std::min(probability, 1.0) * parent.worth <= least) continue;
     if (std::ssize(best_) == most) {
       if (probability <= best_.back()->probability) continue;
       best_.pop_back();
@@ -38,20 +46,26 @@ void TreeDrafter::rank(int most, double parent, double least) {
 void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
                          std::size_t budget_left, double least_probability) {
   const Node& node = nodes_[static_cast<std::size_t>(index)];
-  auto slot = static_cast<std::size_t>(kMaxMatch + node.depth);
+  auto slot = static_cast<std::size_t>(kLookBack + node.depth);
   const Token* end = window_.data() + slot;
   for (std::int32_t each = index; each > 0; each = nodes_[static_cast<std::size_t>(each)].parent) {
     window_[--slot] = nodes_[static_cast<std::size_t>(each)].token;
   }
-  calibration.interpolate(collector_.collect(sources, calibration, end, node.contexts), index > 0, mixture_);
+  const double least_share = std::max(least_probability, kLeastAsked) / node.probability;
+  const auto& found = collector_.collect(sources, calibration, end, node.contexts, least_share);
+  calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
   const auto is_full = [&] { return children_.size() == budget_left; };
-  rank(max_branches, node.probability, is_full() ? children_.front().probability : -1.0);
+  rank(max_branches, node, is_full() ? children_.front().rank : -1.0);
   for (const Candidate* candidate : best_) {
     const double probability = node.probability * std::min(candidate->probability, 1.0);
     if (probability < least_probability) break;
-    Child child{
-        .probability = probability, .index = num_found_++, .parent = index, .token = candidate->token, .records = {}};
+    Child child{.rank = probability * node.worth,
+                .probability = probability,
+                .index = num_found_++,
+                .parent = index,
+                .token = candidate->token,
+                .records = {}};
     for (std::size_t graph = 0; graph < sources.graphs.size(); ++graph) {
       const bool is_longest = candidate->orders[graph] == node.contexts[graph].order;
       child.records[graph] = is_longest ? candidate->children[graph] : Successor::kNoChild;
@@ -71,7 +85,7 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   sources.session.fill(window_);
   collector_.successors.allow(kMostRead);
   children_.clear();
-  nodes_.assign(1, {0, 0, 0, 1.0, contexts});
+  nodes_.assign(1, {0, 0, 0, 1.0, 1.0, contexts});
   num_found_ = 0;
   draft.clear();
   for (std::int32_t current = 0; current < shape.budget; ++current) {
@@ -93,7 +107,8 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
       const bool is_known = context.order > 0 && record != Successor::kNoChild;
       next[graph] = is_known ? trie.extend_to(context, record) : trie.extend(context, child.token);
     }
-    nodes_.push_back({child.token, child.parent, parent.depth + 1, child.probability, next});
+    nodes_.push_back(
+        {child.token, child.parent, parent.depth + 1, child.probability, parent.worth * kLevelWorth, next});
     draft.add(child.parent, child.token, child.probability);
   }
 }
@@ -107,7 +122,7 @@ void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHisto
   collector_.successors.allow(kMostRead);
   for (Token token : tokens) {
     if (learns) {
-      const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, contexts);
+      const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
       calibration.interpolate(found, is_inside, mixture_);
       calibration.learn(sources.graphs, found, mixture_, token);
     }
@@ -124,7 +139,7 @@ void TreeDrafter::learn(Sources sources, Calibration& calibration, Contexts cont
   bool is_inside = false;
   for (Token token : tokens) {
     sources.session.fill(window_, sources.session_size);
-    const auto& found = collector_.collect(sources, calibration, window_.data() + kMaxMatch, contexts);
+    const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
     calibration.interpolate(found, is_inside, mixture_);
     calibration.learn(sources.graphs, found, mixture_, token);
     contexts = sources.graphs.extend(contexts, token);

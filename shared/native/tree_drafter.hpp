@@ -2,7 +2,8 @@
 //
 // A node of a draft is worth the probability that the target writes the whole path to it. The tree grows by its most
 // probable node until the budget is spent, or no node is left that is probable enough, so its nodes are the most
-// probable paths of all; with one child a node it is a chain.
+// probable paths of all; with one child a node it is a chain. Of paths about as probable
+// the shorter one is the better choice: ranks are probabilities, less a discount for every level below the first.
 //
 // For every node that joins the tree:
 //   1. contexts.cpp collects the contexts that match its path, longest first, each with counts of its successors.
@@ -50,7 +51,7 @@ struct TreeShape {
 /// overlap.
 class TreeDrafter {
  public:
-  /// Draft the most probable paths after a sequence that ends in `contexts`, none less probable than
+  /// Draft the paths of highest rank after a sequence that ends in `contexts`, none less probable than
   /// `least_probability`. `pause` is called after every few nodes: what is drafted from may change meanwhile.
   void draft(const Sources& sources, const Calibration& calibration, const Contexts& contexts, TreeShape shape,
              double least_probability, const std::function<void()>& pause, Draft& draft);
@@ -73,22 +74,23 @@ class TreeDrafter {
     std::int32_t parent;
     int depth;
     double probability;
+    double worth;  // of its children's level in ranks
     Contexts contexts;
   };
   /// What may become a node. Of equals the one found earlier comes first.
   struct Child {
-    double probability;
+    double rank, probability;
     std::int32_t index;
     std::int32_t parent;
     Token token;
     std::array<std::uint32_t, kMaxGraphs> records;  // of the parent's contexts and the token, kNoChild if not known
     bool operator<(const Child& other) const {
-      return probability < other.probability || (probability == other.probability && index > other.index);
+      return rank < other.rank || (rank == other.rank && index > other.index);
     }
   };
   void expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
               std::size_t budget_left, double least_probability);
-  void rank(int most, double parent, double least);
+  void rank(int most, const Node& parent, double least);
 
   ContextCollector collector_;
   Mixture mixture_;

@@ -16,9 +16,10 @@ import speculant_graph.types
 class Trie:
     """The look-ups of a graph, whose arrays are viewed and never copied."""
 
-    def __init__(self, words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+    def __init__(self, words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], model_words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
         """
-        View a block of words; the table is that of ``graph/layout.py``. ValueError where it lies outside.
+        View a block of words, and those of a neural model; the table is that of ``graph/layout.py``. ValueError
+        where it lies outside, or the model is none.
         """
 
     def match(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[int, int]:
@@ -122,7 +123,7 @@ class DraftSettings:
     def __init__(self, *, strategy: str, method: str, fills_budget: bool, sources: Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
         """
         ``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least
-        probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows.
+        probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows, neural.
         """
 
 class Drafter:
@@ -141,6 +142,26 @@ class Drafter:
         """
         Records of the graph that calls which have ended read for the most frequent successors of contexts.
         """
+
+def is_model(model_words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], vocabulary_size: int) -> bool:
+    """
+    Return whether words can be read as a neural model of such a vocabulary.
+    """
+
+def propose(model_words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], others: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[tuple[int, int]]:
+    """
+    Return what a neural model finds probable after some tokens, of its most frequent tokens and ``others``:
+    (token, ten-thousandths of a probability), best first. ValueError where the words are no model's.
+    """
+
+def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: numpy.typing.NDArray[numpy.int64], vocabulary_size: int, num_positions: int, start: numpy.typing.NDArray[numpy.uint32] | None, goes_on: Callable[[int, int], bool]) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    Train a neural model on a text, or one further; return its words. None of them if there is nothing to
+    learn from, or if ``goes_on(done, all)``, called now and then, returned False.
+
+    ``left_out``: parts of the text that nothing is learned from, (first, behind the last), ascending.
+    ``num_positions``: of the text that are learned from, which takes about 10 us each.
+    """
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:
     """

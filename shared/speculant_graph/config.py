@@ -57,6 +57,9 @@ class GraphConfig(Config):
     or 'parse', these tokens. 'parse' is for text that you trust, such as the model's own recorded outputs."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
+    neural: bool = True
+    """Train a small neural model on the text, which drafts what the text does not hold word for word. It takes up to
+    half a minute of a build, and up to 9 MB of the file."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
     """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
 
@@ -75,10 +78,10 @@ class DraftConfig(Config):
     tokens more often, above 1 the others. What is drawn from is what is returned as q."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """The sources of strategies that draft from all sources: 'corpus', 'session' (the sequence itself), 'learned' (what
-    earlier sequences accepted), 'recycled' (the target's own top tokens)."""
+    earlier sequences accepted), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
-    max_branches: Annotated[int, Field(ge=1, le=64)] = 8
+    max_branches: Annotated[int, Field(ge=1, le=64)] = 64
     """Most children of a node."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""

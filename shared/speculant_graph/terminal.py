@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 PHASE_LABELS = {
     "check": "checking",
     "tokenize": "tokenising",
+    "train": "training",
     "calibrate": "trying out",
     "count": "counting",
     "save": "linking",

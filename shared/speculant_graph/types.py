@@ -34,9 +34,9 @@ SiblingsName = Literal["none", "without-replacement", "independent"]
 """How ``sampling`` draws several children of a node: not at all, which makes chains; each from what older ones left of
 q, for the rule ``tree-wor``; or each from all of q, for ``tree-iid``."""
 
-SourceName = Literal["corpus", "session", "learned", "recycled"]
+SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
 """Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
-top tokens."""
+top tokens; the neural model of the graph, if it has one."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
 """What proposed a token of a draft: n-grams, the draft model, or each of them."""

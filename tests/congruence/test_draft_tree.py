@@ -17,10 +17,12 @@ from speculant_graph._core import Calibration
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, SequenceStep
-from support.drafter_reference import SlowDrafter
-from support.graphs import graph_of
+from support.drafter_reference import SlowDrafter, level_worth
+from support.graphs import graph_of, with_model
+from support.neural_reference import NeuralTables, random_words, read_tables
 from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED_CHAINS,
@@ -33,7 +35,7 @@ from support.tree_reference import (
 )
 
 VOCABULARY_SIZE = 40_000
-SOURCES = ("corpus", "session", "learned", "recycled")
+SOURCES = ("corpus", "session", "learned", "recycled", "neural")
 
 SHARING_A_SLOT = (
     5, next(token for token in range(6, VOCABULARY_SIZE) if slot_of_rows([token]) == slot_of_rows([5])),
@@ -44,7 +46,7 @@ configs = st.builds(
     strategy=st.sampled_from(["tree", "adaptive", "greedy"]),
     sources=st.sets(st.sampled_from(SOURCES)).map(frozenset),
     max_depth=st.integers(1, 6),
-    max_branches=st.integers(1, 8),
+    max_branches=st.sampled_from([1, 2, 3, 8, 64]),
     max_learned_tokens=st.sampled_from([0, 3, 60, 1_000, 100_000]),
 )
 
@@ -147,6 +149,8 @@ def pair_of(
     boundaries: bool = True,
     window: int = 300,
     layers: int = 1,
+    model_words: UInt32Array | None = None,
+    of_model: int = 0,
 ) -> Pair:
     if corpus is None:
         return Pair(
@@ -154,28 +158,32 @@ def pair_of(
             SlowDrafter((), config, max_session_tokens=window),
         )
     fast, slow = [], []
+    models: list[NeuralTables | None] = []
     for layer in range(min(layers, len(corpus))):
         documents, order = corpus[layer::layers], max(1, max_order - layer)
         fast.append(graph_of(documents, order, VOCABULARY_SIZE, boundaries=boundaries))
         slow.append(OracleGraph(documents if boundaries else [joined(documents)], order))
+        models.append(None)
+        if model_words is not None and layer == of_model % layers:
+            fast[-1], models[-1] = with_model(fast[-1], model_words), read_tables(model_words)
     return Pair(
         SessionDrafter(fast, config, max_session_tokens=window),
-        SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window),
+        SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window, models=models),
     )
 
 
 def assert_same_tables(fast: Calibration, slow: Tables) -> None:
     """Compare both tables; what the slow ones never met must be as at first in the fast ones."""
-    escapes, first = (tables.weights.reshape(12, 11, 6, 3, 2) for tables in (fast, Calibration()))
+    escapes, first = (tables.weights.reshape(13, 11, 6, 3, 2) for tables in (fast, Calibration()))
     met = np.zeros(escapes.shape, bool)
     for kind, values in slow.escapes.items():
         assert escapes[kind] == pytest.approx(values, abs=1e-9)
         met[kind] = True
     assert (met | (escapes == first)).all()
-    agreements = fast.bins.reshape(20, 2, 4, 4, 16, 8, 3)
+    agreements = fast.bins.reshape(20, 4, 2, 4, 4, 16, 8, 3)
     met = np.zeros(agreements.shape, bool)
-    for (half, (session, corpus, learned, other), inside), values in slow.agreements.items():
-        row = (half, int(inside), other, learned, corpus, session)
+    for (half, (session, corpus, learned, other, neural), inside), values in slow.agreements.items():
+        row = (half, neural, int(inside), other, learned, corpus, session)
         assert agreements[row] == pytest.approx(values, abs=1e-9)
         met[row] = True
     assert (met | (agreements == 0)).all()
@@ -187,10 +195,12 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     siblings: defaultdict[int, list[int]] = defaultdict(list)
     for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
         assert 0 <= parent < node
-        assert 0 < probabilities[node] <= min(probabilities[parent], probabilities[node - 1])
+        assert 0 < probabilities[node] <= probabilities[parent]
         assert token_id not in siblings[parent]
         siblings[parent].append(token_id)
         depths.append(depths[parent] + 1)
+    ranks = [each * level_worth(depth) for each, depth in zip(probabilities[1:], depths[1:], strict=True)]
+    assert ranks == sorted(ranks, reverse=True)
     assert max(depths) <= config.max_depth
     assert all(len(tokens) <= config.max_branches for tokens in siblings.values())
     assert draft.is_chain or draft.strategy == "tree"
@@ -206,6 +216,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     budgets=st.lists(st.integers(0, 40), min_size=1, max_size=5),
     least=st.lists(st.floats(0.0, 1.0, width=32), min_size=1, max_size=3),
     layers=st.sampled_from([1, 1, 2, 4]),
+    is_neural=st.booleans(),
 )
 def test_every_step_is_that_of_the_reference(
     config: DraftConfig,
@@ -216,16 +227,30 @@ def test_every_step_is_that_of_the_reference(
     budgets: list[int],
     least: list[float],
     layers: int,
+    is_neural: bool,
 ) -> None:
-    assume(config.strategy == "greedy" or (config.sources if max_order else config.sources - {"corpus"}))
+    absent = {"corpus", "neural"} if not max_order else set() if is_neural else {"neural"}
+    assume(config.strategy == "greedy" or config.sources - absent)
     assume(config.strategy != "greedy" or max_order)
     chance = random.Random(seed)
     alphabet = [*chance.sample(range(16_000), size), *SHARING_A_SLOT]
     foreign = chance.choice([[], [-1, -7, VOCABULARY_SIZE, 2**30]])
     corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(layers, 4))]
     window = chance.choice([256, 300, 1_000])
-    documents = corpus if max_order else None
-    pair = pair_of(documents, max_order, config, boundaries=boundaries, window=window, layers=layers)
+    model_words = None
+    if is_neural:
+        known = [*dict.fromkeys(token for token in joined(corpus) if token >= 0), 17_000, 17_001]
+        model_words = random_words(np.random.default_rng(seed), known, VOCABULARY_SIZE)
+    pair = pair_of(
+        corpus if max_order else None,
+        max_order,
+        config,
+        boundaries=boundaries,
+        window=window,
+        layers=layers,
+        model_words=model_words,
+        of_model=seed,
+    )
     texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]
     texts[2] = [*texts[1][:40], *texts[2]]
     assume(

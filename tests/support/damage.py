@@ -25,7 +25,7 @@ def damaged(graph: NgramGraph, random: np.random.Generator) -> NgramGraph:
     values = random.choice([0, 1, 2**31, 2**32 - 1, 50, 300, 2**21 - 1], places.size)
     words[places] = values ^ random.integers(0, 2, places.size)
     words.flags.writeable = False
-    return NgramGraph(Trie(words, table), graph.metadata)
+    return NgramGraph(Trie(words, table, graph.trie.num_model_words), graph.metadata)
 
 
 def assert_refused(path: Path, *, verify: bool = False) -> None:
@@ -45,7 +45,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], Trie], object]) -> Non
     """
     text, stored = read_container(path)
     packed, block = json.loads(text), np.frombuffer(stored, np.uint32).copy()
-    sizes = tuple(packed["nodes_per_level"]), packed["tokenizer"]["vocabulary_size"]
+    sizes = tuple(packed["nodes_per_level"]), packed["tokenizer"]["vocabulary_size"], packed["num_model_words"]
     claimed = list(packed["array_sha256"])
     change(packed, trie_of(block, *sizes))
     if packed.get("array_sha256") == claimed:

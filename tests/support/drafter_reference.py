@@ -14,10 +14,14 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import TokenId
+from support.neural_reference import NeuralTables
 from support.oracle import OracleGraph
 from support.tree_reference import (
     LEARNED,
     LEARNED_CHAINS,
+    LEAST_ASKED,
+    LEVEL_WORTH,
+    NEURAL_BEFORE,
     RECYCLED_DEPTH,
     RECYCLED_WIDTH,
     SESSION,
@@ -30,6 +34,7 @@ from support.tree_reference import (
     Text,
     entries_of_gap,
     entries_of_graph,
+    entries_of_model,
     entries_of_rows,
     entries_of_text,
     slot_of_rows,
@@ -69,6 +74,11 @@ class SlowSequence:
     is_calibrated: bool = False
 
 
+def level_worth(depth: int) -> float:
+    """Return what a path of so many tokens is worth in ranks."""
+    return math.prod([LEVEL_WORTH] * (depth - 1), start=1.0)
+
+
 class SlowDrafter:
     """As :class:`~speculant_graph.draft.session_drafter.SessionDrafter`, for ``adaptive`` and ``tree``."""
 
@@ -78,11 +88,13 @@ class SlowDrafter:
         config: DraftConfig,
         vocabulary_size: int = MAX_VOCABULARY,
         max_session_tokens: int = 131_072,
+        models: Sequence[NeuralTables | None] = (),
     ) -> None:
-        """Make a drafter without sequences."""
+        """Make a drafter without sequences. ``models``: of the graphs; the first that there is is asked."""
         self.tables = Tables()
         self.sequences: dict[int, SlowSequence] = {}
         self._graphs = graphs
+        self._model = next(((number, each) for number, each in enumerate(models) if each is not None), None)
         self._config, self._vocabulary_size, self._window = config, vocabulary_size, max_session_tokens
         self._memories: dict[str, Memory] = {}
 
@@ -111,7 +123,7 @@ class SlowDrafter:
         for place, token_id in enumerate(token_ids):
             valid = token_id if 0 <= token_id < self._vocabulary_size else None
             if not is_prompt and (STRATEGIES[self._config.strategy].is_calibrated or sequence.is_calibrated):
-                self.tables.learn(self.entries(sequence, []), valid, inside=place > 0)
+                self.tables.learn(self.entries(sequence, [], 0.0), valid, inside=place > 0)
             sequence.text.append(valid)
         filled = sequence.memory.rows if sequence.learns else sequence.own_rows
         for end, row in sequence.rows:
@@ -133,37 +145,43 @@ class SlowDrafter:
     def draft(self, session_id: int, strategy: StrategyName, budget: int, least: float = 0.0) -> list[Node]:
         """Draft the most probable paths that are probable enough."""
         sequence = self.sequences[session_id]
-        nodes = self._grown(sequence, budget, 1 if strategy == "adaptive" else self._config.max_branches)
-        sequence.draft = [node for node in nodes if node.probability >= least]
+        branches = 1 if strategy == "adaptive" else self._config.max_branches
+        sequence.draft = self._grown(sequence, budget, branches, least)
         sequence.is_calibrated = True
         return sequence.draft
 
-    def _grown(self, sequence: SlowSequence, budget: int, branches: int) -> list[Node]:
+    def _grown(self, sequence: SlowSequence, budget: int, branches: int, least: float) -> list[Node]:
         nodes: list[Node] = []
         waiting: list[Node] = []  # as found, which decides between equals
         while len(nodes) < budget:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0)
             if len(newest.path) < self._config.max_depth:
-                for token_id, probability in self.children(sequence, newest.path)[:branches]:
-                    waiting.append(Node(len(nodes), [*newest.path, token_id], newest.probability * probability))
+                least_share = max(least, LEAST_ASKED) / newest.probability
+                for token_id, probability in self.children(sequence, newest.path, least_share)[:branches]:
+                    child = Node(len(nodes), [*newest.path, token_id], newest.probability * probability)
+                    if child.probability >= least:
+                        waiting.append(child)
             if not waiting:
                 break
-            best = max(waiting, key=lambda node: node.probability)
+            best = max(waiting, key=lambda node: node.probability * level_worth(len(node.path)))
             waiting.remove(best)
             nodes.append(best)
         return nodes
 
-    def children(self, sequence: SlowSequence, path: list[TokenId]) -> list[tuple[TokenId, float]]:
+    def children(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[tuple[TokenId, float]]:
         """Return what may follow a path from the end of a sequence, the most probable first."""
-        mixed = self.tables.mixture(self.entries(sequence, path)).items()
+        mixed = self.tables.mixture(self.entries(sequence, path, least_share)).items()
         probable = [(token_id, each) for token_id, each in mixed if each.probability >= SMALLEST_CANDIDATE]
         agreed = {token_id: self.tables.agreed(each, inside=bool(path)) for token_id, each in probable}
         possible = [token_id for token_id, probability in agreed.items() if probability > SMALLEST_CANDIDATE]
         possible.sort(key=lambda token_id: -agreed[token_id])
         return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]
 
-    def entries(self, sequence: SlowSequence, path: list[TokenId]) -> list[Entry]:
-        """Return the entries of a path from the end of a sequence, longest first, until too little is left."""
+    def entries(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[Entry]:
+        """Return the entries of a path from the end of a sequence, longest first, until too little is left.
+
+        The neural model is asked if at least ``least_share`` is left to it.
+        """
         sources = self._config.sources
         text = sequence.text[-self._window :]
         context = [*text, *path]
@@ -184,11 +202,19 @@ class SlowDrafter:
                 known, rows = sequence.own_rows.get(slot) or sequence.memory.rows.get(slot, (end, []))
                 others += entries_of_rows(rows, length) if known == end else []
         longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the graphs
-        place = sum(entry.length > 2 for entry in longer)
+        place, place_of_model = (sum(entry.length > most for entry in longer) for most in (2, NEURAL_BEFORE))
         left = 1.0
         kept: list[Entry] = []
-        for together in [*([entry] for entry in longer[:place]), others, *([entry] for entry in longer[place:])]:
-            if left >= SMALLEST_SHARE:
-                kept += together
-                left *= math.prod(map(self.tables.escape, together))
+        for number in range(len(longer) + 1):
+            if number == place_of_model and self._model is not None and "neural" in sources:
+                if left >= max(least_share, SMALLEST_SHARE):
+                    of_graph, model = self._model
+                    graph = self._graphs[of_graph] if "corpus" in sources else None
+                    proposed = entries_of_model(model, graph, context, kept)
+                    kept += proposed
+                    left *= math.prod(map(self.tables.escape, proposed))
+            for together in (others if number == place else [], longer[number : number + 1]):
+                if left >= SMALLEST_SHARE:
+                    kept += together
+                    left *= math.prod(map(self.tables.escape, together))
         return kept

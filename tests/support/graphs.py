@@ -16,6 +16,7 @@ from speculant_graph.graph.build.build_report import BuildReport
 from speculant_graph.graph.build.builder import build_from_token_ids, describe_tokens
 from speculant_graph.graph.build.count import count_partitions, plan_partitions
 from speculant_graph.graph.build.keys import KeyLayout
+from speculant_graph.graph.layout import UInt32Array, array_offsets, trie_of
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.types import Fingerprint
 
@@ -54,6 +55,16 @@ def graph_in_parts(
         records = list(count_partitions(stream, parts, layout, folder, 1))
         assemble_graph(folder / "graph", folder, records, metadata, 1, BuildReport(), lambda done, total: None)
         return NgramGraph.load(folder / "graph", verify=True), len(parts)
+
+
+def with_model(graph: NgramGraph, model_words: UInt32Array) -> NgramGraph:
+    """Return a graph with a neural model."""
+    sizes = graph.trie.nodes_per_level, graph.vocabulary_size, model_words.size
+    words = np.zeros(array_offsets(*sizes)[-1], np.uint32)
+    words[: graph.trie.words.size] = graph.trie.words
+    words[-model_words.size :] = model_words
+    metadata = dataclasses.replace(graph.metadata, num_model_words=model_words.size)
+    return NgramGraph(trie_of(words, *sizes), metadata)
 
 
 def counts_of(graph: NgramGraph) -> Counter[Ngram]:

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from speculant_graph.types import TokenId
+from support.neural_reference import WHOLE, NeuralTables, confidence_class, propose
 from support.oracle import OracleGraph
 
 Text = list[TokenId | None]
 """Tokens; None is the end of a text or what is no token, and equals nothing."""
 Kind = tuple[int, int, int, int]
 """Source, and classes of length, occurrences and different successors."""
-Range = tuple[int, tuple[int, int, int, int], bool]
+Range = tuple[int, tuple[int, int, int, int, int], bool]
 """Half octaves of a probability below 1, what supports it, whether the context ends in a drafted token."""
 
-SESSION, CORPUS, GAP, LEARNED, RECYCLED, FURTHER_GRAPHS = range(6)
+SESSION, CORPUS, GAP, LEARNED, RECYCLED, NEURAL, FURTHER_GRAPHS = range(7)
 """Numbers of the sources, and of the second graph where there are several."""
 SESSION_CHAINS, LEARNED_CHAINS = (4, 1), (4, 2)
 """Lengths of the hash chains of a sequence, and of what a tenant's sequences accepted."""
@@ -31,6 +32,10 @@ TOP_SUCCESSORS, LONG_ROW = 16, 64
 """Successors of a graph's context that are looked at; those of contexts with more than the latter are remembered."""
 MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
 """Bounds of a mixture: candidates, their least probability, and what must be left for a shorter context."""
+LEVEL_WORTH = 0.95
+"""What a level of a path below the first is worth in ranks."""
+NEURAL_BEFORE, LEAST_ASKED = 3, 0.03
+"""Before contexts of so many tokens a neural model comes, if its share of a path is worth so much."""
 RECYCLED_SLOTS, RECYCLED_DEPTH, RECYCLED_WIDTH = 32_768, 4, 4
 """Contexts whose rows are kept, rows of each, and tokens of a row."""
 
@@ -54,7 +59,8 @@ class Candidate:
 
     probability: float = 0.0
     support: dict[int, int] = field(default_factory=dict)
-    """Class of the first context of each group of sources that holds it: session, corpus, learned, the other two."""
+    """Class of the first context of each group of sources that holds it: session, corpus, learned, neural, the other
+    two."""
 
 
 @dataclass(slots=True)
@@ -95,7 +101,7 @@ class Tables:
                     candidate = candidates.setdefault(token_id, Candidate())
                     candidate.probability += unit * count
                     group = GAP if entry.source == RECYCLED else entry.source
-                    candidate.support.setdefault(group, support_class(entry))
+                    candidate.support.setdefault(group, support_class(entry, count))
             left *= escape
             if left < SMALLEST_SHARE:
                 break
@@ -131,7 +137,7 @@ class Tables:
 
 def kind_of(entry: Entry) -> Kind:
     """Return what entries that are trusted alike have in common."""
-    if entry.source == CORPUS:
+    if entry.source in (CORPUS, NEURAL):
         length = min(entry.length, 10)
     else:
         length = min(entry.length, 5) + sum(entry.length >= least for least in (6, 8, 12, 20))
@@ -141,12 +147,14 @@ def kind_of(entry: Entry) -> Kind:
     return source, length, occurrences, sum(len(entry.counts) >= least for least in (2, 4))
 
 
-def support_class(entry: Entry) -> int:
-    """Return the class of a context as a supporter."""
+def support_class(entry: Entry, count: int) -> int:
+    """Return the class of a context as a supporter of a token that it counts so often."""
     session = sum(entry.length >= least for least in (1, 2, 3, 6, 12))
     learned = 1 + (entry.length >= 6)
     recycled = 1 + entry.length
-    return {SESSION: session, CORPUS: min(entry.length, 10), LEARNED: learned, GAP: 1, RECYCLED: recycled}[entry.source]
+    neural = 1 + (count >= 400) + (count >= 2_000)
+    corpus = min(entry.length, 10)
+    return (session, corpus, 1, learned, recycled, neural)[entry.source]
 
 
 def range_of(candidate: Candidate, *, inside: bool) -> Range:
@@ -155,8 +163,10 @@ def range_of(candidate: Candidate, *, inside: bool) -> Range:
     while candidate.probability < 0.5 ** (octave + 1):
         octave += 1
     half = 2 * octave + (candidate.probability < 0.7071 * 0.5**octave)
-    session, corpus, learned, other = (candidate.support.get(source, 0) for source in (SESSION, CORPUS, LEARNED, GAP))
-    return min(half, 19), (session, corpus, learned, other), inside
+    session, corpus, learned, other, neural = (
+        candidate.support.get(source, 0) for source in (SESSION, CORPUS, LEARNED, GAP, NEURAL)
+    )
+    return min(half, 19), (session, corpus, learned, other, neural), inside
 
 
 def common_end(first: Text, second: Text) -> int:
@@ -220,16 +230,37 @@ def entries_of_gap(text: Text, context: Text) -> list[Entry]:
     return [Entry(GAP, max(matches), len(matches), counts, counts)] if counts else []
 
 
-def entries_of_graph(graph: OracleGraph, context: Text, number: int = 0) -> list[Entry]:
-    """Return an entry for every context of a graph that has more successors than the next longer one."""
+def entries_of_graph(graph: OracleGraph, context: Text, number: int = 0, least: int = 1) -> list[Entry]:
+    """Return an entry for every context of a graph that has more successors than the next longer one.
+
+    Args:
+        graph: the graph.
+        context: the tokens before what is looked for.
+        number: of the graph among those that are drafted from.
+        least: the shortest context.
+    """
     entries: list[Entry] = []
-    for order in range(min(graph.max_order, len(context)), 0, -1):
+    for order in range(min(graph.max_order, len(context)), least - 1, -1):
         counts = graph.context_index.get(tuple(context[-order:]))  # type: ignore[arg-type]
         if counts and (not entries or counts.total() != entries[-1].total):
             ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             kept = dict(ranked[:TOP_SUCCESSORS])
             entries.append(Entry(CORPUS, order, counts.total(), dict(counts), kept, graph=number))
     return entries
+
+
+def entries_of_model(
+    model: NeuralTables, graph: OracleGraph | None, context: Text, found: Sequence[Entry]
+) -> list[Entry]:
+    """Return the entry of a neural model, which is asked about what was found and what follows the last two tokens."""
+    others = [token_id for entry in found for token_id in entry.kept]
+    for order in (2, 1) if graph is not None else ():
+        others += [
+            token_id for entry in entries_of_graph(graph, context[-order:], least=order) for token_id in entry.kept
+        ]
+    counts = dict(propose(model, context, others))
+    best = max(counts.values(), default=0)
+    return [Entry(NEURAL, confidence_class(best), WHOLE, counts, counts, 1)] if counts else []
 
 
 def slot_of_rows(context: Text) -> int:

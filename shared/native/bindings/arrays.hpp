@@ -1,12 +1,14 @@
 // How arrays cross the border to Python: viewed on the way in, handed over on the way out.
 #pragma once
 
+#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -55,27 +57,28 @@ auto without_gil(Call&& call) {
   return call();
 }
 
-/// A trie, and the memory that it is a view of.
-struct GraphView {
-  GraphView(Vector<const std::uint32_t> words, const Table<const std::int64_t>& table)
-      : words(std::move(words)), trie(as_span(this->words), as_span(table)) {}
+/// A graph, and the memory that its trie and its neural model are views of.
+struct GraphView : Graph {
+  GraphView(Vector<const std::uint32_t> words, const Table<const std::int64_t>& table,
+            std::optional<Vector<const std::uint32_t>> model_words)
+      : words(std::move(words)), model_words(std::move(model_words)) {
+    trie = Trie(as_span(this->words), as_span(table));
+    if (this->model_words) model = neural::Model(as_span(*this->model_words));
+  }
   Vector<const std::uint32_t> words;
-  Trie trie;
+  std::optional<Vector<const std::uint32_t>> model_words;
 };
 
 /// Graphs of Python's, which live as long as they are drafted from.
-inline std::vector<Graphs::Shared> shared_tries(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
-  std::vector<Graphs::Shared> tries;
-  for (const auto& graph : graphs) {
-    if (!graph) throw RequestError("None is no graph");
-    tries.emplace_back(graph, &graph->trie);
-  }
-  return tries;
+inline std::vector<Graphs::Shared> shared(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
+  if (std::find(graphs.begin(), graphs.end(), std::shared_ptr<const GraphView>()) != graphs.end()) throw RequestError("None is no graph");
+  return {graphs.begin(), graphs.end()};
 }
 
 void bind_graph(nb::module_& module);
 void bind_drafter(nb::module_& module);
 void bind_build(nb::module_& module);
+void bind_neural(nb::module_& module);
 void bind_verify(nb::module_& module);
 void bind_steps(nb::module_& module);
 void bind_rows(nb::module_& module);

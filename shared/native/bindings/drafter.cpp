@@ -24,6 +24,19 @@ void fill(std::vector<Struct>& rows, const Table<const double>& values) {
   std::copy_n(values.data(), values.size(), reinterpret_cast<double*>(rows.data()));
 }
 
+/// A copy of a table, a part at a time: nobody waits for all of it. Rates of different moments are as good.
+template <class Row>
+std::vector<Row> copy_in_parts(FairLock& lock, const std::vector<Row>& table) {
+  constexpr std::size_t kPart = 16'384;  // rows, 393 KB of bins: what is copied while the lock is held; a guess
+  std::vector<Row> copied(table.size());
+  for (std::size_t first = 0; first < table.size(); first += kPart) {
+    Shared hold(lock);
+    std::copy_n(table.begin() + static_cast<std::ptrdiff_t>(first), std::min(kPart, table.size() - first),
+                copied.begin() + static_cast<std::ptrdiff_t>(first));
+  }
+  return copied;
+}
+
 /// Python's function that reads options.
 ReadSettings read_by(nb::object function) {
   const auto free = [](nb::object* each) {
@@ -49,7 +62,7 @@ void bind_calibration(nb::module_& module) {
       .def_prop_ro(
           "bins",
           [](const Calibration& self) {
-            return as_table<double>(without_gil([&] { return Shared(self.lock), self.bins; }));
+            return as_table<double>(without_gil([&] { return copy_in_parts(self.lock, self.bins); }));
           },
           nb::rv_policy::move,
           "A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.")
@@ -142,10 +155,10 @@ void bind_memory(nb::module_& module) {
       .def(
           "set_graphs",
           [](LearnedMemory& self, const std::vector<std::shared_ptr<const GraphView>>& graphs) {
-            auto tries = shared_tries(graphs);
+            auto held = shared(graphs);
             without_gil([&] {
               Exclusive hold(self.lock);
-              self.graphs.swap(tries);
+              self.graphs.swap(held);
             });
           },
           "graphs"_a,
@@ -182,7 +195,7 @@ void bind_settings(nb::module_& module) {
           nb::kw_only(), "strategy"_a, "method"_a, "fills_budget"_a, "sources"_a, "max_depth"_a, "max_branches"_a,
           "max_candidates"_a, "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
           "``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least\n"
-          "probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows.");
+          "probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows, neural.");
 }
 
 }  // namespace
@@ -203,7 +216,7 @@ void bind_drafter(nb::module_& module) {
           [](Drafter* self, const std::vector<std::shared_ptr<const GraphView>>& graphs, Token vocabulary_size,
              std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens, int num_threads,
              nb::object settings_of) {
-            new (self) Drafter(Graphs(shared_tries(graphs)), vocabulary_size, std::move(calibration),
+            new (self) Drafter(Graphs(shared(graphs)), vocabulary_size, std::move(calibration),
                                max_session_tokens, num_threads, read_by(std::move(settings_of)));
           },
           "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a, "settings_of"_a,

@@ -1,5 +1,6 @@
 // Trie: the look-ups of a graph.
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -65,8 +66,11 @@ std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span
 
 void bind_graph(nb::module_& module) {
   nb::class_<GraphView>(module, "Trie", "The look-ups of a graph, whose arrays are viewed and never copied.")
-      .def(nb::init<Vector<const std::uint32_t>, Table<const std::int64_t>>(), "words"_a, "table"_a,
-           "View a block of words; the table is that of ``graph/layout.py``. ValueError where it lies outside.")
+      .def(nb::init<Vector<const std::uint32_t>, Table<const std::int64_t>,
+                    std::optional<Vector<const std::uint32_t>>>(),
+           "words"_a, "table"_a, "model_words"_a = nb::none(),
+           "View a block of words, and those of a neural model; the table is that of ``graph/layout.py``. ValueError\n"
+           "where it lies outside, or the model is none.")
       .def(
           "match",
           [](const GraphView& self, const Ids& ids) {

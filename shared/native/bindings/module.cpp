@@ -60,6 +60,7 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(translate);
   bind_graph(module);
   bind_drafter(module);
+  bind_neural(module);
   bind_build(module);
   bind_verify(module);
   bind_steps(module);

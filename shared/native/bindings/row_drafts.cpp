@@ -16,27 +16,30 @@ using namespace nb::literals;
 void keep_paying(Step& step, std::span<const double> seconds, double rate) {
   struct Node {
     double probability;
-    std::size_t part;
+    std::size_t part, node;
   };
   std::vector<Node> nodes;
   std::size_t num_fixed = 0;
   for (std::size_t index = 0; index < step.parts.size(); ++index) {
     const Draft& draft = step.parts[index].draft;
     if (draft.probabilities.empty()) num_fixed += draft.size();
-    for (double probability : draft.probabilities) nodes.push_back({probability, index});
+    for (std::size_t node = 0; node < draft.probabilities.size(); ++node) {
+      nodes.push_back({draft.probabilities[node], index, node});
+    }
   }
-  // No path is more probable than its beginning, and drafts list their nodes in this order: a beginning of each stays.
+  // No path is more probable than its beginning, and equals stay in order: parents stay before their children.
   std::stable_sort(nodes.begin(), nodes.end(), [](auto& a, auto& b) { return a.probability > b.probability; });
   std::vector<double> gains;
   for (const Node& node : nodes) gains.push_back(node.probability);
   const std::size_t first = step.parts.size() + num_fixed;
   if (seconds.size() < first + nodes.size() + 1) throw RequestError("seconds of wider passes are needed");
   const std::size_t num_kept = best_size(gains, seconds.subspan(first), rate);
-  std::vector<std::size_t> kept(step.parts.size());
-  for (std::size_t index = 0; index < num_kept; ++index) ++kept[nodes[index].part];
+  std::vector<std::vector<std::uint8_t>> kept;
+  for (const Step::Part& part : step.parts) kept.emplace_back(part.draft.probabilities.size());
+  for (std::size_t index = 0; index < num_kept; ++index) kept[nodes[index].part][nodes[index].node] = 1;
   for (std::size_t index = 0; index < step.parts.size(); ++index) {
     Draft& draft = step.parts[index].draft;
-    if (!draft.probabilities.empty()) draft.cut(kept[index]);
+    if (!draft.probabilities.empty()) draft.keep(kept[index]);
   }
 }
 

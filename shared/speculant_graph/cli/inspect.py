@@ -262,6 +262,7 @@ def _show_graph(graph: NgramGraph, report: dict[str, Any], tokenizer_problem: st
         f"special tokens: {report['special_tokens']}",
         "n-grams": f"{kept}, {borders}",
         "calibration": f"{report['calibration_bytes']:,} bytes",
+        "neural model": f"{report['neural_model_bytes'] / 1e6:.1f} MB" if report["neural_model_bytes"] else "none",
         "tokenizer": f"{report['tokenizer']} ({report['vocabulary_size']:,} ids, "
         f"{report['tokenizer_sha256'][:12]}{revision})",
     }.items():

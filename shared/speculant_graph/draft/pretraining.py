@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,59 +22,22 @@ from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.files import writing
 from speculant_graph.graph.build.builder import describe_tokens
 from speculant_graph.graph.build.count import count_tokens, map_tokens
+from speculant_graph.graph.build.slices import SMALLEST_CORPUS, divide
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep, TokenId
 
-SMALLEST_CORPUS = 5_000
-"""Smaller corpora, in tokens, teach nothing that would last."""
-MOST_COUNTED = 1_000_000
-"""Most tokens that are counted for this."""
-MOST_HELD_OUT = 20_000
-"""Most tokens that are drafted for."""
-MOST_PIECES = 20
-"""Most pieces that these are in."""
 KEPT_VISITS = 5.0
 """Most visits that a row of the tables is left with: requests are not the corpus, and must soon count for more. (With
 all visits, first requests to edit code, which repeat their prompts, were drafted for 2 % worse than with none.)"""
 
-_CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session")))
-_SMALLEST_PIECE = 500
-_HELD_OUT_SHARE, _SMALL_CORPUS_SHARE, _ENOUGH = 50, 10, 8_000
+_CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session", "neural")))
 _PROMPT_SHARE = 4
 _NODES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """Which parts of a token stream are counted and which are drafted for; none overlap."""
-
-    counted: tuple[slice, ...]
-    """Counted parts, in order."""
-    held_out: tuple[slice, ...]
-    """Held-out pieces, in order, each one behind the counted part of its index."""
-
-
-def divide(num_tokens: int) -> Slices:
-    """Divide a stream of so many tokens, at least :data:`SMALLEST_CORPUS`, evenly.
-
-    A fiftieth is held out; of small corpora up to a tenth, as little would be learned otherwise.
-    """
-    held_out = min(MOST_HELD_OUT, num_tokens // _SMALL_CORPUS_SHARE, max(num_tokens // _HELD_OUT_SHARE, _ENOUGH))
-    num_pieces = max(1, min(MOST_PIECES, held_out // _SMALLEST_PIECE))
-    piece, most_counted = held_out // num_pieces, MOST_COUNTED // num_pieces
-    counted, pieces = [], []
-    for start, stop in pairwise(num_tokens * i // num_pieces for i in range(num_pieces + 1)):
-        end = start + min(stop - start - piece, most_counted)
-        # Of large corpora much is left; neighbours are more alike than a request and the corpus are.
-        first = end + (stop - piece - end) // 2
-        counted.append(slice(start, end))
-        pieces.append(slice(first, first + piece))
-    return Slices(tuple(counted), tuple(pieces))
-
-
-def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> bytes:
+def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, model: UInt32Array | None = None) -> bytes:
     """Learn from a corpus how reliable its contexts are; takes about a second, however large the corpus is.
 
     The same stream gives the same bytes, whatever ``memory`` and ``jobs`` are.
@@ -86,6 +48,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
         metadata: what is known of its graph: tokenizer, largest order and number of tokens are used.
         memory: most bytes to take.
         jobs: threads.
+        model: the words of the graph's neural model, which did not learn from the pieces.
 
     Returns:
         Tables for ``load_calibration``, about 20 kilobytes; nothing if the corpus is too small.
@@ -115,7 +78,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int) -> b
             document_boundaries=True,
         )
         del counted
-        count_tokens(folder / "tokens", folder / "graph", description, folder, memory=memory, jobs=jobs)
+        count_tokens(folder / "tokens", folder / "graph", description, folder, memory=memory, jobs=jobs, model=model)
         _replay(SessionDrafter(NgramGraph.load(folder / "graph"), _CONFIG, calibration=calibration), pieces)
     tables = (calibration.weights, calibration.bins)
     calibration.restore(*(table * (KEPT_VISITS / np.maximum(table[:, :1], KEPT_VISITS)) for table in tables))

@@ -25,7 +25,7 @@ from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import num_cores
 from speculant_graph.strategies import STRATEGIES
-from speculant_graph.types import Draft, Feedback, SequenceStep, TokenId
+from speculant_graph.types import Draft, Feedback, SequenceStep, SourceName, TokenId
 
 MAX_NODES = 2_048
 """Most nodes of a draft."""
@@ -94,7 +94,7 @@ class SessionDrafter:
         self.config = config = config or DraftConfig()
         has_graph = bool(graphs)
         strategy, sources = self.config.strategy, self.config.sources
-        if "sources" in STRATEGIES[strategy].reads and not (sources if has_graph else sources - {"corpus"}):
+        if "sources" in STRATEGIES[strategy].reads and not sources - _absent(graphs):
             raise ConfigError(
                 f"strategy {strategy} has nothing to draft from",
                 fix="give a graph, or add the source session",
@@ -272,6 +272,12 @@ class SessionDrafter:
             is_routine: whether this is done every few seconds, so that what is large may wait for a later time.
         """
         self.learned.save(self.calibration.copy(), is_routine=is_routine)
+
+
+def _absent(graphs: Sequence[NgramGraph]) -> set[SourceName]:
+    """Return the sources that are not there."""
+    has_model = any(graph.trie.num_model_words for graph in graphs)
+    return ({"corpus"} if not graphs else set()) | (set() if has_model else {"neural"})
 
 
 def _layers(graph: NgramGraph | Sequence[NgramGraph] | None) -> tuple[NgramGraph, ...]:

@@ -9,6 +9,7 @@ level L <= N is also the order-L context, and its children are the successor dis
     level 1..N   token | best << 21, cumulative, child, link      16 bytes
     level N+1    token, cumulative, link                          12 bytes
     first        token id -> first record of level 1 with that token or a higher one
+    model        the words of a neural model, as ``native/neural/model.hpp`` draws them; not every graph has one
 
 These arrays follow each other in one block, each aligned to 64 bytes.
 
@@ -54,6 +55,8 @@ class Trie:
     table: Int64Array
     """Shape ``[N + 3, 2]``: (first word, number of n-grams) of levels 1 to N+1, (first word, vocabulary size) of
     ``first``, (N, number of words)."""
+    num_model_words: int = 0
+    """Words of the neural model, the last ones; 0 if there is none."""
 
     @property
     def max_order(self) -> int:
@@ -76,6 +79,11 @@ class Trie:
         start, size = self.table[self.max_order + 1].tolist()
         return self.words[start : start + size + 1]
 
+    @property
+    def model(self) -> UInt32Array | None:
+        """The words of the neural model, if there is one."""
+        return self.words[-self.num_model_words :] if self.num_model_words else None
+
     def level(self, length: int) -> UInt32Array:
         """Return the records of the n-grams of one length and the closing one, shape ``[n + 1, 3 or 4]``."""
         start, size = self.table[length - 1].tolist()
@@ -88,30 +96,37 @@ def record_words(length: int, max_order: int) -> int:
     return INNER_WORDS if length <= max_order else LEAF_WORDS
 
 
-def array_offsets(nodes_per_level: tuple[int, ...], vocabulary_size: int) -> tuple[int, ...]:
-    """Return the first word of every array, the levels in order and then ``first``, and the number of words of all."""
+def array_offsets(nodes_per_level: tuple[int, ...], vocabulary_size: int, num_model_words: int = 0) -> tuple[int, ...]:
+    """Return the first word of every array and the number of words of all.
+
+    The arrays are the levels in order, then ``first``, then the model if there is one.
+    """
     max_order = len(nodes_per_level) - 1
     levels = [(size + 1) * record_words(length, max_order) for length, size in enumerate(nodes_per_level, start=1)]
     offsets, end = [], 0
-    for num_words in (*levels, vocabulary_size + 1):
+    for num_words in (*levels, vocabulary_size + 1, *((num_model_words,) if num_model_words else ())):
         offsets.append(-(-end // _ALIGNMENT_WORDS) * _ALIGNMENT_WORDS)
         end = offsets[-1] + num_words
     return (*offsets, end)
 
 
-def trie_of(words: UInt32Array, nodes_per_level: tuple[int, ...], vocabulary_size: int) -> Trie:
+def trie_of(
+    words: UInt32Array, nodes_per_level: tuple[int, ...], vocabulary_size: int, num_model_words: int = 0
+) -> Trie:
     """Put a trie together.
 
     Args:
         words: the block, at least as long as :func:`array_offsets` returns.
         nodes_per_level: distinct n-grams of 1 to N+1 tokens.
         vocabulary_size: token ids are below it.
+        num_model_words: words of the neural model.
     """
-    *offsets, num_words = array_offsets(nodes_per_level, vocabulary_size)
+    *offsets, num_words = array_offsets(nodes_per_level, vocabulary_size, num_model_words)
+    offsets = offsets[: len(nodes_per_level) + 1]
     sizes = (*nodes_per_level, vocabulary_size)
     table = np.array([*zip(offsets, sizes, strict=True), (len(nodes_per_level) - 1, num_words)], np.int64)
     table.flags.writeable = False
-    return Trie(words[:num_words], table)
+    return Trie(words[:num_words], table, num_model_words)
 
 
 def require_vocabulary(vocabulary_size: int) -> None:

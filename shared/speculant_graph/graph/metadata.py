@@ -15,8 +15,8 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.layout import MAX_NODES, MAX_VOCABULARY
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 
-FORMAT_VERSION = 3
-"""Version of the graph file that this release writes and reads."""
+FORMAT_VERSION = 4
+"""Version of the graph file that this release writes. It reads the one before, too, which has no neural models."""
 MAX_CALIBRATION_BYTES = 1 << 20
 """Largest calibration that a graph file holds."""
 
@@ -65,6 +65,8 @@ class GraphMetadata:
     """What special tokens were where texts spelt them out: ordinary text, or parsed to these tokens."""
     skipped: tuple[SkippedFile, ...] = ()
     """Files of the corpus that could not be read and were left out, or of which records were."""
+    num_model_words: _Number = 0
+    """Words of the neural model; 0 if there is none."""
 
     @property
     def transitions_per_order(self) -> tuple[int, ...]:
@@ -94,6 +96,7 @@ class GraphMetadata:
             "bytes_per_node": round(file_bytes / max(1, nodes), 2),
             "bytes_per_token": round(file_bytes / self.num_tokens, 2),
             "calibration_bytes": len(self.calibration),
+            "neural_model_bytes": 4 * self.num_model_words,
             "tokenizer": self.tokenizer.name,
             "tokenizer_revision": self.tokenizer_revision,
             "tokenizer_sha256": self.tokenizer.sha256,
@@ -126,7 +129,7 @@ def description_of(metadata: GraphMetadata, checksums: Sequence[str] = ()) -> by
             "make it smaller or build without one"
         )
     packed = _METADATA.dump_python(metadata, mode="json") | {"format_version": FORMAT_VERSION}
-    no_checksums = ["0" * 64] * (len(metadata.nodes_per_level) + 1)
+    no_checksums = ["0" * 64] * (len(metadata.nodes_per_level) + 1 + (metadata.num_model_words > 0))
     widest = {
         "contexts_per_order": [MAX_NODES] * metadata.max_order,
         "build_seconds": 1e9,
@@ -149,9 +152,9 @@ def read_description(name: str | Path, text: bytes) -> tuple[GraphMetadata, list
     """
     packed = json.loads(text.decode("ascii"))
     version, checksums = packed["format_version"], packed["array_sha256"]
-    if type(version) is int and version != FORMAT_VERSION:
+    if type(version) is int and version not in (FORMAT_VERSION - 1, FORMAT_VERSION):
         raise GraphFileError(
-            f"{name} has file format {version} and this release reads {FORMAT_VERSION}; "
+            f"{name} has file format {version} and this release reads {FORMAT_VERSION - 1} and {FORMAT_VERSION}; "
             "update speculant-graph or build the graph again"
         )
     if not all(isinstance(checksum, str) for checksum in checksums):

@@ -94,7 +94,7 @@ class NgramGraph:
         self.metadata = metadata
         self.max_order = trie.max_order
         self.vocabulary_size = trie.vocabulary_size
-        self.core = _core.Trie(trie.words, trie.table)
+        self.core = _core.Trie(trie.words, trie.table, trie.model)
         """The look-ups."""
 
     def __repr__(self) -> str:

@@ -67,7 +67,8 @@ class NewGraphFile:
         """
         self.path, self.file = path, file
         self._metadata = metadata
-        self._offsets = array_offsets(metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
+        self._sizes = (metadata.nodes_per_level, metadata.tokenizer.vocabulary_size, metadata.num_model_words)
+        self._offsets = array_offsets(*self._sizes)
         self._block_bytes = max(_WORD_BYTES * self._offsets[-1], MIN_BLOCK_BYTES)
         before, after = around(file_text(metadata, self._block_bytes), self._block_bytes)
         self._start, self._num_bytes = len(before), len(before) + self._block_bytes + len(after)
@@ -80,13 +81,12 @@ class NewGraphFile:
     @property
     def level_offsets(self) -> tuple[int, ...]:
         """Where the records of each level begin, in bytes."""
-        return tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[:-2])
+        return tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[: len(self._sizes[0])])
 
     def map(self) -> Trie:
         """Map the arrays, writable."""
         block = self._block(mmap.ACCESS_WRITE)
-        metadata = self._metadata
-        return trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, metadata.tokenizer.vocabulary_size)
+        return trie_of(np.frombuffer(block, _DTYPE), *self._sizes)
 
     def finish(self, contexts_per_order: tuple[int, ...], build_seconds: float, jobs: int) -> None:
         """Add what is known now.
@@ -219,7 +219,7 @@ def pickled(trie: Trie, metadata: GraphMetadata, protocol: int) -> tuple[bytes, 
         words = np.zeros(MIN_BLOCK_BYTES // _WORD_BYTES, _DTYPE)
         words[: trie.words.size] = trie.words
     block = words.data.cast("B").toreadonly()
-    offsets = array_offsets(trie.nodes_per_level, trie.vocabulary_size)
+    offsets = array_offsets(trie.nodes_per_level, trie.vocabulary_size, trie.num_model_words)
     text = file_text(metadata, block.nbytes, [_checksum(span) for span in _spans(block, offsets)])
     return _arguments(text, pickle.PickleBuffer(block) if protocol >= 5 else bytes(block))
 
@@ -346,11 +346,13 @@ def _opened(name: str | Path, text: bytes, block: memoryview, *, verify: bool) -
     """Return the graph of a description and a block."""
     try:
         metadata, checksums = read_description(name, text)
-        vocabulary_size = metadata.tokenizer.vocabulary_size
-        offsets = array_offsets(metadata.nodes_per_level, vocabulary_size)
+        sizes = (metadata.nodes_per_level, metadata.tokenizer.vocabulary_size, metadata.num_model_words)
+        offsets = array_offsets(*sizes)
         if len(checksums) != len(offsets) - 1 or block.nbytes != max(_WORD_BYTES * offsets[-1], MIN_BLOCK_BYTES):
             raise ValueError("size of the arrays")
-        trie = trie_of(np.frombuffer(block, _DTYPE), metadata.nodes_per_level, vocabulary_size)
+        trie = trie_of(np.frombuffer(block, _DTYPE), *sizes)
+        if trie.model is not None and not _core.is_model(trie.model, trie.vocabulary_size):
+            raise ValueError("neural model")
     except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise damaged(name, "its description is incomplete or does not fit its arrays") from error
     for index, span in enumerate(_spans(block, offsets) if verify else ()):

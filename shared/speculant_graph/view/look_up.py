@@ -68,7 +68,7 @@ class GraphLookUp:
         self._tokenizer = tokenizer
         self._text_problem = text_problem
         # What a request without a session drafts from: nothing that another client wrote.
-        sources = draft.sources & {"corpus", "session"} or {"corpus"}
+        sources = draft.sources & {"corpus", "session", "neural"} or {"corpus"}
         # Most branches, for blends; drafts name the configured number.
         config = draft.model_copy(update={"sources": frozenset(sources), "max_branches": _MOST_BRANCHES})
         self._drafter = SessionDrafter(graph, config)

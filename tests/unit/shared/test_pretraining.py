@@ -18,19 +18,12 @@ from speculant_graph.cli.main import main
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.draft.learning.learned_store import load_calibration
-from speculant_graph.draft.pretraining import (
-    KEPT_VISITS,
-    MOST_COUNTED,
-    MOST_HELD_OUT,
-    MOST_PIECES,
-    SMALLEST_CORPUS,
-    divide,
-    pretrain,
-)
+from speculant_graph.draft.pretraining import KEPT_VISITS, pretrain
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import GraphFileError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids, describe_tokens
 from speculant_graph.graph.build.combine import merge_graphs
+from speculant_graph.graph.build.slices import MOST_COUNTED, MOST_HELD_OUT, MOST_PIECES, SMALLEST_CORPUS, divide
 from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status
 from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, SequenceStatus
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES
-from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal
+from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal, SourceName
 from support import answer_reference
 from support.answer_reference import encode_step_answer
 from support.sessions import values_of
@@ -68,7 +68,7 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         max_depth=st.none() | st.integers(1, 255),
         max_branches=st.none() | st.integers(1, 64),
         temperature=st.none() | st.floats(0.01, 100),
-        sources=st.none() | st.frozensets(st.sampled_from(["corpus", "session", "learned", "recycled"]), min_size=1),
+        sources=st.none() | st.frozensets(st.sampled_from(get_args(SourceName)), min_size=1),
         coupling=st.sampled_from([None, "none", "gumbel"]),
         siblings=st.sampled_from(["none", "without-replacement", "independent"]),
     )

@@ -39,6 +39,9 @@ _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
 """More than any row can have: a visit counts for that much less after one more."""
 
+_WITHOUT_NEURAL, _NUM_RANGES = (990, 81_920), 20
+"""Kinds of contexts, and bins, before there were neural models; ranges of probabilities."""
+
 _Tables = TypeVar("_Tables")
 
 
@@ -262,10 +265,26 @@ def load_calibration(saved: bytes) -> Calibration:
                 # Rounding may lift a sum of probabilities a little above the visits.
                 if not ((visits <= _MOST_VISITS) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
                     raise ValueError("visits")
-            calibration.restore(*tables)
+            calibration.restore(*map(_widened, tables, (calibration.weights, calibration.bins)))
     except Exception as error:
         raise ConfigError("the saved calibration is damaged or of another release; delete it to start anew") from error
     return calibration
+
+
+def _widened(table: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a table, widened if it is of the release before: that had no neural context, whose rows are the last.
+
+    Args:
+        table: what was saved.
+        first: the same of this release, which has learned nothing.
+    """
+    num_kinds, num_bins = _WITHOUT_NEURAL
+    if table.shape == (num_kinds, 2):
+        return np.concatenate([table, first[num_kinds:]])
+    if table.shape == (num_bins, 3):  # within each range of probabilities
+        missing = first.reshape(_NUM_RANGES, -1, 3)[:, num_bins // _NUM_RANGES :]
+        return np.concatenate([table.reshape(_NUM_RANGES, -1, 3), missing], axis=1).reshape(-1, 3)
+    return table
 
 
 def save_rows(memory: LearnedMemory) -> bytes:

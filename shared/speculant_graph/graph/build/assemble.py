@@ -31,6 +31,7 @@ def assemble_graph(
     jobs: int,
     watch: BuildReport,
     on_level: Callable[[int, int], None],
+    model: UInt32Array | None = None,
 ) -> None:
     """Write the graph of all parts; their files are removed on the way.
 
@@ -42,6 +43,7 @@ def assemble_graph(
         jobs: threads.
         watch: measures it.
         on_level: called with (levels done, all levels) after each step, copying and linking a level being one each.
+        model: the words of its neural model, if it has one.
 
     Raises:
         GraphError: a level has more n-grams than fit.
@@ -55,13 +57,16 @@ def assemble_graph(
     )
     if max(sizes) > MAX_NODES:
         raise GraphError(f"a level has {max(sizes)} n-grams and a graph holds {MAX_NODES}; split the corpus")
-    metadata = replace(metadata, nodes_per_level=sizes)
+    metadata = replace(metadata, nodes_per_level=sizes, num_model_words=0 if model is None else model.size)
     with new_graph_file(path, folder, metadata) as file:
         with watch.measuring("count"):
             for depth in range(num_levels):
                 _copy_level(file, parts, shared, depth)
                 on_level(depth + 1, 2 * num_levels)
             trie = file.map()
+            if model is not None:
+                assert trie.model is not None
+                trie.model[:] = model
             contexts = _finish_trie(trie, jobs, lambda done: on_level(num_levels + done, 2 * num_levels))
         with watch.measuring("save"):
             file.finish(contexts, watch.build_seconds, jobs)

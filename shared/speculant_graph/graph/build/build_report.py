@@ -14,7 +14,7 @@ from typing import Literal
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes
 
-Phase = Literal["tokenize", "calibrate", "count", "save"]
+Phase = Literal["tokenize", "train", "calibrate", "count", "save"]
 
 _SAMPLE_S = 0.02
 _EPOCH = "SOURCE_DATE_EPOCH"  # the convention for builds that give the same bytes again
@@ -40,6 +40,8 @@ class BuildReport:
 
     tokenize_s: float = 0.0
     """Wall seconds from the start, loading the tokenizer included, to the token stream on disk."""
+    train_s: float = 0.0
+    """Wall seconds of training the neural model; 0 if there is none."""
     calibrate_s: float = 0.0
     """Wall seconds of learning from a held-out slice; 0 if it was left out."""
     count_s: float = 0.0
@@ -56,7 +58,8 @@ class BuildReport:
     @property
     def build_seconds(self) -> float:
         """What a graph file states of it; 0 if the same input is to give the same bytes."""
-        return 0.0 if _EPOCH in os.environ else round(self.tokenize_s + self.calibrate_s + self.count_s, 3)
+        spent = self.tokenize_s + self.train_s + self.calibrate_s + self.count_s
+        return 0.0 if _EPOCH in os.environ else round(spent, 3)
 
     @contextmanager
     def measuring(self, phase: Phase) -> Iterator[None]:

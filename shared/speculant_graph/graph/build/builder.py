@@ -22,6 +22,7 @@ from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.files import workspace, writing
 from speculant_graph.graph.build.build_report import BuildReport, Phase, built_at
 from speculant_graph.graph.build.count import count_tokens, map_tokens
+from speculant_graph.graph.build.neural import train_model
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
 from speculant_graph.graph.ngrams import NgramGraph
@@ -49,9 +50,10 @@ class BuildProgress:
 
 ProgressCallback = Callable[[BuildProgress], None]
 
-Calibrate = Callable[[Path, GraphMetadata, int, int], bytes]
-"""Given the file of a token stream, what is known of its graph, the most bytes of memory and threads to take, returns
-:attr:`GraphMetadata.calibration`. It may use the file's folder, and removes what it puts there."""
+Calibrate = Callable[[Path, GraphMetadata, int, int, UInt32Array | None], bytes]
+"""Given the file of a token stream, what is known of its graph, the most bytes of memory and threads to take, and the
+words of the neural model, if there is one, returns :attr:`GraphMetadata.calibration`. It may use the file's folder, and
+removes what it puts there."""
 
 
 class GraphBuilder:
@@ -88,6 +90,7 @@ class GraphBuilder:
         *,
         progress: ProgressCallback | None = None,
         calibrate: Calibrate | bool = True,
+        start: UInt32Array | None = None,
     ) -> NgramGraph:
         """Build the graph of a corpus into a file; a file that was there stays intact until the new one is complete.
 
@@ -98,6 +101,7 @@ class GraphBuilder:
             calibrate: learns from the tokens how reliable contexts are; True:
                 :func:`~speculant_graph.draft.pretraining.pretrain` does, which takes about a second; False: nothing is
                 learned.
+            start: the words of a neural model that is trained further, if one is trained.
 
         Returns:
             The graph, mapped from the file.
@@ -112,7 +116,7 @@ class GraphBuilder:
         output = checked_output(output)
         with watch.watching(), workspace(output) as folder:
             learn = _standard_calibration() if calibrate is True else calibrate or None
-            self._build(corpus, output, folder, watch, progress or (lambda _: None), learn)
+            self._build(corpus, output, folder, watch, progress or (lambda _: None), learn, start)
         self.report = watch
         return NgramGraph.load(output)
 
@@ -124,6 +128,7 @@ class GraphBuilder:
         watch: BuildReport,
         report: ProgressCallback,
         calibrate: Calibrate | None,
+        start: UInt32Array | None,
     ) -> None:
         with watch.measuring("tokenize"):
             files = list_corpus_files(corpus)
@@ -151,10 +156,20 @@ class GraphBuilder:
                 skipped=stream.skipped,
             )
             del tokenizer  # hundreds of megabytes that counting can use
+        model = None
+        if self.config.neural:
+            with watch.measuring("train"):
+                model = train_model(
+                    stream.path,
+                    metadata.tokenizer.vocabulary_size,
+                    lambda done, total: report(BuildProgress("train", done, total, stream.num_tokens)),
+                    leaves_out=calibrate is not None,
+                    start=start,
+                )
         if calibrate is not None:
             report(BuildProgress("calibrate", 0, 0, stream.num_tokens))
             with watch.measuring("calibrate"):
-                calibration = calibrate(stream.path, metadata, int(self.config.memory), num_cores())
+                calibration = calibrate(stream.path, metadata, int(self.config.memory), num_cores(), model)
             report(BuildProgress("calibrate", 1, 1, stream.num_tokens))
             metadata = dataclasses.replace(metadata, calibration=calibration)
         check_description(metadata)
@@ -167,6 +182,7 @@ class GraphBuilder:
             jobs=num_cores(),
             watch=watch,
             on_progress=lambda phase, done, total: report(BuildProgress(phase, done, total, stream.num_tokens)),
+            model=model,
         )
 
     def build_from_files(

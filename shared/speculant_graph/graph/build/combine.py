@@ -23,7 +23,7 @@ from speculant_graph.graph.build.builder import (
     ProgressCallback,
 )
 from speculant_graph.graph.build.keys import KeyLayout, KeyStream, emit_records, keys_of, keys_of_ngrams, merged
-from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt64Array
+from speculant_graph.graph.layout import MAX_NODES, Int64Array, UInt32Array, UInt64Array
 from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
 from speculant_graph.graph.store import check_description, check_graph, checked_output
@@ -38,10 +38,11 @@ def merge_graphs(
     *,
     jobs: int = 1,
     progress: ProgressCallback | None = None,
+    model: UInt32Array | None = None,
 ) -> NgramGraph:
     """Write the graph of the first corpus followed by the second one.
 
-    Of two calibrations it keeps that of the larger corpus.
+    Of two calibrations, and of two neural models, it keeps that of the larger corpus.
 
     Args:
         first: what comes first.
@@ -49,6 +50,7 @@ def merge_graphs(
         output: the graph file; it may be the one that ``first`` or ``second`` was opened from.
         jobs: threads.
         progress: called at every step.
+        model: the words of a neural model to keep instead of theirs.
 
     Raises:
         TokenizerMismatchError: the tokenizers differ.
@@ -79,7 +81,9 @@ def merge_graphs(
     )
     num_records = sum(first.trie.nodes_per_level) + sum(second.trie.nodes_per_level)
     stream = merged(stream, keys_of(second.trie, layout))
-    return _write(stream, layout, metadata, checked_output(output), jobs, num_records, progress)
+    if model is None:
+        model = max((first, second), key=_model_size).trie.model
+    return _write(stream, layout, metadata, model, checked_output(output), jobs, num_records, progress)
 
 
 def update_graph(
@@ -111,10 +115,12 @@ def update_graph(
     output = checked_output(path if output is None else output)
     with workspace(output) as folder:
         graph = NgramGraph.load(path, verify=True)
-        builder = GraphBuilder(**_settings_for(graph.metadata, config or GraphConfig()))
-        new = builder.build(corpus, folder / "new.pkl", progress=progress, calibrate=False)
+        old = graph.trie.model
+        settings = _settings_for(graph.metadata, config or GraphConfig())
+        builder = GraphBuilder(**settings | {"neural": settings["neural"] and old is not None})
+        new = builder.build(corpus, folder / "new.pkl", progress=progress, calibrate=False, start=old)
         with replacing(output, NgramGraph.load, folder) as merged:
-            merge_graphs(graph, new, merged, jobs=num_cores(), progress=progress)
+            merge_graphs(graph, new, merged, jobs=num_cores(), progress=progress, model=new.trie.model)
         return NgramGraph.load(output)
 
 
@@ -168,7 +174,8 @@ def prune_graph(
     layout = KeyLayout.of(graph.vocabulary_size, graph.max_order)
     metadata = dataclasses.replace(graph.metadata, min_count=min_count)
     stream = keys_of(graph.trie, layout, min_count)
-    return _write(stream, layout, metadata, checked_output(output), jobs, sum(graph.trie.nodes_per_level), progress)
+    num_records = sum(graph.trie.nodes_per_level)
+    return _write(stream, layout, metadata, graph.trie.model, checked_output(output), jobs, num_records, progress)
 
 
 def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
@@ -204,6 +211,11 @@ def _calibration_size(facts: GraphMetadata) -> int:
     return facts.num_tokens if facts.calibration else 0
 
 
+def _model_size(graph: NgramGraph) -> int:
+    """Return the tokens of the corpus that a neural model is from; less than any if there is none."""
+    return graph.metadata.num_tokens if graph.metadata.num_model_words else 0
+
+
 def _boundary(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:
     """Return what changes at the end of the first stream: its last tokens go on now."""
     tail, head = ours.tail_token_ids, theirs.head_token_ids
@@ -218,6 +230,7 @@ def _write(
     stream: KeyStream,
     layout: KeyLayout,
     metadata: GraphMetadata,
+    model: UInt32Array | None,
     output: Path,
     jobs: int,
     num_records: int,
@@ -246,5 +259,5 @@ def _write(
     with workspace(output) as folder:
         with writing(output):
             records = emit_records(checked(), layout, folder / "level")
-        assemble_graph(output, folder, [records], metadata, jobs, watch, on_level)
+        assemble_graph(output, folder, [records], metadata, jobs, watch, on_level, model)
     return NgramGraph.load(output)

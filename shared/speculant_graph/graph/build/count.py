@@ -92,6 +92,7 @@ def count_tokens(
     jobs: int,
     watch: BuildReport | None = None,
     on_progress: CountProgress = lambda _phase, _done, _all: None,
+    model: UInt32Array | None = None,
 ) -> None:
     """Count the n-grams of a token stream into a graph file.
 
@@ -107,6 +108,7 @@ def count_tokens(
         jobs: threads.
         watch: measures it.
         on_progress: called at every step.
+        model: the words of the graph's neural model, if it has one.
 
     Raises:
         CorpusError: the stream is empty.
@@ -127,7 +129,7 @@ def count_tokens(
             records.append(result)
             done += part.num_keys
             on_progress("count", done, token_ids.size)
-    assemble_graph(output, folder, records, metadata, jobs, watch, partial(on_progress, "save"))
+    assemble_graph(output, folder, records, metadata, jobs, watch, partial(on_progress, "save"), model)
 
 
 def map_tokens(stream: Path) -> UInt32Array:

@@ -38,6 +38,7 @@ class SourceBit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE_BIT_SESSION: _ClassVar[SourceBit]
     SOURCE_BIT_LEARNED: _ClassVar[SourceBit]
     SOURCE_BIT_RECYCLED: _ClassVar[SourceBit]
+    SOURCE_BIT_NEURAL: _ClassVar[SourceBit]
 
 class SequenceStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -62,6 +63,7 @@ SOURCE_BIT_CORPUS: SourceBit
 SOURCE_BIT_SESSION: SourceBit
 SOURCE_BIT_LEARNED: SourceBit
 SOURCE_BIT_RECYCLED: SourceBit
+SOURCE_BIT_NEURAL: SourceBit
 SEQUENCE_STATUS_UNSPECIFIED: SequenceStatus
 SEQUENCE_STATUS_OK: SequenceStatus
 SEQUENCE_STATUS_SESSION_LOST: SequenceStatus

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
 from speculant_graph._core import RowTracker
-from speculant_graph.budget import LearnedCost
+from speculant_graph.budget import LearnedCost, StepPrices
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.types import RowDrafter
@@ -75,11 +75,15 @@ def test_every_strategy_gives_chains(seed, strategy):
 
 @pytest.mark.parametrize("strategy", ["adaptive", "greedy", "sampling", "tree"])
 @settings(max_examples=10)
-@given(seed=st.integers(0, 1 << 30), batch=st.sampled_from([1, 5]))
-def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strategy, seed, batch):
+@given(seed=st.integers(0, 1 << 30), batch=st.sampled_from([1, 5]), is_priced=st.booleans())
+def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strategy, seed, batch, is_priced):
     graph = graph_of([_text(random.Random(seed + 1), 2_000)], 5, _VOCABULARY)
 
     def drafts_of(rows: RowDrafter) -> list[Any]:
+        if is_priced:  # by prices that do not depend on the clock
+            prices = StepPrices(1.0 + 0.25 * np.arange(64.0) ** 1.2, 1.0, 0.02)
+            draft_rows = rows.draft_rows
+            rows.draft_rows = lambda batch, budgets: draft_rows(batch, budgets, prices)  # type: ignore[method-assign]
         sessions = EngineSessions(rows, most_drafted=6, vocabulary_size=_VOCABULARY)
         seen: list[Any] = []
         draft = sessions.draft
