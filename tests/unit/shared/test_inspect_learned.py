@@ -58,6 +58,7 @@ def test_what_was_learned(
         assert told["file_bytes"] == layer.path.stat().st_size
         assert "2020" < str(told["oldest"]) <= str(told["newest"])
     assert "acme" in shown
+    assert report["damaged"] == []
     graph = NgramGraph.load(tmp_path / "all.pkl", complete=True)
     assert counts_of(graph) == counted(texts)
     assert graph.metadata.num_documents == 40
@@ -83,6 +84,17 @@ def test_all_of_it_may_be_in_files_or_none(
     _, report = inspect(capsys, *given, "--tokenizer", plain_tokenizer_folder)
     assert report["graphs"] == []
     assert NgramGraph.load(tmp_path / "young.pkl").metadata.num_documents <= len(young)
+
+
+def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    learn(tmp_path, 40, monkeypatch)
+    first, *others = find_layers(folder_of(tmp_path, name_of("acme"))).layers
+    first.path.write_bytes(b"no graph")
+    shown, report = inspect(capsys, "--learned", tmp_path, "--tenant", "acme")
+    assert report["damaged"] == [str(first.path)]
+    assert len(report["graphs"]) == len(others)  # type: ignore[arg-type]
+    assert "damaged" in shown
+    assert first.path.exists(), "nothing is changed"
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
