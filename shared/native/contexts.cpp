@@ -9,9 +9,9 @@ namespace {
 
 // Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
-// Contexts of a position before the last four (neural, skip-gram, two of rows) join: Calibration::learn has space for 128. A
-// Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 of them; of more, the shortest ones are
-// left out.
+// Contexts of a position before the last four (neural, skip-gram, two of rows) join: Calibration::learn has space for
+// 128. A Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 of them; of more, the shortest
+// ones are left out.
 constexpr std::size_t kMaxContexts = 122;
 // The neural model comes before contexts of so many tokens. With 4 it brings less (docs/experiments.md, "a neural
 // model").

@@ -24,7 +24,8 @@ Graphs Graphs::with(std::span<const Shared> learned) const {
 
 Contexts Graphs::extend(const Contexts& contexts, Token token) const {
   Contexts next{};
-  for (std::size_t graph = 0; graph < size(); ++graph) next[graph] = graphs_[graph]->trie.extend(contexts[graph], token);
+  for (std::size_t graph = 0; graph < size(); ++graph)
+    next[graph] = graphs_[graph]->trie.extend(contexts[graph], token);
   return next;
 }
 

@@ -220,7 +220,7 @@ class FoldConfig(Config):
     """Accepted tokens that a tenant keeps as text. Beyond them a process of low priority counts the oldest half into a
     graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
-    """Most tokens in the graph files of a tenant, at some 45 bytes each; beyond them its oldest file is deleted, which
+    """Most tokens in the graph files of a tenant, at some 50 bytes each; beyond them its oldest file is deleted, which
     holds half of them at most. 0: all are kept."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     """Days after which learned text is deleted; in graph files half as long again at most. 0: its age is no matter."""

@@ -1,11 +1,12 @@
 """Time, memory and disk of folding learned text into graphs, and whether another client of the sidecar notices.
 
-    python tests/perf/folds.py [--tenants 10] [--tokens 5000000] [--corpus FILE ... --tokenizer FOLDER] [--steps 1000]
+    python tests/perf/folds.py [--tenants 10] [--tokens 5000000] [--corpus FILE ... --tokenizer FOLDER] [--steps 3000]
 
-A client sends steps of eight rows: alone, while text of another tenant comes to a sidecar that does not fold, and while
-it comes to one that does. Then a sidecar gets the text of some tenants, one tenant after another, over gRPC. More text
-comes when no fold runs, so every fold takes in half of the young text. Text is that of the corpus, by default Python's
-standard library, in pieces of 600 tokens of which a tenth are replaced by others. The last line is a JSON object.
+A client sends steps of eight rows: alone, and while text of another tenant comes to the sidecar; of the latter steps
+those during a fold are told from the others. Then a sidecar gets the text of some tenants, one tenant after another,
+over gRPC. More text comes when no fold runs, so every fold takes in half of the young text. Text is that of the corpus,
+by default Python's standard library, in pieces of 600 tokens of which a tenth are replaced by others. The last line is
+a JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from locks import SERVICE, K, late, steps_of
+from locks import PAUSE_S, ROWS, SERVICE, TOKENS_PER_STEP, WARM_UP, K, late
 
 from speculant_graph.bench.processes import await_health, free_port, running_module
 from speculant_graph.bench.texts import drawn_texts, words_of_standard_library
@@ -39,7 +40,7 @@ from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Fingerprint
 
 TEXT_TOKENS, REPLACED, SERVED_TOKENS, CHARACTERS = 600, 0.1, 1_000_000, 200_000
-YOUNG, IDLE_S, FEED_PAUSE_S, SESSION = 262_144, 0.1, 0.004, 77
+YOUNG, IDLE_S, FEED_PAUSE_S, WATCH_S, SESSION = 262_144, 0.1, 0.004, 0.02, 77
 
 
 class Sidecar:
@@ -61,7 +62,15 @@ class Sidecar:
         for path in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with suppress(OSError):
                 found += map(int, path.read_text("ascii").split())
-        return found
+        return [pid for pid in found if b"fold_worker" in command_of(pid)]  # a forked process is no fold yet
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @contextmanager
@@ -148,33 +157,72 @@ def measure_folds(graph: Path, corpus: np.ndarray[Any, Any], num_tenants: int, n
         }
 
 
+def timed_steps(address: str, texts: list[list[int]], num_steps: int) -> list[tuple[float, float]]:
+    """Return when each step of a batch began, and its milliseconds; steps are a few milliseconds apart."""
+    times = []
+    with connect_channel(address) as channel:
+        call: Any = {name: channel.unary_unary(SERVICE + name, None, None) for name in ("OpenSession", "Draft")}
+        ids = range(1_000, 1_000 + len(texts))
+        for number in ids:
+            call["OpenSession"](convert.encode_open_request(OpenRequest(number)).SerializeToString())
+        start = 0
+        for step in range(num_steps):
+            stop = 200 + TOKENS_PER_STEP * step
+            rows = zip(texts, ids, strict=True)
+            request = StepRequest(tuple(SequenceRequest(text[start:stop], number, start, K) for text, number in rows))
+            payload = convert.encode_step(None, request)
+            start, start_s = stop, time.perf_counter()
+            call["Draft"](payload)
+            times.append((start_s, 1e3 * (time.perf_counter() - start_s)))
+            time.sleep(PAUSE_S)
+        for number in ids:
+            channel.unary_unary(SERVICE + "CloseSession", None, None)(
+                pb.CloseSessionRequest(session_id=number).SerializeToString()
+            )
+    return times[WARM_UP:]
+
+
+def watch_folds(served: Sidecar, is_over: threading.Event, seen: list[tuple[float, bool]]) -> None:
+    """Note again and again whether a fold runs."""
+    while not is_over.wait(WATCH_S):
+        seen.append((time.perf_counter(), bool(served.folds())))
+
+
 def measure_steps(graph: Path, corpus: np.ndarray[Any, Any], num_steps: int, deadline_ms: float) -> dict[str, object]:
-    """Measure another client's steps alone, while text comes, and while that is folded, too."""
-    texts = drawn_texts(NgramGraph.load(graph), 8, max(200 + 3 * num_steps, 2_000))
-    figures: dict[str, object] = {}
-    for name, folds in (("text_comes", False), ("text_is_folded", True)):
-        with tempfile.TemporaryDirectory() as temporary, sidecar(graph, Path(temporary), folds=folds) as served:
-            figures[f"alone_before_{name}"] = late(steps_of(served.address, texts, num_steps), deadline_ms)
-            is_over, num_taught = threading.Event(), [0]
+    """Measure another client's steps alone, and while text comes, during folds and between them."""
+    texts = drawn_texts(NgramGraph.load(graph), ROWS, max(200 + TOKENS_PER_STEP * num_steps, 2_000))
+    with tempfile.TemporaryDirectory() as temporary, sidecar(graph, Path(temporary), folds=True) as served:
+        alone = [each for _, each in timed_steps(served.address, texts, num_steps)]
+        is_over, num_taught, seen = threading.Event(), [0], list[tuple[float, bool]]()
 
-            def feed(served: Sidecar = served, is_over: Any = is_over, num_taught: list[int] = num_taught) -> None:
-                for taken in teach(served.address, "tenant", pieces(corpus, 1 << 40, 0)):
-                    num_taught[0] += taken
-                    if is_over.wait(FEED_PAUSE_S):
-                        return
+        def feed() -> None:
+            for taken in teach(served.address, "tenant", pieces(corpus, 1 << 40, 0)):
+                num_taught[0] += taken
+                if is_over.wait(FEED_PAUSE_S):
+                    return
 
-            feeder = threading.Thread(target=feed)
-            feeder.start()
-            while num_taught[0] < 1.5 * YOUNG:
-                time.sleep(IDLE_S)
-            before, started_s = num_taught[0], time.perf_counter()
-            figures[name] = late(steps_of(served.address, texts, num_steps), deadline_ms)
-            rate = (num_taught[0] - before) / (time.perf_counter() - started_s)
-            is_over.set()
-            feeder.join()
-            figures[f"{name}_tokens_a_second"] = round(rate)
-            figures[f"{name}_folds"] = int(served.metric("folds_total"))
-    return figures
+        threads = [threading.Thread(target=feed), threading.Thread(target=watch_folds, args=(served, is_over, seen))]
+        for thread in threads:
+            thread.start()
+        while num_taught[0] < YOUNG:
+            time.sleep(IDLE_S)
+        before, started_s = num_taught[0], time.perf_counter()
+        times = timed_steps(served.address, texts, num_steps)
+        rate = (num_taught[0] - before) / (time.perf_counter() - started_s)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        moments = np.array([moment for moment, _ in seen])
+        parts: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
+        for start_s, each in times:
+            parts[seen[int(np.searchsorted(moments, start_s)) - 1][1]].append(each)
+        return {
+            "alone": late(alone, deadline_ms),
+            "between_folds": late(parts[False], deadline_ms) | {"steps": len(parts[False]) - 1},
+            "during_folds": late(parts[True], deadline_ms) | {"steps": len(parts[True]) - 1},
+            "tokens_a_second": round(rate),
+            "folds": int(served.metric("folds_total")),
+        }
 
 
 def read_corpus(paths: list[Path], tokenizer: Path | None) -> tuple[np.ndarray[Any, Any], Fingerprint]:
@@ -198,7 +246,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=5_000_000)
     parser.add_argument("--corpus", type=Path, nargs="*", default=[])
     parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--steps", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=3_000)
     parser.add_argument("--deadline-ms", type=float, default=20.0)
     arguments = parser.parse_args()
     corpus, fingerprint = read_corpus(arguments.corpus, arguments.tokenizer)

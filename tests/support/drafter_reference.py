@@ -206,13 +206,13 @@ class SlowDrafter:
         left = 1.0
         kept: list[Entry] = []
         for number in range(len(longer) + 1):
-            if number == place_of_model and self._model is not None and "neural" in sources:
-                if left >= max(least_share, SMALLEST_SHARE):
-                    of_graph, model = self._model
-                    graph = self._graphs[of_graph] if "corpus" in sources else None
-                    proposed = entries_of_model(model, graph, context, kept)
-                    kept += proposed
-                    left *= math.prod(map(self.tables.escape, proposed))
+            is_asked = number == place_of_model and left >= max(least_share, SMALLEST_SHARE)
+            if is_asked and self._model is not None and "neural" in sources:
+                of_graph, model = self._model
+                graph = self._graphs[of_graph] if "corpus" in sources else None
+                proposed = entries_of_model(model, graph, context, kept)
+                kept += proposed
+                left *= math.prod(map(self.tables.escape, proposed))
             for together in (others if number == place else [], longer[number : number + 1]):
                 if left >= SMALLEST_SHARE:
                     kept += together

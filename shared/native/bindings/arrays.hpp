@@ -1,10 +1,10 @@
 // How arrays cross the border to Python: viewed on the way in, handed over on the way out.
 #pragma once
 
-#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -71,7 +71,8 @@ struct GraphView : Graph {
 
 /// Graphs of Python's, which live as long as they are drafted from.
 inline std::vector<Graphs::Shared> shared(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
-  if (std::find(graphs.begin(), graphs.end(), std::shared_ptr<const GraphView>()) != graphs.end()) throw RequestError("None is no graph");
+  if (std::find(graphs.begin(), graphs.end(), std::shared_ptr<const GraphView>()) != graphs.end())
+    throw RequestError("None is no graph");
   return {graphs.begin(), graphs.end()};
 }
 

@@ -216,8 +216,8 @@ void bind_drafter(nb::module_& module) {
           [](Drafter* self, const std::vector<std::shared_ptr<const GraphView>>& graphs, Token vocabulary_size,
              std::shared_ptr<Calibration> calibration, std::int64_t max_session_tokens, int num_threads,
              nb::object settings_of) {
-            new (self) Drafter(Graphs(shared(graphs)), vocabulary_size, std::move(calibration),
-                               max_session_tokens, num_threads, read_by(std::move(settings_of)));
+            new (self) Drafter(Graphs(shared(graphs)), vocabulary_size, std::move(calibration), max_session_tokens,
+                               num_threads, read_by(std::move(settings_of)));
           },
           "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a, "settings_of"_a,
           "Draft from at most MAX_GRAPHS graphs, or from none; ids below ``vocabulary_size`` are tokens.\n\n"

@@ -108,6 +108,8 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
     size = f"{counted(report['tokens'], 'token')}, {report['file_bytes'] / 1e6:.1f} MB"
     _print(f"tenant {settings.tenant!r} in {folder}: {size}", style="bold")
     _print_table(rows_of(report))
+    for path in report["damaged"]:
+        _print(f"{path}: damaged, left out", style="yellow")
     if exported is not None and settings.export is not None:
         _print(sentence_of(settings.export, exported), style="green")
     if settings.json_output:

@@ -49,6 +49,7 @@ def report_learned(
             "newest": _time(learned.texts[-1][0]) if learned.texts else None,
         },
         "graphs": files,
+        "damaged": [str(path) for path in learned.damaged],
         "export": None if output is None else str(output),
     }
     graph = None if output is None else export_learned(learned, output, _named_tokenizer(config))

@@ -37,7 +37,7 @@ def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str
 def test_what_was_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_open: bool
 ) -> None:
-    learn(tmp_path, 40, monkeypatch)
+    learn(tmp_path, 60, monkeypatch)
     layers = find_layers(folder_of(tmp_path, name_of("acme"))).layers
     assert len(layers) > 1
     with opened(tmp_path, 1 << 40, SMALL) as files:
@@ -45,7 +45,7 @@ def test_what_was_learned(
         if not is_open:
             files.close()
         shown, report = inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path / "all.pkl")
-    texts = [text_of(number) for number in range(1, 41)]
+    texts = [text_of(number) for number in range(1, 61)]
     assert report["tokens"] == sum(map(len, texts))
     assert report["young"]["texts"] == len(young)  # type: ignore[index]
     assert report["young"]["tokens"] == sum(map(len, young))  # type: ignore[index]
@@ -58,21 +58,22 @@ def test_what_was_learned(
         assert told["file_bytes"] == layer.path.stat().st_size
         assert "2020" < str(told["oldest"]) <= str(told["newest"])
     assert "acme" in shown
+    assert report["damaged"] == []
     graph = NgramGraph.load(tmp_path / "all.pkl", complete=True)
     assert counts_of(graph) == counted(texts)
-    assert graph.metadata.num_documents == 40
+    assert graph.metadata.num_documents == 60
     assert not list(tmp_path.glob(".all.pkl*"))
 
 
 def test_all_of_it_may_be_in_files_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plain_tokenizer_folder: Path
 ) -> None:
-    learn(tmp_path, 40, monkeypatch)
+    learn(tmp_path, 60, monkeypatch)
     with opened(tmp_path, 1 << 40, SMALL, FOLD) as files:
         young = loaded(files, "acme")
         for each in young:
             files.append("young", ids(each))
-    expected = counted(map(text_of, range(1, 41))) - counted(young)
+    expected = counted(map(text_of, range(1, 61))) - counted(young)
     (tmp_path / f"{name_of('acme')}.sqlite").unlink()
     inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path / "old.pkl")
     assert counts_of(NgramGraph.load(tmp_path / "old.pkl", complete=True)) == expected
@@ -83,6 +84,17 @@ def test_all_of_it_may_be_in_files_or_none(
     _, report = inspect(capsys, *given, "--tokenizer", plain_tokenizer_folder)
     assert report["graphs"] == []
     assert NgramGraph.load(tmp_path / "young.pkl").metadata.num_documents <= len(young)
+
+
+def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    learn(tmp_path, 60, monkeypatch)
+    first, *others = find_layers(folder_of(tmp_path, name_of("acme"))).layers
+    first.path.write_bytes(b"no graph")
+    shown, report = inspect(capsys, "--learned", tmp_path, "--tenant", "acme")
+    assert report["damaged"] == [str(first.path)]
+    assert len(report["graphs"]) == len(others)  # type: ignore[arg-type]
+    assert "damaged" in shown
+    assert first.path.exists(), "nothing is changed"
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

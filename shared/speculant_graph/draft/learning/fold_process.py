@@ -145,7 +145,7 @@ def _run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
                     return
                 fold.process = process = _started(fold)
             status = process.wait()
-        except OSError:
+        except (OSError, TypeError, ValueError):  # an embedded interpreter does not know its program
             status = _NOT_STARTED
         finally:
             if fold.process is not None and fold.process.stdin is not None:

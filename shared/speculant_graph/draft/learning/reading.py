@@ -31,6 +31,8 @@ class LearnedText:
     """The graph files of the older text, oldest first."""
     database_bytes: int
     """Size of the database, which holds the young text and the target's rows."""
+    damaged: tuple[Path, ...] = ()
+    """Graph files that can't be read; their text is lost."""
 
     @property
     def num_young_tokens(self) -> int:
@@ -65,7 +67,8 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
             break
     ranges = [layer.ids for layer in found.layers]
     young = tuple(row for row in texts if not any(first <= row[0] <= last for first, last in ranges))
-    return LearnedText(young, found.layers, database.stat().st_size if database.exists() else 0)
+    num_bytes = database.stat().st_size if database.exists() else 0
+    return LearnedText(young, found.layers, num_bytes, tuple(path for path, _ in found.damaged))
 
 
 def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | None) -> NgramGraph:
