@@ -51,8 +51,7 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   for (std::int32_t each = index; each > 0; each = nodes_[static_cast<std::size_t>(each)].parent) {
     window_[--slot] = nodes_[static_cast<std::size_t>(each)].token;
   }
-  const double least_share = std::max(least_probability, kLeastAsked) / node.probability;
-  const auto& found = collector_.collect(sources, calibration, end, node.contexts, least_share);
+  const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.probability);
   calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
   const auto is_full = [&] { return children_.size() == budget_left; };

@@ -17,6 +17,7 @@ def proposed(words: np.ndarray, context: list[int], others: list[int]) -> list[t
     return _core.propose(words, np.array(context, np.int64), np.array(others, np.int64))
 
 
+@pytest.mark.hostile
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),

@@ -156,7 +156,7 @@ class SlowDrafter:
         while len(nodes) < budget:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0)
             if len(newest.path) < self._config.max_depth:
-                least_share = max(least, LEAST_ASKED) / newest.probability
+                least_share = LEAST_ASKED / newest.probability
                 for token_id, probability in self.children(sequence, newest.path, least_share)[:branches]:
                     child = Node(len(nodes), [*newest.path, token_id], newest.probability * probability)
                     if child.probability >= least:

@@ -51,7 +51,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
         model: the words of the graph's neural model, which did not learn from the pieces.
 
     Returns:
-        Tables for ``load_calibration``, about 20 kilobytes; nothing if the corpus is too small.
+        Tables for ``load_calibration``, about 50 kilobytes; nothing if the corpus is too small.
 
     Raises:
         GraphError: an id is outside the vocabulary.
