@@ -276,8 +276,10 @@ class SessionDrafter:
 
 def _absent(graphs: Sequence[NgramGraph]) -> set[SourceName]:
     """Return the sources that are not there."""
-    has_model = any(graph.trie.num_model_words for graph in graphs)
-    return ({"corpus"} if not graphs else set()) | (set() if has_model else {"neural"})
+    absent: set[SourceName] = set() if graphs else {"corpus"}
+    if not any(graph.trie.num_model_words for graph in graphs):
+        absent.add("neural")
+    return absent
 
 
 def _layers(graph: NgramGraph | Sequence[NgramGraph] | None) -> tuple[NgramGraph, ...]:
