@@ -59,7 +59,7 @@ class GraphConfig(Config):
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
     neural: bool = True
     """Train a small neural model on the text, which drafts what the text does not hold word for word. It takes up to
-    half a minute of a build, and up to 9 MB of the file."""
+    half a minute of a build, and up to 10 MB of the file."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
     """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
 

@@ -14,8 +14,8 @@ from speculant_graph.graph.layout import UInt32Array
 
 MOST_POSITIONS = 2_500_000
 """Most positions that are learned from, which takes about 23 s (9.3 µs each, on a shared core of an Intel Xeon)."""
-LARGE_CORPUS, MOST_OF_LARGE = 20_000_000, 1_500_000
-"""From so many tokens on, about 80 MB of text, which take about 40 s to build without a model: most positions that are
+LARGE_CORPUS, MOST_OF_LARGE = 20_000_000, 1_200_000
+"""From so many tokens on, about 90 MB of text, which took 38 s to build without a model: most positions that are
 learned from, so that a build takes at most a quarter of its time for the model."""
 PASSES = 4
 """How often every position of a smaller corpus is learned from."""
