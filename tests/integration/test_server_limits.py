@@ -109,7 +109,7 @@ def test_sampling_goes_by_the_position_that_is_told(serve: Serve) -> None:
     ("fields", "code", "said"),
     [
         ({"strategy": 99}, "UNIMPLEMENTED", "greedy, sampling, adaptive, tree, specexec"),
-        ({"sources": 16}, "UNIMPLEMENTED", "sources"),
+        ({"sources": 32}, "UNIMPLEMENTED", "sources"),
         ({"max_branches": 65}, "INVALID_ARGUMENT", "max_branches must be less than or equal to 64"),
     ],
 )
