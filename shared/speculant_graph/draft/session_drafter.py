@@ -271,7 +271,8 @@ class SessionDrafter:
         Args:
             is_routine: whether this is done every few seconds, so that what is large may wait for a later time.
         """
-        self.learned.save(self.calibration.copy(), is_routine=is_routine)
+        if self.learned.has_folder:  # the copy takes 8 MB
+            self.learned.save(self.calibration.copy(), is_routine=is_routine)
 
 
 def _absent(graphs: Sequence[NgramGraph]) -> set[SourceName]:

@@ -122,6 +122,11 @@ class LearnedStore:
             return sum(min(len(memory.core), self._max_tokens) for memory in self._in_use.values())
 
     @property
+    def has_folder(self) -> bool:
+        """Whether anything is kept between processes."""
+        return self._files is not None
+
+    @property
     def is_failing(self) -> bool:
         """Whether what was learned can't be brought to disk at present."""
         return self._files is not None and self._files.is_failing
