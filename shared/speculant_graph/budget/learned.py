@@ -17,7 +17,8 @@ class LearnedCost:
     coefficient below 0: a dense model is a and b, a mixture of experts wakes fewer and fewer further experts (c and d;
     of those with few experts, and with many), and engines have quicker ways for passes without drafts (e). Least
     squares in which older passes count less and less, and a curve that is assumed counts a little: what has not been
-    seen for long is tried again.
+    seen for long is tried again. Passes of more than twice the tokens of the widest one seen are too dear for any
+    draft: where a token more costs much, nothing but such steps keeps the first drafts from losing many passes.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class LearnedCost:
         self._known: dict[int, NDArray[np.float64]] = {}
         self._new: list[tuple[int, int, float]] = []
         self._new_s = 0.0
-        self._num_left_out = self._num_fits = 0
+        self._num_left_out = self._num_fits = self._widest = 0
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
         """Return what passes cost; seconds once passes were seen, until then in an unknown unit."""
@@ -37,10 +38,14 @@ class LearnedCost:
         if known is None or len(known) <= most_tokens:
             tokens = np.maximum(np.arange(max(most_tokens + 1, _FEWEST_KNOWN)), num_rows)
             known = self._known[num_rows] = _features(tokens, num_rows) @ self._coefficients
+            known[2 * max(self._widest, num_rows) + 1 :] *= _TOO_DEAR
         return known[: most_tokens + 1]
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """Take how long a pass took."""
+        if num_tokens > self._widest:
+            self._widest = num_tokens
+            self._known.clear()
         if self._num_left_out < _WARM_UP:
             self._num_left_out += 1
             return
@@ -76,6 +81,7 @@ _NUM_FEATURES = 5
 _FEW, _MANY = 8.0, 32.0
 """Tokens by which most of few experts, and of many, are awake."""
 _FEWEST_KNOWN = 64
+_TOO_DEAR = 1e6
 _MEMORY = 0.99
 _LONGEST = 2.0
 """Longer than so many times what was expected, something else took the time."""
@@ -117,8 +123,8 @@ def _assume() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     times = CURVES["gptoss-h100"].seconds(1, int(tokens[-1]))
     features = _features(tokens, 1)
     # That passes with drafts take longer by themselves is believed once both kinds were seen.
-    products = 0.1 * features.T @ features + np.diag([1e-6, 1e-6, 1e-6, 1e-6, 2.0])
-    return _non_negative_fit(products, 0.1 * features.T @ (times[tokens] / times[1])), products
+    products = 0.05 * features.T @ features + np.diag([1e-6, 1e-6, 1e-6, 1e-6, 0.5])
+    return _non_negative_fit(products, 0.05 * features.T @ (times[tokens] / times[1])), products
 
 
 _ASSUMED_COEFFICIENTS, _ASSUMED_PRODUCTS = _assume()

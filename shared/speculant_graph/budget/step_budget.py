@@ -60,11 +60,14 @@ class StepBudget:
         self._drafting = DraftingCost()
         self._prices: dict[tuple[int, int], StepPrices] = {}
         self._observed: list[tuple[int, int, int, float, float, int]] = []
-        self._is_known = False
+        self._is_known = self._is_turn = False
         self._every, self._period_s = _FEWEST, 0.0
 
     def may_draft(self) -> bool:
-        """Return whether to draft at this step."""
+        """Return whether to draft at this step: at first at every other one, so that both kinds of passes are seen."""
+        if not self._is_known:
+            self._is_turn = not self._is_turn
+            return self._is_turn
         return self._allowance.allows()
 
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:
@@ -95,8 +98,11 @@ class StepBudget:
 
     def observe_plain(self, num_rows: int, pass_s: float) -> None:
         """Take a pass that nothing was drafted for."""
-        self.cost.observe(num_rows, num_rows, pass_s)
-        self._allowance.add_pass(1.0)
+        if self._is_known:
+            self.cost.observe(num_rows, num_rows, pass_s)
+            self._allowance.add_pass(1.0)
+        else:  # in turn with the others, as the first passes of an engine are no measure
+            self.observe(num_rows, num_rows, num_rows, pass_s, 0.0, 0)
 
     def observe(
         self, num_rows: int, num_tokens: int, num_new: int, pass_s: float, draft_s: float, num_drafted: int
@@ -111,6 +117,8 @@ class StepBudget:
             draft_s: seconds until its drafts were there.
             num_drafted: nodes that were drafted, those that were not kept included.
         """
+        if self._is_known:
+            self._account(num_rows, num_tokens, num_new / num_rows, draft_s / pass_s)
         self._observed.append((num_rows, num_tokens, num_new, pass_s, draft_s, num_drafted))
         self._period_s += pass_s
         if len(self._observed) >= (_FEWEST if self._period_s >= _PERIOD_S else self._every):
@@ -136,10 +144,18 @@ class StepBudget:
         self._size = fading * self._size + (1.0 - _MEMORY) * float(weights @ (tokens - rows))
         self._tokens = fading * self._tokens + float(weights @ written)
         self._time = fading * self._time + float(weights @ time)
-        self._drafting.observe(drafted, draft_s)
-        for saved in (written - time).tolist():
-            self._allowance.add_pass(1.0)
-            self._allowance.add(saved)
+        is_drafted = draft_s > 0.0
+        if is_drafted.any():
+            self._drafting.observe(drafted[is_drafted], draft_s[is_drafted])
+        if not self._is_known:
+            for step in self._observed:
+                self._account(*step[:2], step[2] / step[0], step[4] / step[3])
+
+    def _account(self, num_rows: int, num_tokens: int, written: float, draft_share: float) -> None:
+        table = self.cost.seconds(num_rows, num_tokens)
+        time = float(table[num_tokens] / table[num_rows]) * (1.0 + min(_MOST_DRAFTING, draft_share))
+        self._allowance.add_pass(1.0)
+        self._allowance.add(written - time)
 
 
 class DraftingCost:

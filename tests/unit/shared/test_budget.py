@@ -160,6 +160,27 @@ def _speed(budget: StepBudget, chance: np.random.Generator, num_steps: int, *, h
     return tokens / seconds
 
 
+@pytest.mark.parametrize("curve", list(CURVES))
+@pytest.mark.parametrize("num_rows", [1, 8, 64])
+def test_an_engine_that_begins_loses_few_passes_to_drafts_that_say_too_much(curve, num_rows):
+    """Nothing is known of its passes, drafts of 8 nodes are believed, and no more than a token in ten of them is right."""
+    most, budget = 8 * num_rows, StepBudget(LearnedCost())
+    seconds = CURVES[curve].seconds(num_rows, num_rows + most)
+    lost, chance = 0.0, np.random.default_rng(5)
+    draft = _chain([0.3, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9])
+    for _ in range(400):
+        if not budget.may_draft():
+            budget.observe_plain(num_rows, float(seconds[num_rows]))
+            continue
+        prices = budget.prices(num_rows, most)
+        kept = sum(map(len, chosen_nodes([draft] * num_rows, prices.seconds, prices.rate)))
+        num_new = num_rows + int((chance.random(num_rows) < 0.1).sum()) * (kept > 0)
+        pass_s = float(seconds[num_rows + kept])
+        budget.observe(num_rows, num_rows + kept, num_new, pass_s, 1e-6, 8 * num_rows)
+        lost += pass_s / float(seconds[num_rows]) - num_new / num_rows
+    assert lost < 20.0, "5 % of 400 passes, most of them at the very beginning"
+
+
 @pytest.mark.parametrize("curve", ["gptoss-h100", "gptoss-spark", "dense", "cpu-moe"])
 def test_the_least_probability_leaves_out_nothing_that_pays(curve):
     with_bound, without = (

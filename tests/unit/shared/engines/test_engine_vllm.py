@@ -66,7 +66,7 @@ class _Rows:
 
 def test_rows_that_decode_get_drafts_and_those_that_read_get_none(graph_path: Path) -> None:
     proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(2)
-    proposer.sessions._cost = None  # whole drafts
+    proposer.sessions._budget = None  # whole drafts
     rows.add(0, *range(10, 20))
     rows.add(1, *range(20, 25))
     drafts = proposer.propose([rows.add(0, 20), []], rows.lengths, rows.tokens)
@@ -79,7 +79,7 @@ def test_rows_that_decode_get_drafts_and_those_that_read_get_none(graph_path: Pa
 
 def test_no_draft_is_longer_than_the_model(graph_path: Path) -> None:
     proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(1)
-    proposer.sessions._cost = None  # whole drafts
+    proposer.sessions._budget = None  # whole drafts
     rows.add(0, *_TEXT[: _MAX_LENGTH - 4])
     assert len(proposer.propose([rows.add(0, _TEXT[_MAX_LENGTH - 4])], rows.lengths, rows.tokens)[0]) == 2
     assert proposer.propose([rows.add(0, _TEXT[_MAX_LENGTH - 3])], rows.lengths, rows.tokens)[0] == [_TEXT[62]]
@@ -103,7 +103,7 @@ def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> N
     text = [*range(100, 130)]
     for is_known in (False, True):
         proposer, rows = SpeculantProposer(_config(learned=str(tmp_path / "learned"))), _Rows(1)
-        proposer.sessions._cost = None
+        proposer.sessions._budget = None
         drafts = proposer.propose([rows.add(0, *text[:8])], rows.lengths, rows.tokens)
         assert (drafts == [text[8 : 8 + _MOST]]) is is_known
         for token in text[8:]:
