@@ -119,12 +119,12 @@ std::int64_t count_in(const Graphs& graphs, const MatchedContexts& found, const 
 static_assert(kLengths * kOccurrences * kVarieties == Calibration::kKindsOfSource);
 
 Calibration::Calibration() : bins(kProbabilities * kSupports, Bin{0, 0, 0}) {
-  for (std::size_t source = 0; source < kNumSources + kMaxGraphs - 1; ++source) {
+  for (std::size_t place = 0; place < kKinds / kKindsOfSource; ++place) {
     for (std::size_t length = 0; length < kLengths; ++length) {
       const double steps = std::clamp<double>(static_cast<double>(length), 1, 5) - 1;  // of the order of a usual graph
       double share = std::max(kLeastShare, kFirstShare * std::pow(kShareRatio, steps));
-      if (source == static_cast<std::size_t>(Source::kSkipGram)) share = kSkipGramShare;
-      if (source == static_cast<std::size_t>(Source::kTargetRows)) share = kTargetRowsShare;
+      if (place == static_cast<std::size_t>(Source::kSkipGram)) share = kSkipGramShare;
+      if (place == static_cast<std::size_t>(Source::kTargetRows)) share = kTargetRowsShare;
       weights.insert(weights.end(), kOccurrences * kVarieties, {kWeightPrior, kWeightPrior * share});
     }
   }
@@ -134,8 +134,13 @@ std::size_t Calibration::kind_of(const MatchedContext& context) {
   const std::size_t occurrences = class_of(context.occurrences, {1, 2, 4, 12, 50});
   const std::size_t variety = class_of(context.distinct, {1, 3});
   const std::size_t length = length_class(context.source, context.length);
-  const auto source = context.graph > 0 ? kNumSources + context.graph - 1 : static_cast<std::size_t>(context.source);
-  return ((source * kLengths + length) * kOccurrences + occurrences) * kVarieties + variety;
+  auto place = static_cast<std::size_t>(context.source);
+  if (context.graph > 0) {
+    place = kFirstSources + context.graph - 1;
+  } else if (place >= kFirstSources) {
+    place += kMaxGraphs - 1;
+  }
+  return ((place * kLengths + length) * kOccurrences + occurrences) * kVarieties + variety;
 }
 
 void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixture& mixture) const {

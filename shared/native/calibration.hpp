@@ -64,9 +64,10 @@ class Calibration {
   Calibration();
   Calibration(const Calibration& other) : weights(other.weights), bins(other.bins) {}
 
-  /// Kinds of a source: by length, occurrences and distinct successors. First come those of all sources, then those of
-  /// the corpus for each further graph.
+  /// Kinds of a source: by length, occurrences and distinct successors. Tables are saved, so nothing may move: first come
+  /// the kinds of the first six sources, then those of the corpus for each further graph, then those of later sources.
   static constexpr std::size_t kKindsOfSource = 11 * 6 * 3, kKinds = (kNumSources + kMaxGraphs - 1) * kKindsOfSource;
+  static constexpr std::size_t kFirstSources = 6;
   static std::size_t kind_of(const MatchedContext& context);
   /// The share that a kind of context leaves to shorter ones. Half a visit on either side keeps it strictly between 0
   /// and 1. A twentieth instead is within 0.3 % (the same place).

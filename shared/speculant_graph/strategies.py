@@ -67,7 +67,8 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         has_proposals=True, needs_graph=True,
     ),
     "greedy": Capabilities(
-        summary="a chain of the most frequent successors of the longest known context", evidence="the graph",
+        summary="a chain of the most frequent successors of the longest known context, whose order it keeps",
+        evidence="the graph",
         runs_by="most-frequent", number=1, needs_graph=True,
     ),
     "nasd": Capabilities(
@@ -81,10 +82,10 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         makes_trees=True, is_calibrated=True, takes_model=True,
     ),
 }  # fmt: skip
-"""By name, the best first."""
+"""By name, in the order in which refusals advise them: by tokens a step in ``speculant bench replay``, most first."""
 
 NGRAM_STRATEGIES: tuple[NgramStrategyName, ...] = get_args(NgramStrategyName)
-"""In the order in which people are shown them."""
+"""In the order of their names' type, in which help shows them; a new name comes last."""
 
 READ_BY: dict[str, tuple[StrategyName, ...]] = {
     setting: tuple(name for name in get_args(StrategyName) if setting in STRATEGIES[name].reads)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from speculant_graph._core import Calibration
+from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning import learned_store as store_module
 from speculant_graph.draft.learning.learned_store import LearnedStore, load_calibration, save_calibration
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
+from speculant_graph.types import SequenceStep
 from support.graphs import graph_of
 from support.learned import TOKENIZER, opened
 from support.sessions import draft_of, drafter_of, started, values_of
@@ -137,3 +139,29 @@ def test_damaged_tables(damage: str) -> None:
     saved = {"cut": whole[:-9], "shape": buffer.getvalue()}.get(damage, save_calibration(calibration))
     with pytest.raises(ConfigError):
         load_calibration(saved)
+
+
+def test_kinds_of_contexts_stay_where_saved_tables_have_them() -> None:
+    """A further graph's kinds come after those of six sources; a source that is added must not move them."""
+    text = np.random.default_rng(1).integers(0, 12, 100).tolist()
+    drafter = SessionDrafter([graph_of([CORPUS], 4, 100), graph_of([text], 4, 100)], DraftConfig(strategy="tree"))
+    drafter.open(1)
+    drafter.accept(1, text[:3])
+    drafter.draft([SequenceStep(1, text[:3], 4)])
+    drafter.accept(1, text[3:])
+    changed = (drafter.calibration.weights != Calibration().weights).any(axis=1).reshape(-1, 11 * 6 * 3).any(axis=1)
+    session, corpus, further, others = changed[0], changed[1], changed[6], changed[7:]
+    assert session
+    assert corpus
+    assert further
+    assert not others.any()
+
+
+def test_tables_of_fewer_kinds_are_read() -> None:
+    calibration = Calibration()
+    weights = calibration.weights + 1.0
+    buffer = io.BytesIO()
+    np.savez(buffer, format=1, escapes=weights[:990], agreements=calibration.bins)
+    read = load_calibration(buffer.getvalue()).weights
+    assert np.array_equal(read[:990], weights[:990])
+    assert np.array_equal(read[990:], calibration.weights[990:])

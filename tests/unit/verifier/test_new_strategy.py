@@ -1,9 +1,8 @@
-"""How much a new strategy takes: a recorded patch, applied to a copy of the packages, drafts everywhere."""
+"""How much a new strategy takes: a record and a number, added to a copy of the packages, and it drafts everywhere."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,17 @@ import speculant_verifier
 from speculant_graph import _core
 from support.pages import ROOT
 
-PATCH = ROOT / "tests/support/new_strategy.patch"
+EDITS = {
+    "protos/speculant_graph/rpc/v1/drafter.proto": {"enum Strategy {": "  STRATEGY_DUMMY = 99;"},
+    "shared/speculant_graph/strategies.py": {
+        "NgramStrategyName = Literal[": '    "dummy",',
+        "STRATEGIES: dict[StrategyName, Capabilities] = {": """    "dummy": Capabilities(
+        summary="a chain of the most probable tokens", evidence="all sources",
+        runs_by="best-first", number=99, reads=("sources", "max_depth"), is_calibrated=True,
+    ),""",
+    },
+}
+"""By file, what is added after which text."""
 USE = """
 import sys
 
@@ -53,11 +62,7 @@ assert result.token_ids == plain.token_ids and result.num_drafts > 0
 
 
 def test_three_files_are_enough(tmp_path: Path) -> None:
-    patch = PATCH.read_text(encoding="utf-8")
-    files = re.findall(r"^\+\+\+ b/(.*)", patch, flags=re.MULTILINE)
-    assert len(files) <= 3, files
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    assert len(EDITS) <= 3
     packages = tmp_path / "shared"
     ignored = shutil.ignore_patterns("__pycache__", "*.safetensors")
     shutil.copytree(ROOT / "shared/speculant_graph", packages / "speculant_graph", ignore=ignored, dirs_exist_ok=True)
@@ -65,7 +70,12 @@ def test_three_files_are_enough(tmp_path: Path) -> None:
     shutil.copytree(verifier, packages / "speculant_verifier", ignore=ignored)
     shutil.copy(_core.__file__, packages / "speculant_graph")
     shutil.copytree(ROOT / "protos", tmp_path / "protos", dirs_exist_ok=True)
-    subprocess.run(["git", "apply", str(PATCH)], cwd=tmp_path, check=True)
+    for name, additions in EDITS.items():
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        for place, addition in additions.items():
+            assert text.count(place) == 1, (name, place)
+            text = text.replace(place, f"{place}\n{addition}\n")
+        (tmp_path / name).write_text(text, encoding="utf-8")
     search = os.pathsep.join([str(packages), str(ROOT / "tests")])
     subprocess.run(
         [sys.executable, "-c", USE, str(packages)], env={**os.environ, "PYTHONPATH": search}, cwd=tmp_path, check=True

@@ -39,8 +39,8 @@ _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
 """More than any row can have: a visit counts for that much less after one more."""
 
-_WITHOUT_NEURAL, _NUM_RANGES = (990, 81_920), 20
-"""Kinds of contexts, and bins, before there were neural models; ranges of probabilities."""
+_BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
+"""Bins before there were neural models; ranges of probabilities."""
 
 _Tables = TypeVar("_Tables")
 
@@ -261,33 +261,27 @@ def load_calibration(saved: bytes) -> Calibration:
             if int(content["format"]) != _FORMAT:
                 raise ValueError("format")
             tables = content["escapes"], content["agreements"]
-            weights = calibration.weights
-            if len(tables[0]) < len(weights):  # of a release with fewer kinds, which come first
-                weights[: len(tables[0])] = tables[0]
-                tables = weights, tables[1]
             for values in tables:
                 visits = values[:, :1]
                 # Rounding may lift a sum of probabilities a little above the visits.
                 if not ((visits <= _MOST_VISITS) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
                     raise ValueError("visits")
-            calibration.restore(*map(_widened, tables, (calibration.weights, calibration.bins)))
+            weights = np.concatenate([tables[0], calibration.weights[len(tables[0]) :]])  # new kinds come last
+            calibration.restore(weights, _widened(tables[1], calibration.bins))
     except Exception as error:
         raise ConfigError("the saved calibration is damaged or of another release; delete it to start anew") from error
     return calibration
 
 
 def _widened(table: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a table, widened if it is of the release before: that had no neural context, whose rows are the last.
+    """Return bins, widened if they are of the release before: that had no neural context.
 
     Args:
-        table: what was saved.
-        first: the same of this release, which has learned nothing.
+        table: the saved bins.
+        first: those of this release, which have learned nothing.
     """
-    num_kinds, num_bins = _WITHOUT_NEURAL
-    if table.shape == (num_kinds, 2):
-        return np.concatenate([table, first[num_kinds:]])
-    if table.shape == (num_bins, 3):  # within each range of probabilities
-        missing = first.reshape(_NUM_RANGES, -1, 3)[:, num_bins // _NUM_RANGES :]
+    if table.shape == (_BINS_WITHOUT_NEURAL, 3):  # they are the last within each range of probabilities
+        missing = first.reshape(_NUM_RANGES, -1, 3)[:, _BINS_WITHOUT_NEURAL // _NUM_RANGES :]
         return np.concatenate([table.reshape(_NUM_RANGES, -1, 3), missing], axis=1).reshape(-1, 3)
     return table
 

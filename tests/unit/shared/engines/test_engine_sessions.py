@@ -15,6 +15,7 @@ from speculant_graph._core import RowTracker
 from speculant_graph.budget import LearnedCost, StepPrices
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
+from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import RowDrafter
 from support.engine_runner import EngineRunner, Request, WatchedDrafter
 from support.graphs import graph_of
@@ -67,13 +68,13 @@ def test_five_hundred_requests_are_drafted_from_their_own_texts(seed, batch, tel
 
 
 @settings(max_examples=20)
-@given(seed=st.integers(0, 1 << 30), strategy=st.sampled_from(["tree", "greedy", "sampling", "specexec"]))
+@given(seed=st.integers(0, 1 << 30), strategy=st.sampled_from(NGRAM_STRATEGIES))
 def test_every_strategy_gives_chains(seed, strategy):
     _run(20, 4, seed, strategy)
     _run(20, 4, seed, strategy, is_priced=True)
 
 
-@pytest.mark.parametrize("strategy", ["adaptive", "greedy", "sampling", "tree"])
+@pytest.mark.parametrize("strategy", NGRAM_STRATEGIES)
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1 << 30), batch=st.sampled_from([1, 5]), is_priced=st.booleans())
 def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strategy, seed, batch, is_priced):
