@@ -33,7 +33,7 @@ def plain_decoder(target):
 
 
 def decoder_of(target):
-    """Return a decoder that drafts from the sequence itself."""
+    """Return a decoder with a drafter of the caller's own, so that no strategy is known and no request is warned."""
     return SpeculativeDecoder(
         target=target, verifier_config=VERIFIER, draft_config=DRAFT, drafter=LocalDrafter(None, DRAFT)
     )

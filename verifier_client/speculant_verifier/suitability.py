@@ -17,7 +17,9 @@ from speculant_graph.types import RuleName
 
 _ALL: tuple[StrategyName, ...] = tuple(STRATEGIES)
 _DRAWN = tuple(name for name, each in STRATEGIES.items() if each.has_proposals)
-_CHAINS = (*_DRAWN, *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)))
+_CHAINS: tuple[StrategyName, ...] = (  # drawn ones first: they bring q, and more of them is accepted
+    *_DRAWN,
+    *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)))
 _MOST_ADVISED = 2
 
 FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
@@ -29,7 +31,7 @@ FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
     "tree-wor": _DRAWN,
     "tree-iid": _DRAWN,
 }
-"""By rule, the strategies whose drafts it can verify, the best first. A rule follows the drafts of any other one."""
+"""By rule, the strategies whose drafts suit it, the best first. A rule stays exact with the drafts of any other one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph.errors import GenerationError
-from speculant_graph.types import Draft, Proposal
-from speculant_verifier.rules import RULES
+from speculant_graph.types import Draft, Proposal, RuleName
+from speculant_verifier.rules import RULES, WANTS_PROPOSALS
+from speculant_verifier.service.service import RULE_OF_NUMBER
+from speculant_verifier.suitability import FITTING
 from support.rule_oracles import (
     DenseDistribution,
     DenseTarget,
@@ -87,7 +90,7 @@ def test_trees_are_followed_by_rules_for_chains_and_without_q(case, choice_numbe
     assert first.token_ids == followed.token_ids[: len(first.token_ids)]
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+@pytest.mark.parametrize("rule", sorted(WANTS_PROPOSALS))
 def test_a_token_without_probability_is_never_accepted_and_none_is_drawn(rule):
     q = np.float32([0.5, 0.5, 0, 0, 0])
     p = [np.array([0, 0.25, 0, 0.75, 0]), np.array([0, 0, 0, 0, 1.0])]
@@ -96,7 +99,7 @@ def test_a_token_without_probability_is_never_accepted_and_none_is_drawn(rule):
         assert verdict.token_ids == (3,)
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+@pytest.mark.parametrize("rule", sorted(WANTS_PROPOSALS))
 def test_rejected_by_rounding_alone(rule):
     """q sums to a little more than p, so the token can be rejected though p - q has no mass."""
     number = iter([1 - 2**-53, 0.0, 0.0, 0.0]).__next__
@@ -132,7 +135,7 @@ def test_siblings_of_different_q_are_followed(rule, other):
     assert verdict.token_ids == (1, 2)
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "tree-wor", "tree-iid"])
+@pytest.mark.parametrize("rule", sorted(WANTS_PROPOSALS))
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("node", [0, 1])
 def test_scores_that_are_not_finite_are_an_error(rule, wrong, node):
@@ -171,5 +174,9 @@ def test_rules_see_no_more_than_the_support():
     ids = np.array([5, 70_000, 999_999], np.uint32)
     row = Narrow(np.full(1_000_000, 1e-6))
     draft = Draft((5, 5), (0, 1), proposals=(Proposal(ids, np.float32([0.5, 0.25, 0.25])),) * 2)
-    for rule in ("token", "block", "tree-wor", "tree-iid"):
+    for rule in sorted(WANTS_PROPOSALS):
         assert RULES[rule](draft, DenseTarget(draft, [row] * 3), lambda: 0.5).token_ids == (7,)
+
+
+def test_every_rule_has_its_line_in_every_table():
+    assert set(get_args(RuleName)) == set(RULES) == set(FITTING) == set(RULE_OF_NUMBER.values())

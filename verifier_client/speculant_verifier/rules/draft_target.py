@@ -55,17 +55,20 @@ class TargetDistribution(Protocol):
 
 
 class DraftTarget(Protocol):
-    """The target model at the nodes of one draft. Node 0 is the root, j+1 the draft's node j."""
+    """The target model at the positions of one draft: 0 is its root, j + 1 comes after its node j.
 
-    def choice_after(self, node: int) -> TokenId:
-        """Return the model's own choice after a node, made with the noise of that position.
+    So ``after(j)`` is the distribution that node j of a chain was accepted or rejected by.
+    """
+
+    def choice_after(self, position: int) -> TokenId:
+        """Return the model's own choice there, made with the noise of that place in the sequence.
 
         Raises:
             GenerationError: the model's scores are not finite.
         """
 
-    def after(self, node: int) -> TargetDistribution:
-        """Return the distribution after a node."""
+    def after(self, position: int) -> TargetDistribution:
+        """Return the model's distribution there."""
 
 
 def children_of(parents: Sequence[int]) -> list[list[int]]:

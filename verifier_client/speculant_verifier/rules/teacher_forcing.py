@@ -37,16 +37,16 @@ class TeacherForcedTarget:
         """
         self._token_ids, self._depths, self._target = token_ids, depths, target
 
-    def choice_after(self, node: int) -> TokenId:
+    def choice_after(self, position: int) -> TokenId:
         """Return the given token; see :class:`DraftTarget`."""
-        depth = self._depths[node]
+        depth = self._depths[position]
         if self._target is None:
             return self._token_ids[depth]
-        chosen = self._target.choice_after(node)
+        chosen = self._target.choice_after(position)
         return self._token_ids[depth] if depth < len(self._token_ids) else chosen
 
-    def after(self, node: int) -> TargetDistribution:
+    def after(self, position: int) -> TargetDistribution:
         """Return the model's own distribution; see :class:`DraftTarget`."""
         if self._target is None:
             raise NotImplementedError  # of rules that weigh p against q
-        return self._target.after(node)
+        return self._target.after(position)

@@ -63,115 +63,115 @@ class RowTarget:
         self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
-    def choice_after(self, node: int) -> TokenId:
-        """Return the model's own choice after a node, made with the random number of that position.
+    def choice_after(self, position: int) -> TokenId:
+        """Return the model's own choice there, made with the random number of that place.
 
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
         """
-        if node not in self._choices:
-            self._choices[node] = self._choice_after(node)
-        token, evidence = self._choices[node]
+        if position not in self._choices:
+            self._choices[position] = self._choice_after(position)
+        token, evidence = self._choices[position]
         if not np.isfinite(evidence):
-            raise self._void(node)
+            raise self._void(position)
         return token
 
-    def after(self, node: int) -> TargetDistribution:
-        """Return the distribution after a node.
+    def after(self, position: int) -> TargetDistribution:
+        """Return the model's distribution there.
 
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
         """
-        if node not in self._distributions:
-            self._distributions[node] = self._new_distribution(node)
-        return self._distributions[node]
+        if position not in self._distributions:
+            self._distributions[position] = self._new_distribution(position)
+        return self._distributions[position]
 
-    def top_after(self, node: int, k: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
-        """Return the k most probable tokens after a node, best first, and their log-probabilities.
+    def top_after(self, position: int, k: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
+        """Return the k most probable tokens there, best first, and their log-probabilities.
 
         These are of the model itself: the log-softmax of its logits before temperature and all other processors.
         """
-        raw = self._logits[node].float()
+        raw = self._logits[position].float()
         top = torch.topk(raw, min(k, len(raw)))
         return tuple(top.indices.tolist()), tuple((top.values - raw.logsumexp(-1)).tolist())
 
-    def logprobs_after(self, node: int, token_id: TokenId, k: int) -> TokenLogprobs:
-        """Return the log-probability of a token after a node, and those of the k most probable ones.
+    def logprobs_after(self, position: int, token_id: TokenId, k: int) -> TokenLogprobs:
+        """Return the log-probability of a token there, and those of the k most probable ones.
 
         These are of the model itself: the log-softmax of its logits before temperature and all other processors.
         """
-        raw = self._logits[node].float()
+        raw = self._logits[position].float()
         logprob = float(raw[token_id] - raw.logsumexp(-1))
-        return TokenLogprobs(token_id, logprob, *(self.top_after(node, k) if k else ((), ())))
+        return TokenLogprobs(token_id, logprob, *(self.top_after(position, k) if k else ((), ())))
 
-    def _choice_after(self, node: int) -> tuple[TokenId, float]:
+    def _choice_after(self, position: int) -> tuple[TokenId, float]:
         sampler, constraint = self._sampler, self._sampler.constraint
         if constraint is None:
-            return self._chosen[node] if node in self._chosen else self._choice_of(node, self._logits[node])
+            return self._chosen[position] if position in self._chosen else self._choice_of(position, self._logits[position])
         if sampler.can_choose_first:  # nearly always what the form allows, and a mask takes longer than to ask
-            token, evidence = self._chosen.get(node) or self._choice_of(node, self._logits[node])
-            if np.isfinite(evidence) and constraint.allows(self._token_ids, self._path_to(node), token):
+            token, evidence = self._chosen.get(position) or self._choice_of(position, self._logits[position])
+            if np.isfinite(evidence) and constraint.allows(self._token_ids, self._path_to(position), token):
                 return token, evidence
-        return self._choice_of(node, self._allowed(node))
+        return self._choice_of(position, self._allowed(position))
 
-    def _allowed(self, node: int) -> Tensor:
+    def _allowed(self, position: int) -> Tensor:
         """Return the logits of what the output's form allows."""
         constraint = self._sampler.constraint
         if constraint is None:
-            return self._logits[node]
-        return constraint.masked(self._logits[node], self._token_ids, self._path_to(node))
+            return self._logits[position]
+        return constraint.masked(self._logits[position], self._token_ids, self._path_to(position))
 
-    def _choice_of(self, node: int, logits: Tensor) -> tuple[TokenId, float]:
+    def _choice_of(self, position: int, logits: Tensor) -> tuple[TokenId, float]:
         sampler = self._sampler
         if sampler.is_plain_greedy:
             return _largest(logits)
-        scores = self._scores_of(node, logits)
+        scores = self._scores_of(position, logits)
         if sampler.is_greedy:
             return _largest(scores)
         if scores.device.type != "cpu":
-            return gumbel_argmaxs(scores[None], sampler.seed, [self._position_after(node)])[0]
-        return gumbel_argmax(scores.numpy(), sampler.seed, self._position_after(node))
+            return gumbel_argmaxs(scores[None], sampler.seed, [self._place_after(position)])[0]
+        return gumbel_argmax(scores.numpy(), sampler.seed, self._place_after(position))
 
-    def _new_distribution(self, node: int) -> Distribution:
+    def _new_distribution(self, position: int) -> Distribution:
         if self._sampler.is_greedy:
-            return Distribution.of_token(self.choice_after(node))
-        scores = self._scores_of(node, self._allowed(node)).cpu()
+            return Distribution.of_token(self.choice_after(position))
+        scores = self._scores_of(position, self._allowed(position)).cpu()
         _, largest = _largest(scores)
         if not np.isfinite(largest):
-            raise self._void(node)
+            raise self._void(position)
         return Distribution.of_scores(scores)
 
-    def _scores_of(self, node: int, logits: Tensor) -> Tensor:
+    def _scores_of(self, position: int, logits: Tensor) -> Tensor:
         if self._sampler.constraint is not None:
-            return self._scored(node, logits)
-        if node not in self._scores:  # stateful processors see every node once
-            self._scores[node] = self._scored(node, logits)
-        return self._scores[node]
+            return self._scored(position, logits)
+        if position not in self._scores:  # stateful processors see every one once
+            self._scores[position] = self._scored(position, logits)
+        return self._scores[position]
 
-    def _scored(self, node: int, logits: Tensor) -> Tensor:
+    def _scored(self, position: int, logits: Tensor) -> Tensor:
         sampler = self._sampler
-        prefix = sampler.prefix(self._token_ids, self._path_to(node)) if sampler.needs_prefix else ()
+        prefix = sampler.prefix(self._token_ids, self._path_to(position)) if sampler.needs_prefix else ()
         return sampler.scores(logits, prefix)
 
-    def _path_to(self, node: int) -> list[TokenId]:
+    def _path_to(self, position: int) -> list[TokenId]:
         path: list[TokenId] = []
-        while node:
-            path.append(self._draft.token_ids[node - 1])
-            node = self._draft.parents[node - 1]
+        while position:
+            path.append(self._draft.token_ids[position - 1])
+            position = self._draft.parents[position - 1]
         return path[::-1]
 
-    def _position_after(self, node: int) -> int:
-        return len(self._token_ids) + len(self._path_to(node))
+    def _place_after(self, position: int) -> int:
+        return len(self._token_ids) + len(self._path_to(position))
 
-    def _void(self, node: int) -> GenerationError:
-        position = self._position_after(node)
-        if bool(self._logits[node].isnan().any()) or bool((self._logits[node] == torch.inf).any()):
+    def _void(self, position: int) -> GenerationError:
+        place = self._place_after(position)
+        if bool(self._logits[position].isnan().any()) or bool((self._logits[position] == torch.inf).any()):
             return GenerationError(
-                f"the model's logits for token {position} of the sequence hold NaN or infinity; "
+                f"the model's logits for token {place} of the sequence hold NaN or infinity; "
                 "check its weights, or use verifier.dtype float32"
             )
         return GenerationRequestError(
-            f"no token is left for position {position} of the sequence; allow more by logit_bias or min_tokens"
+            f"no token is left for position {place} of the sequence; allow more by logit_bias or min_tokens"
         )
 
 

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from speculant_graph.client import LocalDrafter
 from speculant_graph.config import DraftConfig, GenerationConfig
 from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.draft.options import DraftOptions
-from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal
+from speculant_graph.types import EMPTY_DRAFT, Draft, Proposal, RuleName
 from speculant_verifier.engine.drafting import draft_seed
+from speculant_verifier.rules import WANTS_PROPOSALS
 from support.draft_models import model_drafter, noisy
 from support.drafters import ScriptedDrafter
 from support.graphs import graph_of
@@ -27,7 +29,7 @@ from support.tiny_models import tiny_gpt_oss
 VOCABULARY, DRAWN, TEMPERATURE = 4, 3, 1.5
 PROMPT = (0, 1, 2, 3, 1)
 FEW, MANY = 300, 2_000
-RULES = ("token", "block", "nasd", "tree-wor", "tree-iid", "gumbel", "follow")
+NAMES = get_args(RuleName)
 
 
 @cache
@@ -128,7 +130,7 @@ def drafter_for(rule, seed=0):
     return Sampling(seed=seed)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", NAMES)
 def test_joint_distribution(rule):
     outputs, accepted = outputs_of(rule, drafter_for(rule), FEW, max_tokens=6)
     assert p_value(outputs) > 1e-4
@@ -136,7 +138,7 @@ def test_joint_distribution(rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", NAMES)
 def test_joint_distribution_of_many(rule):
     outputs, _ = outputs_of(rule, drafter_for(rule, 1), MANY, 10**6, max_tokens=8)
     assert p_value(outputs) > 1e-4
@@ -287,17 +289,16 @@ def test_coupled_drafts_save_passes_and_change_nothing(rule):
 
 def test_what_a_rule_asks_of_its_drafts():
     """Siblings that it can verify, coupling if it chooses by noise; and new numbers for *block* alone."""
-    steps = {rule: [] for rule in RULES}
+    steps = {rule: [] for rule in NAMES}
     for rule, seen in steps.items():
         drafter = ScriptedDrafter(lambda step, seen=seen: seen.append(step) or EMPTY_DRAFT)
         outputs_of(rule, drafter, 1, 77, max_tokens=6)
     siblings = {rule: {step.options.siblings for step in seen} for rule, seen in steps.items()}
-    others = {rule: {"none"} for rule in RULES}
+    others = {rule: {"none"} for rule in NAMES}
     assert siblings == others | {"tree-wor": {"without-replacement"}, "tree-iid": {"independent"}}
     coupled = {rule: {step.options.coupling for step in seen} for rule, seen in steps.items()}
-    independent = ("token", "block", "tree-wor", "tree-iid")
-    assert coupled == {rule: {None if rule in independent else "gumbel"} for rule in RULES}
+    assert coupled == {rule: {None if rule in WANTS_PROPOSALS else "gumbel"} for rule in NAMES}
     seeds = {rule: [step.seed for step in seen] for rule, seen in steps.items()}
     own = [draft_seed(GenerationConfig(rule="block", seed=77), len(PROMPT) + i) for i in range(5)]
     assert len(set(own)) == 5
-    assert seeds == {rule: [77] * 5 for rule in RULES} | {"block": own}
+    assert seeds == {rule: [77] * 5 for rule in NAMES} | {"block": own}
