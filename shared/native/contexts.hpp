@@ -1,7 +1,7 @@
 // What every source says about the next token: successor counts of the contexts that match, longest first.
 //
 // Sources: the matching orders of each graph (corpus); positions of the sequence itself that end in the same tokens
-// (session); positions where the tokens before the last one match and the last one differs, so that a copy goes on
+// (session); positions where the tokens before the last one match and the last one differs, so that a copy continues
 // behind a token that was changed (skip-gram); positions in what earlier sequences accepted (learned); the target's own
 // top tokens after the last two tokens, and after the last one (target rows); what a neural model of the corpus makes
 // of the last 80 tokens (neural), before the short contexts, which hold its share otherwise. A context that occurs

@@ -156,7 +156,7 @@ class ClientConfig(Config):
     learn: bool = True
     """Let later sequences of the tenant profit from what these accept."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
-    """A step whose draft is later than this goes on without one."""
+    """A step does not wait longer than this for its draft."""
     tls_ca: Path | None = None
     """Certificates (PEM) of the authorities to trust: encrypts."""
     tls_certificate: Path | None = None

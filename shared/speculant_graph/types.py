@@ -184,7 +184,7 @@ class Draft:
 
 
 EMPTY_DRAFT = Draft()
-"""No proposal: the verifier goes on alone."""
+"""No proposal: the verifier continues alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Claude Code edits a file over /v1/messages, and goes on in a second turn."""
+"""Claude Code edits a file over /v1/messages, and continues in a second turn."""
 
 from __future__ import annotations
 

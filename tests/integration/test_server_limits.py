@@ -100,7 +100,7 @@ def test_sampling_goes_by_the_position_that_is_told(serve: Serve) -> None:
         return [list(answer.draft_tokens), list(answer.candidate_tokens), list(answer.candidate_probabilities)]
 
     assert drafted(text, 0) == drafted(text[-4:], 16)
-    # A text that ends beyond the last position goes on from zero.
+    # A text that ends beyond the last position continues from zero.
     assert drafted(text[-4:], (1 << 64) - 4) == drafted(text[-4:], (1 << 64) - 4)
     assert len({str(drafted(text[-4:], position)) for position in range(12)}) > 1
 

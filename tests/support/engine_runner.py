@@ -61,7 +61,7 @@ class WatchedDrafter:
             if before is None:
                 self.num_opened += 1
             elif now[: len(before)] != before:
-                self.complaints.append("a session goes on with another text")
+                self.complaints.append("a session continues with another text")
             self.texts[step.session_id] = now
         return self.inner.draft(steps)
 

@@ -86,7 +86,7 @@ def make_folder(folder: Path, graph: Path | None) -> None:
 
 
 class Reader:
-    """Runs a page's blocks one after another; what they start in the background goes on until :meth:`leave`."""
+    """Runs a page's blocks one after another; programs that they start in the background run until :meth:`leave`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -287,7 +287,7 @@ class SpeculativeDecoder:
 
     @property
     def totals(self) -> EngineTotals:
-        """What was decoded since the decoder was made; it goes on counting."""
+        """What was decoded since the decoder was made; it keeps counting."""
         return self.engine.totals
 
     @cached_property

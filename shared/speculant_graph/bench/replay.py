@@ -47,7 +47,7 @@ _COLUMNS = (
 class BenchReplaySettings(ReportingSettings):
     """Replay recorded outputs as a greedy model would write them, and count the steps that drafts save.
 
-    A step drafts at most so many nodes, keeps the longest path that agrees with the record and goes on one token behind
+    A step drafts at most so many nodes, keeps the longest path that agrees with the record and continues one token after
     it. Every workload, strategy and budget begins with a fresh drafter.
     """
 
@@ -191,7 +191,7 @@ class ReplayStep:
     num_accepted: int
     """Nodes that agreed with the record, from the root on."""
     num_tokens: int
-    """Tokens that the step brought: the accepted ones, and the target's own behind them where the record goes on."""
+    """Tokens that the step brought: the accepted ones, and the target's own after them where the record continues."""
     expected: float | None
     """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
     draft_ns: int

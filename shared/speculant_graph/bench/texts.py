@@ -137,7 +137,7 @@ def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int]
 
 
 def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int) -> list[list[int]]:
-    """Return texts of a graph's own distributions; where one can't go on, it goes on anywhere."""
+    """Return texts of a graph's own distributions; a text that nothing continues jumps to any place."""
     from speculant_graph.draft.generator import DraftGenerator
 
     generator = DraftGenerator(graph)

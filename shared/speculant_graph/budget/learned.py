@@ -11,7 +11,7 @@ from speculant_graph.budget.pass_cost import CURVES
 
 
 class LearnedCost:
-    """A curve that goes on learning; see :class:`~speculant_graph.budget.PassCost`.
+    """A curve that keeps learning; see :class:`~speculant_graph.budget.PassCost`.
 
     Seconds = a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) + e [something is drafted], for a pass over T tokens, no
     coefficient below 0: a dense model is a and b, a mixture of experts wakes fewer and fewer further experts (c and d;

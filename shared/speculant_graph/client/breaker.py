@@ -111,7 +111,7 @@ class Breaker:
             self.is_down = False
             self._num_failures = _FAILURES_BEFORE_PAUSE - 1  # on trial: a probe is less work than a step
         if self._unexplained:
-            slow = "it answers, but too late; if that goes on, raise client.deadline_ms"
+            slow = "it answers, but too late; if that continues, raise client.deadline_ms"
             self.report_outage(f"{self._unexplained} ({slow if error is None else error})")
 
     def report_outage(self, reason: str) -> None:

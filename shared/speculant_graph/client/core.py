@@ -123,7 +123,7 @@ class ClientCore:
         callback: Callable[[], None],
         options: SessionOptions | None = None,
     ) -> Opening | SpeculantError | None:
-        """Begin a session; one that has begun goes on.
+        """Begin a session; one that has begun continues.
 
         Args:
             session_id: the caller's id.

@@ -180,7 +180,7 @@ class SidecarFleet:
             self._sessions[session_id] = _Placed(client, options)
         if placed is not None:
             placed.client.finish(session_id)
-            client.submit_open(session_id, options, _nothing)  # with its options; its step goes on when that is done
+            client.submit_open(session_id, options, _nothing)  # with its options; its step follows when that is done
         return client
 
 

@@ -72,7 +72,7 @@ class LocalDrafter:
         return self._counts.snapshot()
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
-        """Begin a session for a sequence; one that has begun goes on.
+        """Begin a session for a sequence; one that has begun continues.
 
         Raises:
             GenerationRequestError: the options name a graph, and here is but one.
@@ -96,7 +96,7 @@ class LocalDrafter:
         try:
             drafts = self._draft(steps)
         except Exception as error:
-            # Decoding goes on whatever is wrong with the graph.
+            # Decoding must continue whatever is wrong with the graph.
             if self._state == "ok":
                 logger.warning("drafting failed, going on without drafts: {!r}", error)
             self._state, self._counts.last_failure = "unavailable", repr(error)

@@ -126,7 +126,7 @@ class EngineSessions:
                     drafts = no_drafts(len(texts))
                 else:
                     drafts = self._draft(texts, capacities, request_ids, tenants, graphs, started_s, read_prompts)
-            except Exception as error:  # any code may be a drafter, and decoding goes on
+            except Exception as error:  # any code may be a drafter, and decoding must continue
                 drafts, self._pass = no_drafts(len(texts)), None
                 self._warn(error)
             draft_s = time.perf_counter() - started_s
@@ -222,7 +222,7 @@ class EngineSessions:
     def _warn(self, error: Exception) -> None:
         if not self.counts.failed_steps:
             is_ours = isinstance(error, SpeculantError)
-            logger.warning("no drafts, decoding goes on without them: {}", error if is_ours else repr(error))
+            logger.warning("no drafts, decoding continues without them: {}", error if is_ours else repr(error))
         self.counts.failed_steps += 1
 
 

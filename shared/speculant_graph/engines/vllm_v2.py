@@ -177,7 +177,7 @@ class Speculator:
         if self.sessions is not None:
             try:
                 self._draft(input_batch, args[4], args[6], drafts, num_speculative_tokens or self._most)
-            except Exception as error:  # the inside of vLLM changes, and decoding goes on
+            except Exception as error:  # the inside of vLLM changes, and decoding must continue
                 self._warn(error)
                 drafts.zero_()
         if self._group.world_size > 1:  # ranks must verify the same, and what one learned when differs
@@ -246,5 +246,5 @@ class Speculator:
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned, hint = True, f"run with vLLM {_RUN_WITH}, or with V1 by VLLM_USE_V2_MODEL_RUNNER=0"
-            logger.warning("no drafts, decoding goes on without them: {!r}; {}", error, hint)
+            logger.warning("no drafts, decoding continues without them: {!r}; {}", error, hint)
         self._texts.clear()

@@ -74,7 +74,7 @@ def test_a_sequence_that_is_not_open_yet_does_not_hold_up_the_others(network: Ne
     drafts = network.core.end(running, network.now_s)
     assert [bool(draft) for draft in drafts] == [True, False]
     assert (network.core.state, network.core.counts.failed_steps) == ("ok", 1)
-    network.settle_opening(0)  # goes on in the background
+    network.settle_opening(0)  # continues in the background
     assert all(network.draft([STEP, slow]))
 
 

@@ -58,7 +58,7 @@ def test_memory_that_does_not_suffice_ends_the_youngest_and_spares_the_others(ta
 
 
 def test_memory_that_ends_while_the_cache_grows_leaves_it_whole(target, monkeypatch):
-    """Whichever layer it ends at, whoever goes on has the layers that the cache says."""
+    """Whichever layer it ends at, whoever continues has the layers that the cache says."""
     prompts = [(1, 2, 3), (1,) * 400]
     expected = alone(target, prompts[0])
     replace = SlotLayer.resize

@@ -144,7 +144,7 @@ def test_tenants_learn_over_sequences_and_not_from_each_other() -> None:
         return drafted.token_ids
 
     assert draft(1, [1, 2, 3]) == ()
-    assert draft(2, [1, 2]) == (3,), "the tenant's storage goes on learning"
+    assert draft(2, [1, 2]) == (3,), "the tenant's storage keeps learning"
     assert draft(3, [1, 2], tenant="other") == ()
     assert draft(4, [7, 8, 7], tenant="other", learn=False) == (8,)
     assert draft(5, [7], tenant="other") == (), "it was not to be learned from"

@@ -188,7 +188,7 @@ def test_tokens_from_the_target_cache_have_no_top_tokens(target, tmp_path):
 def test_who_is_recorded_and_as_whose(target, tmp_path):
     identity = RecordIdentity(tenant="house")
     engine = recording(target, tmp_path, ScriptedDrafter(lambda step: Draft()), identity=identity)
-    # The scripted drafter takes no options; a tenant's session is refused and goes on without drafts.
+    # The scripted drafter takes no options; a tenant's session is refused and continues without drafts.
     requests = [
         Request(0, (1, 2), CONFIG),
         Request(1, (1, 2), CONFIG, session=SessionOptions(tenant="acme")),

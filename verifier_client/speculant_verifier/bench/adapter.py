@@ -110,7 +110,7 @@ def _figures(trials: Trials) -> dict[str, Any]:
 def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> dict[str, list[BenchRequest]]:
     """Build the graph of a part of what the draft model never saw; return prompts of every kind.
 
-    Only functions that the demo model goes on to write are prompts. Behind those that were asked for there is one to
+    Only functions that the demo model then writes are prompts. Behind those that were asked for there is one to
     warm up with: another, as drafters learn from what is written.
     """
     unknown = draft_files()[1]

@@ -25,7 +25,7 @@ from speculant_verifier.conversation.tool_calls import Piece, PieceKind, joined
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
 _SHOWN = ("final", "commentary")
 _LONGEST_HEADER = 64
-"""In tokens; what goes on for longer without a message is none."""
+"""In tokens; a longer text without a message is none."""
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _PREFIX = "functions."

@@ -175,7 +175,7 @@ class Drafting:
         return 0.0
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
-        """Return what is usable of the drafter's answer; None if it is no answer: decoding goes on without."""
+        """Return what is usable of the drafter's answer; None if it is no answer: decoding continues without."""
         try:
             return [
                 draft if self._is_usable(draft, step.node_budget) else EMPTY_DRAFT

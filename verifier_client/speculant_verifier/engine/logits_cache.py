@@ -2,7 +2,7 @@
 
 A forward pass over a draft tree computes the target's logits after every node, and most of those nodes are rejected. If
 one of their prefixes comes again, in a later step, in another sample of the prompt or in a request that is repeated,
-its logits are looked up and the sequence goes on at once. Its tokens stay pending, and the next pass, which the first
+its logits are looked up and the sequence continues at once. Its tokens stay pending, and the next pass, which the first
 unknown prefix needs, reads them with the rest.
 
 Logits are kept as the model gave them, on their device: processors, temperature and seed belong to a request. A request
@@ -115,7 +115,7 @@ class LogitsCache:
                         self.evicted += 1
                     self._rows[key] = new[key].detach().clone()
                 self._rows.move_to_end(key)
-        except RuntimeError as error:  # decoding goes on without
+        except RuntimeError as error:  # decoding continues without
             logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
             self.clear()
             self._bound = 0

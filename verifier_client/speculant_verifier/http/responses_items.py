@@ -81,7 +81,7 @@ def resolved(
     """Return a conversation's items: references are what they refer to, sealed thoughts are open, and neither is lost.
 
     References to what is not known any more are left out, as are thoughts that another server has sealed, and what
-    tools of other servers returned without a call: the conversation goes on without them.
+    tools of other servers returned without a call: the conversation continues without them.
 
     Args:
         items: of a request.

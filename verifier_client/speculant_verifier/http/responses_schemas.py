@@ -171,7 +171,7 @@ class ResponsesRequest(AnyRequest):
     instructions: str | None = None
     """The system message, before everything else."""
     previous_response_id: Name | None = None
-    """A response that this one goes on from: what it was about comes before the input."""
+    """The response that this one continues: its conversation comes before the input."""
     store: bool = True
     """Keep this response in memory, so that later ones can go on from it."""
     max_output_tokens: NumTokens | None = None

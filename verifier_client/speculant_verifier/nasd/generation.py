@@ -245,7 +245,7 @@ def ngram_assisted_speculative_generate(
     again there, which favours drafted tokens: one of probability p comes with ``p + (1 - p) p``.)
 
     The storage learns the prompt, then every token that goes out, then the target's most probable ones at its position.
-    Keep it for the next call, and it goes on learning.
+    Keep it for the next call, and it keeps learning.
 
     Args:
         inputs: the prompt's token ids.

@@ -97,7 +97,7 @@ class LearnedFiles:
         self._failing: set[str] = set()
         self._lock = Lock()  # held for moments, so that nothing is put behind the end
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # It goes on while the interpreter ends, when engines close what they have.
+        # It continues while the interpreter ends, when engines close what they have.
         self._worker = Thread(target=self._do_work, name="learned", daemon=True)
         self._worker.start()
         try:

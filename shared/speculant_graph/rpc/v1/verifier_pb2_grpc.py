@@ -150,7 +150,7 @@ class VerifierAdminServiceServicer(object):
 
     def LoadAdapter(self, request, context):
         """Loads an adapter and drafts with it. Returns when it is in memory;
-        it goes on if the client leaves. RESOURCE_EXHAUSTED while another one is being loaded.
+        it continues if the client leaves. RESOURCE_EXHAUSTED while another one is being loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
