@@ -1,4 +1,4 @@
-"""HTTP beside gRPC: /metrics for Prometheus, /healthz for probes of other protocols, and the explorer.
+"""HTTP next to gRPC: /metrics for Prometheus, /healthz for probes of other protocols, and the explorer.
 
 The explorer is a page on which people look into the graphs that are served, and the JSON behind it. It runs in the
 thread of HTTP; look-ups, one at a time, in another one. They reach the graphs: no sessions, no learned text, no keys.
@@ -63,7 +63,7 @@ _MAX_WAITING = 8
 _MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
 _PATHS = "/metrics, /healthz, /explorer/ and /explorer/api/v1/graphs"
 _NO_TOKENIZER = (
-    "the sidecar does not have the graph's tokenizer; put its tokenizer.json beside the graph file and install "
+    "the sidecar does not have the graph's tokenizer; put its tokenizer.json next to the graph file and install "
     '"speculant-graph[build]", or use token ids'
 )
 _FAILED = "the sidecar failed on this request; its log says why"

@@ -19,7 +19,7 @@ from speculant_graph.errors import DraftRequestError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a message may ask for and how long sessions stay, beside ``server.max_session_memory``."""
+    """What a message may ask for and how long sessions stay, besides ``server.max_session_memory``."""
 
     max_calls: int = 1_024
     """Most calls at a time; an open stream is one."""

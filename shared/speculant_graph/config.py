@@ -341,7 +341,7 @@ class GenerationConfig(Config):
 
 
 class DraftModelConfig(Config):
-    """A small language model that drafts beside the graph, in the verifier's process and on its device."""
+    """A small language model that drafts with the graph, in the verifier's process and on its device."""
 
     name: str = ""
     """Any causal model with the target's tokenizer: a name on the hub or a folder; empty: none."""

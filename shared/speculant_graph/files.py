@@ -1,4 +1,4 @@
-"""How files replace others: written beside them, whole or not at all, and large ones in a hidden folder."""
+"""How files replace others: written next to them, whole or not at all, and large ones in a hidden folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME_BYTES = 200
 
 @contextmanager
 def workspace(output: Path) -> Iterator[Path]:
-    """Make a hidden folder beside ``output`` for the one process that writes it, and remove it in the end.
+    """Make a hidden folder next to ``output`` for the one process that writes it, and remove it in the end.
 
     What a killed process left there is removed, too: a running one holds a lock.
 
@@ -73,7 +73,7 @@ def replacing(
     Args:
         path: the file.
         check: reads back what was written; an error of it says what is wrong there.
-        folder: where it is written, on the same file system; beside the file if None.
+        folder: where it is written, on the same file system; next to the file if None.
         is_folder: a new folder is written, at a path where nothing is.
 
     Raises:

@@ -129,7 +129,7 @@ class Draft:
     draft_id: int = 0
     """Names the draft in later feedback; 0 if it is not on record."""
     sources: tuple[DraftSourceName, ...] = ()
-    """One per node, what proposed it, where a draft model drafts beside n-grams; else empty."""
+    """One per node, what proposed it, where a draft model drafts with n-grams; else empty."""
 
     def __len__(self) -> int:
         """Number of nodes."""

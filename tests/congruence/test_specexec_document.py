@@ -21,7 +21,7 @@ from support.tiny_models import tiny_gpt_oss
 BUDGET, MAX_DEPTH, MAX_ENTRIES = 256, 16, 1_024
 """The document's ``tree`` and ``cache``, a quarter of each: more would take minutes and find nothing else."""
 WIDE = 1_000
-"""Nodes of a tree where nothing slow is beside it."""
+"""Nodes of a tree where nothing slow runs with it."""
 VOCABULARY, ROW_BYTES = 258, 258 * 4
 MAX_ORDER, MAX_BRANCHES = 1, 64
 NUM_TOKENS = 20

@@ -74,7 +74,7 @@ def manifests():
 
 
 def pod():
-    """Return the one workload: a verifier with a drafter beside it."""
+    """Return the one workload: a verifier with a drafter next to it."""
     [found] = [each for each in manifests() if each["kind"] in ("Deployment", "StatefulSet")]
     return found
 

@@ -160,7 +160,7 @@ def test_a_graph_without_its_tokenizer_is_shown_by_ids(asker: Asker) -> None:
     found = look(asker, "small", token_ids=[1, 2])
     assert found["text"] is None
     assert {token["text"] for token in found["tokens"]} == {None}
-    assert "beside the graph file" in found["text_problem"]
+    assert "next to the graph file" in found["text_problem"]
     refused = ask(asker, "POST", f"{API}/small/look", '{"text": "The"}')
     assert (refused.status, refused.error) == (400, found["text_problem"])
 

@@ -158,7 +158,7 @@ def late(times_ms: list[float], deadline_ms: float) -> dict[str, object]:
 
 
 def measure_service(graph: NgramGraph, path: Path, num_steps: int, deadline_ms: float) -> dict[str, object]:
-    """Send steps of eight rows to a sidecar, alone and beside another client's long prompts."""
+    """Send steps of eight rows to a sidecar, alone and with another client's long prompts."""
     texts = drawn_texts(graph, ROWS + 1, max(200 + TOKENS_PER_STEP * num_steps, 2_000))
     context = multiprocessing.get_context("spawn")
     prompt = np.resize(texts.pop(), PROMPTS[-1]).tolist()

@@ -41,7 +41,7 @@ def tokenizer_in(folder: Path) -> CorpusTokenizer:
 
 
 def text_graph(path: Path, tokenizer: CorpusTokenizer, text: str = TEXT, max_order: int = 4) -> Path:
-    """Write the graph of a text to a file, which it replaces whole, and the text beside it."""
+    """Write the graph of a text to a file, which it replaces whole, and the text next to it."""
     graph = build_from_token_ids(tokenizer.encode(text), tokenizer.fingerprint, max_order=max_order)
     corpus = path.with_suffix(".txt")
     corpus.write_text(text, encoding="utf-8")

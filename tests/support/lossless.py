@@ -109,7 +109,7 @@ def decode(
 
 
 def alone(target: TargetModel, job: Job) -> tuple[int, ...]:
-    """Plain decoding of one request, with nobody beside it."""
+    """Plain decoding of one request, with nobody else in its batch."""
     outcome = decode(target, [Job(job.prompt, job.config)], budget=0, max_batch_size=1)
     assert outcome.reasons != ["error"], outcome.sequences[0].error
     return outcome.outputs[0]

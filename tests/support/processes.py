@@ -129,7 +129,7 @@ def launch(
 
     Args:
         graph_path: the default graph.
-        socket_path: where it listens, unless the settings say otherwise; its log lies beside it.
+        socket_path: where it listens, unless the settings say otherwise; its log lies next to it.
         draft: fields of DraftConfig.
         access: fields of AccessConfig.
         log: level and format of its log.

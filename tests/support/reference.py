@@ -37,7 +37,7 @@ MODULES = (
     "speculant_verifier.service.requests",
     "speculant_verifier.results",
 )
-"""The public names, and what a user would import beside them."""
+"""The public names, and what a user would import besides them."""
 
 
 def build_reference(folder: Path) -> None:

@@ -157,7 +157,7 @@ def serving(
     fold: Mapping[str, object] | None = None,
     **settings: object,
 ) -> Iterator[LiveServer]:
-    """Serve a graph on a socket in a folder, with admin service and metrics beside it.
+    """Serve a graph on a socket in a folder, with admin service and metrics.
 
     Args:
         graph_path: the default graph.

@@ -97,7 +97,7 @@ class SpeculativeDecoder:
             draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter the strategies that draft
                 from the sequence itself do so in this process; with 'greedy' and 'sampling' it is plain decoding.
             client_config: draft by the sidecar at its address instead.
-            draft_model: a small language model that drafts beside them (strategy 'tree') or alone ('model').
+            draft_model: a small language model that drafts with them (strategy 'tree') or alone ('model').
             drafter: or by this drafter; the caller closes it.
             target: a model that is already loaded.
             must_fit: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
@@ -250,7 +250,7 @@ class SpeculativeDecoder:
         Args:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
-            session: options of these sequences for the drafter beside its own settings.
+            session: options of these sequences for the drafter besides its own settings.
             shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too, such
                 as instructions; they find these read.
         """

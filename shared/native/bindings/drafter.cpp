@@ -1,4 +1,4 @@
-// What drafts are made from beside the graph, and the drafter: memories, calibrations, settings.
+// What drafts are made from besides the graph, and the drafter: memories, calibrations, settings.
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>

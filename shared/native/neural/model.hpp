@@ -42,7 +42,7 @@ inline constexpr std::size_t kPlaces = 8, kLookBack = 80;
 inline constexpr std::size_t kMaxRows = (1 << 16) - 1;
 /// Binary places of x, h, q, a and scores; of c; most of tables.
 inline constexpr int kFraction = 10, kScaleFraction = 12, kMostFraction = 16;
-/// What m counts for beside a place, and its binary places beyond those of R.
+/// What m counts for compared with a place, and its binary places beyond those of R.
 inline constexpr int kMeanFactorBits = 2, kMeanFraction = 8;
 enum Header { kHeaderVersion, kVocabularySize, kNumRows, kFractionR, kFractionV, kFractionA, kFractionB, kHeaderSize };
 

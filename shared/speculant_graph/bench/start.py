@@ -1,4 +1,4 @@
-"""``speculant bench start``: how long the sidecar takes to serve, and its memory, beside a bare gRPC server."""
+"""``speculant bench start``: how long the sidecar takes to serve, and its memory, compared with a bare gRPC server."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from speculant_graph.extras import missing_extra
 
 BENCHES = {
     "build": ("speculant_graph.bench.build", "build a graph: time, memory, size, and CPU against plain Python"),
-    "start": ("speculant_graph.bench.start", "start the sidecar: time until it serves, memory, beside a bare server"),
+    "start": ("speculant_graph.bench.start", "start the sidecar: time until it serves, memory, compared with a bare server"),
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
     "engine-loop": ("speculant_graph.bench.engine_loop", "draft between passes of a GPU's speed, which are simulated"),
     "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
     "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
-    "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: beside n-grams, and alone"),
+    "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: with n-grams, and alone"),
     "structured": ("speculant_verifier.bench.structured", "decode answers of a form, and second calls of chats"),
     "offload": ("speculant_verifier.bench.offload", "decode with a model larger than memory: plainly, and with trees"),
     "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),

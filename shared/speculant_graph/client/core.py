@@ -129,7 +129,7 @@ class ClientCore:
             session_id: the caller's id.
             now_s: now.
             callback: called when the opening that is returned is over.
-            options: what a session that begins wants beside the client's settings.
+            options: what a session that begins wants besides the client's settings.
 
         Returns:
             The opening to wait for, None if the session is open, or why it can't be opened now.

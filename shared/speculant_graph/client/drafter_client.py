@@ -151,7 +151,7 @@ class DrafterClient:
 
         Args:
             session_id: the caller's id.
-            options: what this session wants beside the client's settings.
+            options: what this session wants besides the client's settings.
 
         Returns:
             Why the session gets no drafts, if its options are the reason.
@@ -173,7 +173,7 @@ class DrafterClient:
 
         Args:
             session_id: the caller's id.
-            options: what this session wants beside the client's settings.
+            options: what this session wants besides the client's settings.
             finished: called once, by any thread, when there is nothing more to wait for.
 
         Returns:

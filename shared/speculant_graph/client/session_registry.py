@@ -61,7 +61,7 @@ class Session:
 
     wire_id: int
     options: SessionOptions = field(default_factory=SessionOptions)
-    """What it is opened with, beside what the client sets."""
+    """What it is opened with, besides what the client sets."""
     is_open: bool = False
     opening: Opening | None = None
     """Under way, if not None."""

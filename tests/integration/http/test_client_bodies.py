@@ -351,7 +351,7 @@ def test_bodies_of_real_clients(served: tuple[str, Api], made_to_write: Callable
     """All that were collected, whatever the model writes: only pictures that are asked about are refused."""
     refused, paths = [], list(cases())
     if not paths:
-        pytest.skip("SPECULANT_DATA is not set, or has no cases beside it")
+        pytest.skip("SPECULANT_DATA is not set, or has no cases next to it")
     for path in paths:
         made_to_write('<|channel|>final<|message|>{"a": "x"}<|return|>')
         body = json.loads(path.read_text()) | {"model": "m"}

@@ -52,7 +52,7 @@ def test_counters_are_those_of_the_engine(decoder):
             assert found[f"{name}_by_depth_total", str(depth)] == count
     assert found["passes_total",] == totals.num_passes
     assert found["pass_rows_total",] == totals.num_rows
-    # Every row of a pass has its root, and yields one token beside those that were accepted.
+    # Every row of a pass has its root, and yields one token besides those that were accepted.
     assert found["pass_nodes_total",] == found["pass_rows_total",] + found["drafted_nodes_total",]
     assert 0 < found["drafts_total",] == totals.num_drafts <= totals.num_rows
     cache = decoder.engine.logits_cache

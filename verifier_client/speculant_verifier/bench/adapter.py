@@ -1,4 +1,4 @@
-"""``speculant bench adapter``: a draft model beside n-grams and alone, on text that one of them, or neither, knows."""
+"""``speculant bench adapter``: a draft model with n-grams and alone, on text that one of them, or neither, knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``speculant bench engines``: our drafts in the engines that people run, beside what these bring."""
+"""``speculant bench engines``: our drafts in the engines that people run, compared with their own."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class TrainSettings(ReportingSettings):
     records: Path
     """Folder of recorded requests: what --record.folder was."""
     output: Path
-    """Name of the adapter. It becomes a link to the newest version in NAME.d, beside the one before."""
+    """Name of the adapter. It becomes a link to the newest version in NAME.d, next to the one before."""
     tenant: str | None = None
     """Train on the text of this tenant alone; it must be named if there are several."""
     draft_model: DraftModelConfig = DraftModelConfig()

@@ -136,7 +136,7 @@ class Batch:
             prompts: what to continue.
             configs: the settings of each.
             is_single: whether the caller gave one prompt and wants one result.
-            session: options of the requests for the drafter beside its own settings.
+            session: options of the requests for the drafter besides its own settings.
             strategy: what drafts are made by; None if that is unknown, or if there are none.
             shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too.
         """

@@ -1,4 +1,4 @@
-"""A small language model that drafts, alone or beside n-grams, in the verifier's process."""
+"""A small language model that drafts, alone or with n-grams, in the verifier's process."""
 
 from speculant_verifier.draft_model.drafter import ModelDrafter
 

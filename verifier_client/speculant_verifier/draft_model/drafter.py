@@ -1,4 +1,4 @@
-"""A drafter that asks a language model where that pays: beside n-grams, or alone.
+"""A drafter that asks a language model where that pays: with n-grams, or alone.
 
 For every step n-grams draft first. The price then decides pass by pass whether the model is asked about nodes of these
 trees, and about how many; its candidates are mixed with the n-grams' (:class:`~.tree.Reliability`), and the most
@@ -108,7 +108,7 @@ class _Session:
 
 
 class ModelDrafter:
-    """Drafts by a language model, beside another drafter or alone."""
+    """Drafts by a language model, with another drafter or alone."""
 
     def __init__(
         self,

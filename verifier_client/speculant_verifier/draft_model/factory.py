@@ -76,7 +76,7 @@ def open_model_drafter(
         target: the model it drafts for.
         verifier: rows.
         draft: how to draft.
-        ngrams: drafts beside it; None: the model drafts alone.
+        ngrams: drafts with it; None: the model drafts alone.
         budget: what drafts for the target may cost; None: typical costs are assumed for both models.
     """
     passes = DraftPasses(model, verifier.max_batch_size)

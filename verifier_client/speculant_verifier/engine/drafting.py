@@ -57,7 +57,7 @@ class Drafting:
         self._has_warned = False
 
     def spare_bytes(self) -> int | None:
-        """Return the memory that is spare beside what the next pass takes for a moment; None if unknown."""
+        """Return the memory that is spare besides what the next pass takes for a moment; None if unknown."""
         spare = self._target.spare_bytes()
         return None if spare is None else spare - self._logit_bytes
 

@@ -81,7 +81,7 @@ class Engine:
         self._numbers = itertools.count()
         self._has_emitted = self._has_warned = False
         self._must_fit = must_fit
-        self._is_full = False  # the first that waits does not fit beside those that run
+        self._is_full = False  # the first that waits does not fit with those that run
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
         self.admission = Admission(target, config, draft.k, prefill_chunk)

@@ -52,7 +52,7 @@ class Request:
     refusal: SpeculantError | None = None
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None
-    """Options of its session with the drafter beside the drafter's own settings."""
+    """Options of its session with the drafter besides the drafter's own settings."""
 
 
 @dataclass(eq=False, slots=True)

@@ -357,7 +357,7 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     choice = None if other.choice is None else grammar_of_choices(other.choice)
     grammars = [each for each in (other.grammar, regex, choice) if each is not None]
     if len(form) + (own is not None) + len(grammars) != 1:
-        message = "{field} takes one of json, regex, choice and grammar, and no response_format beside it"
+        message = "{field} takes one of json, regex, choice and grammar, and no response_format with it"
         raise wrong(message, "structured_outputs")
     return {"grammar": grammars[0]} if grammars else {"json_schema": own}
 

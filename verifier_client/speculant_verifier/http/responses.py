@@ -41,7 +41,7 @@ Keep = Callable[[Fields], None]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a response needs of its request beside what is decoded."""
+    """What a response needs of its request besides what is decoded."""
 
     keep: Keep
     """Called when it has ended."""

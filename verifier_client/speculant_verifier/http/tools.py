@@ -168,7 +168,7 @@ def with_form(
         return config.model_copy(update={"grammar": grammar})
     final = json.loads(form) if form else ANY_TEXT
     if "grammars" in final:
-        message = "tools take one grammar beside them, not several"
+        message = "tools take one grammar with them, not several"
         raise wrong(message, "structured_outputs", fix="give one, or leave the tools out")
     if form or any(tool.grammar is not None for tool in tools):
         calls = [(tool.name, _form_of(tool, LOOSE)) for tool in tools]

@@ -245,7 +245,7 @@ class NasdDrafter:
 
 
 def _learn(sequence: _Sequence, step: SequenceStep, n: int) -> None:
-    """Count each new token as a successor, and beside it what else the target thought probable there."""
+    """Count each new token as a successor, and with it what else the target thought probable there."""
     known, feedback = len(sequence.token_ids), step.feedback
     fillers: dict[int, list[TokenId]] = {}
     if sequence.filler_top_k > 1 and feedback is not None and feedback.draft_id == sequence.draft_id:

@@ -154,7 +154,7 @@ class ExpertPool:
             self._wait(expert)
 
     def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
-        """Begin to read those that are not there, as far as they fit beside those that are kept."""
+        """Begin to read those that are not there, as far as they fit with those that are kept."""
         done = [each for each in self._leaving if all(part.done() for part in each[1])]
         self._leaving = [each for each in self._leaving if each not in done]
         self._free += [slot for slot, _ in done]

@@ -34,7 +34,7 @@ _WIDEST = 256
 _MOST_SLOTS = 4096
 """Experts of a pool: transformers counts their tokens by a histogram of float32, which is exact up to so many."""
 _NUM_SLABS = 2
-"""Layers that fit beside those that stay: one is computed, and one is read."""
+"""Layers that fit with those that stay: one is computed, and one is read."""
 _TOLERANCE = 1.05
 """Of a budget: what passes compute with comes and goes."""
 _CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ class Plan:
     least_slots: int
     """The fewest that do: of layers one that is computed and one that is read, of experts all of a layer."""
     resident_bytes: int
-    """Weights beside the slots."""
+    """Weights other than the slots."""
     kv_tokens: int
     """Tokens of keys and values that fit into memory."""
     most_nodes: int

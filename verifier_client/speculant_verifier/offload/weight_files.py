@@ -1,4 +1,4 @@
-"""Where streamed weights are: in a checkpoint's files, or in memory that a GPU copies from beside what it computes.
+"""Where streamed weights are: in a checkpoint's files, or in memory that a GPU copies from while it computes.
 
 Threads read files past the page cache. It would take the memory that the budget is to leave alone, and copy every byte
 once more. So files are read in aligned chunks (``O_DIRECT``) into small buffers, from which the numbers go to where

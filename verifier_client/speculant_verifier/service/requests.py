@@ -225,7 +225,7 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
 
 
 def session_options(principal: Principal, tenant: str, graph: str, learn: bool | None) -> SessionOptions | None:
-    """Return the options of a request's session with the drafter beside the server's settings; None for nothing.
+    """Return the options of a request's session with the drafter besides the server's settings; None for nothing.
 
     Args:
         principal: the caller's name.

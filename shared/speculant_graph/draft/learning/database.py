@@ -69,7 +69,7 @@ class Database:
             sqlite3.Error: it can't be opened, is damaged, or in use.
             OSError: it can't be made.
         """
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files beside it the same mode
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files next to it the same mode
         self._max_bytes = max_tokens * ID_BYTES
         self._kept_bytes = self._max_bytes if kept_tokens is None else kept_tokens * ID_BYTES
         self._connection = sqlite3.connect(path, _PATIENCE_S, isolation_level=None)

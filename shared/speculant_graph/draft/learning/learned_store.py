@@ -1,7 +1,7 @@
 """What accepted text taught: for every tenant a memory that its later sequences draft from.
 
 A tenant's memory holds its own text and nothing of others; of a store that folds it holds the young text, and the
-graphs of the older one beside it. Only how reliable kinds of contexts are, a few
+graphs of the older one with it. Only how reliable kinds of contexts are, a few
 thousand rates, is shared by all. ``native/calibration.hpp`` and ``native/target_rows.hpp`` define what is saved.
 """
 
