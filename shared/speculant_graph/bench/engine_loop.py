@@ -31,7 +31,7 @@ from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.factory import load_engine_settings, open_sessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, load_settings
 
 _COLUMNS = (
     "workload", "rows", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
@@ -51,8 +51,8 @@ class BenchEngineLoopSettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them, drafts
     come only from the decoded text."""
-    graph_path: Path | None = None
-    """Draft from this graph file instead of counting a corpus."""
+    graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
+    """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     curve: str = "gptoss-h100"
     """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms a
     token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
@@ -119,7 +119,7 @@ def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
     if settings.client.address:
         yield {"client": settings.client.model_dump(exclude_unset=True)}
         return
-    if settings.graph_path is not None:
+    if settings.graph_path:
         yield {"graph_path": settings.graph_path}
         return
     if not settings.corpus:

@@ -24,8 +24,9 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.graph.layers import load_layers
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, load_settings
 from speculant_graph.strategies import STRATEGIES, NgramStrategyName
 from speculant_graph.terminal import counted
 from speculant_graph.types import EMPTY_DRAFT, Draft, SequenceStep, TokenId
@@ -57,7 +58,7 @@ class BenchReplaySettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them and without
     --graph the drafts come from the sequences alone."""
-    graph_path: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012
+    graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
     """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     strategy: Annotated[list[ReplayStrategyName], COMMAS] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
@@ -126,7 +127,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
 def _read(settings: BenchReplaySettings) -> tuple[list[NgramGraph], list[Workload]]:
     """Read the graphs and the traces, and what may be refused at once before what takes long."""
     config = settings.graph
-    graphs = [NgramGraph.load(path) for path in settings.graph_path]
+    graphs = list(load_layers(settings.graph_path))
     begin("reading the tokenizer")
     name = config.tokenizer_name
     if graphs and "tokenizer_name" not in config.model_fields_set:

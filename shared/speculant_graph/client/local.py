@@ -34,7 +34,7 @@ class LocalDrafter:
 
     def __init__(
         self,
-        graph: NgramGraph | None,
+        graph: NgramGraph | Sequence[NgramGraph] | None,
         config: DraftConfig,
         learned: LearnedStore | None = None,
         *,
@@ -43,7 +43,7 @@ class LocalDrafter:
         """Make a drafter.
 
         Args:
-            graph: the corpus; None drafts from the sequences alone.
+            graph: the corpus, or several graphs as layers; None drafts from the sequences alone.
             config: how to draft; the number of nodes comes with every step.
             learned: what sequences accept is kept here and helps later ones, and is closed with the drafter; None:
                 forgotten with it.
