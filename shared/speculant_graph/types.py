@@ -319,6 +319,10 @@ class RowDrafter(Protocol):
     def state(self) -> DrafterState:
         """Whether the last step was answered."""
 
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the drafter was made."""
+
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`Drafter`."""
 

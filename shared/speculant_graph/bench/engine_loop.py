@@ -102,9 +102,9 @@ def run(arguments: Sequence[str]) -> int:
                     vocabulary_size=tokenizer.fingerprint.vocabulary_size,
                 )
                 try:
+                    _require_drafts(sessions, settings)
                     loop = run_loop(sessions, workload.traces, num_rows, settings.k, curve, settings.time, tell)
-                    if sessions.drafter_state != "ok":
-                        raise ConfigError(f"the sidecar at {settings.client.address} does not answer; start it first")
+                    _require_drafts(sessions, settings)
                 finally:
                     sessions.close()
                 results.append({"workload": workload.name, "rows": num_rows, **loop.figures(num_rows, curve)})
@@ -129,6 +129,16 @@ def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
         path = Path(folder, "graph.pkl")
         GraphBuilder(**settings.graph.model_dump()).build(settings.corpus, path, progress=show_build())
         yield {"graph_path": path}
+
+
+def _require_drafts(sessions: EngineSessions, settings: BenchEngineLoopSettings) -> None:
+    """Refuse to measure a sidecar that does not draft.
+
+    Raises:
+        ConfigError: it does not; with its own reason, which says what to do.
+    """
+    if sessions.drafter_failure:
+        raise ConfigError(f"no drafts from the sidecar at {settings.client.address}: {sessions.drafter_failure}")
 
 
 def _of_more_tokens(workload: Workload) -> Workload:

@@ -240,6 +240,7 @@ def _check_drafts(
 ) -> Iterator[CheckResult]:
     import grpc
 
+    from speculant_graph.client.breaker import is_refusal
     from speculant_graph.rpc.status import from_status
     from speculant_graph.rpc.step_messages import VERSION_KEY
     from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -254,8 +255,9 @@ def _check_drafts(
             opened, call = stub.OpenSession.with_call(opening, **options)
             stub.CloseSession(pb.CloseSessionRequest(session_id=session_id, tenant=config.tenant), **options)
         except grpc.RpcError as error:
-            reason = f"{endpoint.address}: {from_status(error.code(), error.details())}"
-            yield CheckResult("drafter", "fail", reason, "start it, and see its log; check address and credentials")
+            problem = from_status(error.code(), error.details())
+            fix = "" if is_refusal(problem) else "see its log; check address and credentials"
+            yield CheckResult("drafter", "fail", f"{endpoint.address}: {problem}", fix)
             return
     theirs = next((str(value) for key, value in call.trailing_metadata() or () if key == VERSION_KEY), "unknown")
     fingerprint = Fingerprint(opened.tokenizer_name, opened.tokenizer_sha256.hex(), opened.vocabulary_size)

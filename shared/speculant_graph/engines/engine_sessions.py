@@ -93,6 +93,11 @@ class EngineSessions:
         """Whether the drafter answered the latest batch."""
         return self._drafter.state
 
+    @property
+    def drafter_failure(self) -> str:
+        """Why the drafter did not answer; empty if it does."""
+        return "" if self.drafter_state == "ok" else self._drafter.statistics.last_failure
+
     def draft(
         self,
         texts: list[Any],

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from speculant_graph._core import Batch, RowDrafts
 from speculant_graph.budget import StepPrices, chosen_nodes
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, DrafterState, SequenceStep, SessionOptions
+from speculant_graph.types import (
+    EMPTY_DRAFT,
+    Draft,
+    Drafter,
+    DrafterState,
+    DrafterStatistics,
+    SequenceStep,
+    SessionOptions,
+)
 
 
 class DrafterRows:
@@ -25,6 +33,11 @@ class DrafterRows:
     def state(self) -> DrafterState:
         """Whether the last step was answered."""
         return self._drafter.state
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the drafter was made."""
+        return self._drafter.statistics
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session; without options it begins with its first step."""
