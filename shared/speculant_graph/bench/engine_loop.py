@@ -35,7 +35,7 @@ from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, l
 
 _COLUMNS = (
     "workload", "rows", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
-    "speedup_paid",
+    "speedup_paid", "neural_share",
 )  # fmt: skip
 
 
@@ -107,9 +107,12 @@ def run(arguments: Sequence[str]) -> int:
                     _require_drafts(sessions, settings)
                 finally:
                     sessions.close()
-                results.append({"workload": workload.name, "rows": num_rows, **loop.figures(num_rows, curve)})
-    figures = {"results": results, "curve": settings.curve, "k": settings.k, "is_simulated": True}
-    print_report("engine-loop", figures, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
+                counts = sessions.counts
+                share = round(counts.neural_steps / max(1, counts.drafted_steps), 4)
+                figures = loop.figures(num_rows, curve)
+                results.append({"workload": workload.name, "rows": num_rows, **figures, "neural_share": share})
+    report = {"results": results, "curve": settings.curve, "k": settings.k, "is_simulated": True}
+    print_report("engine-loop", report, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
     return 0
 
 

@@ -14,12 +14,20 @@ from typing import Any
 
 from loguru import logger
 
-from speculant_graph._core import RowDrafts, RowTracker
-from speculant_graph.budget import PassCost, StepBudget
+from speculant_graph._core import Batch, RowDrafts, RowTracker
+from speculant_graph.budget import Comparison, Manner, NeuralChoice, PassCost, StepBudget, StepPrices, num_agreeing
 from speculant_graph.errors import SpeculantError
-from speculant_graph.types import MAX_TENANT_CHARACTERS, DrafterState, RowDrafter, SessionOptions
+from speculant_graph.types import (
+    DEFAULT_OPTIONS,
+    MAX_TENANT_CHARACTERS,
+    DrafterState,
+    DraftOptions,
+    RowDrafter,
+    SessionOptions,
+)
 
 _NUM_TIMES_KEPT = 10_000
+_WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
 @dataclass(slots=True)
@@ -30,6 +38,10 @@ class EngineCounts:
     """Sequences that began, those that came back included."""
     running: int = 0
     """Sequences of the latest batch."""
+    drafted_steps: int = 0
+    """Batches that were drafted for."""
+    neural_steps: int = 0
+    """Those of them whose drafts could ask the graph's neural model, as it pays for itself or nothing is priced."""
     offered_tokens: int = 0
     """Tokens that the engine was given to verify."""
     failed_steps: int = 0
@@ -37,6 +49,28 @@ class EngineCounts:
     counted by its client instead."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_TIMES_KEPT), repr=False)
     """How long the latest batches took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """Drafts that were made for comparison with those that are verified."""
+
+    manner: Manner
+    """Of those that are verified."""
+    chains: list[list[int]]
+    seconds: float
+    """That they took."""
+    sizes: list[int]
+    """Tokens of the rows."""
+    prices: StepPrices
+
+    def compared(self, texts: Sequence[Any], num_nodes: int, num_new: int) -> Comparison:
+        """Return the comparison with the drafts that were verified, of so many nodes and new tokens."""
+        rows, seconds = len(texts), self.prices.seconds
+        written = (text[size:] for text, size in zip(texts, self.sizes, strict=True))
+        first = sum(num_agreeing(chain, new) for chain, new in zip(self.chains, written, strict=True))
+        pass_s = float(seconds[rows + sum(map(len, self.chains))]), float(seconds[rows + num_nodes])
+        return Comparison(self.manner, self.seconds, (first, num_new), pass_s)
 
 
 @dataclass(slots=True)
@@ -49,6 +83,7 @@ class _Pass:
     """Nodes that were drafted for it; None if nothing was asked for."""
     draft_s: float = 0.0
     began_s: float = 0.0
+    others: _Others | None = None
 
     def note(self, budget: StepBudget, num_new: int, ended_s: float) -> None:
         """Tell the budget what became of it."""
@@ -69,6 +104,7 @@ class EngineSessions:
         most_drafted: int,
         vocabulary_size: int,
         cost: PassCost | None = None,
+        has_neural: bool = False,
     ) -> None:
         """Take a drafter, which is closed with the sessions.
 
@@ -77,11 +113,15 @@ class EngineSessions:
             most_drafted: most tokens that the engine verifies for a sequence.
             vocabulary_size: of the model; drafts with other ids are none.
             cost: what its passes cost; None keeps whole drafts.
+            has_neural: whether drafts may ask a neural model. Where passes have a cost, and drafts are chains, it is
+                asked while that pays.
         """
         self.counts = EngineCounts()
         """What was drafted so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._budget = None if cost is None else StepBudget(cost)
+        self._has_neural = has_neural
+        self._choice = NeuralChoice() if has_neural and cost is not None else None
         self._tracker = RowTracker(most_drafted + 1)
         self._pass: _Pass | None = None  # that is under way
         self._lock = threading.Lock()
@@ -172,11 +212,15 @@ class EngineSessions:
                 self._open(session_ids[row], self._options(tenant), None if graph is None else str(graph))
         elif self._budget is not None and former is not None and not read_prompts:
             former.note(self._budget, batch.num_new, started_s)
+            if self._choice is not None and former.others is not None:
+                compared = former.others.compared(texts, former.num_nodes, batch.num_new)
+                self._choice.observe(num_rows, compared, former.others.prices.rate)
         self._pass = None
         if not num_rows:
             return no_drafts(0)
         most = self._most
         budgets = [most if each > most else each for each in capacities]
+        manner, others = Manner(self._has_neural), None
         if self._budget is None:
             drafts = self._drafter.draft_rows(batch, budgets)
         elif not self._budget.may_draft():
@@ -184,12 +228,29 @@ class EngineSessions:
             return no_drafts(num_rows)
         else:
             prices = self._budget.prices(num_rows, num_rows * most)
-            drafts = self._drafter.draft_rows(batch, budgets, prices)
+            if self._choice is not None:
+                manner = self._choice.manner(num_rows)
+            if manner.compares:
+                others = self._others(batch, budgets, prices, manner)
+            drafts = self._drafter.draft_rows(
+                batch, budgets, prices, _options_of(manner.is_neural or not self._has_neural)
+            )
+        self.counts.drafted_steps += 1
+        self.counts.neural_steps += manner.is_neural
         if drafts.largest_id >= self._vocabulary_size:
             drafts = no_drafts(num_rows)
         self.counts.offered_tokens += drafts.num_nodes
-        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted)
+        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted, others=others)
         return drafts
+
+    def _others(self, batch: Batch, budgets: list[int], prices: StepPrices, manner: Manner) -> _Others | None:
+        """Draft in the other manner than that of the drafts that will be verified; None if that fails."""
+        started_s = time.perf_counter()
+        drafts = self._drafter.draft_rows(batch, budgets, prices, _options_of(not manner.is_neural))
+        seconds = time.perf_counter() - started_s
+        if self._drafter.state != "ok":
+            return None
+        return _Others(manner, drafts.lists(), seconds, [len(text) for text in batch.texts], prices)
 
     def _open(self, session_id: int, options: SessionOptions | None, graph: str | None) -> None:
         if graph is None:
@@ -229,6 +290,10 @@ class EngineSessions:
             is_ours = isinstance(error, SpeculantError)
             logger.warning("no drafts, decoding goes on without them: {}", error if is_ours else repr(error))
         self.counts.failed_steps += 1
+
+
+def _options_of(is_neural: bool) -> DraftOptions:
+    return DEFAULT_OPTIONS if is_neural else _WITHOUT_NEURAL
 
 
 def no_drafts(num_rows: int) -> RowDrafts:

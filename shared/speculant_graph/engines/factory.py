@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
@@ -17,6 +17,9 @@ from speculant_graph.settings import CommandSettings, GraphPaths, load_settings
 from speculant_graph.similar import question
 from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import Drafter, Fingerprint, RowDrafter
+
+if TYPE_CHECKING:
+    from speculant_graph.client.local import LocalDrafter
 
 _PROBE = 0
 """Session that no sequence of an engine has."""
@@ -100,9 +103,10 @@ def open_sessions(
     where = settings.client.address or _shown(settings.graph_path)
     drafter: RowDrafter
     if settings.client.address:
-        drafter = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees)
+        drafter, has_model = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees), True
     else:
-        drafter = _local(settings, tokenizer, config)
+        local = drafter = _local(settings, tokenizer, config)
+        has_model = local.has_neural
     if not where:
         logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
     else:
@@ -112,6 +116,7 @@ def open_sessions(
         most_drafted=most_drafted,
         vocabulary_size=vocabulary_size,
         cost=None if has_fixed_width else LearnedCost(),
+        has_neural=has_model and "sources" in STRATEGIES[config.strategy].reads and "neural" in config.sources,
     )
 
 
@@ -129,7 +134,7 @@ def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConf
     return client
 
 
-def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> RowDrafter:
+def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> LocalDrafter:
     from speculant_graph.client.local import LocalDrafter
     from speculant_graph.draft.learning.learned_store import LearnedStore
     from speculant_graph.graph.layers import load_layers
