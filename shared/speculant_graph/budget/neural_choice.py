@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-_FIRST = 32
-"""Steps before the first comparison: until then nobody knows what passes cost."""
-_FEWEST = 16
-"""Comparisons before the first choice, and of whose times the median counts."""
-_CLOSEST, _SHARE = 8, 0.0025
+_FIRST = 16
+"""Steps before the first comparison."""
+_FEWEST = 4
+"""Comparisons before the first choice."""
+_NUM_TIMES = 16
+"""Times of a manner, the latest ones, of which the median counts: more than that is a moment of other work."""
+_CLOSEST, _SHARE = 4, 0.0015
 """Steps from one comparison to the next, at least; more once there was a choice, so that drafting twice takes no larger
 share of the time."""
-_CERTAIN = 2.0
-"""Standard errors beyond which it is no chance."""
+_USUAL_GAIN, _USUAL_ROWS = 0.03, 256
+"""Share of the tokens that the model usually brings, what wider passes cost left out (docs/experiments.md, "a neural
+model": 2 to 5 % on seven kinds of outputs), and sequences to be compared before what they say counts as much."""
 _MEMORY = 1.0 - 1.0 / 512
 """What a comparison weighs after the next one."""
 
@@ -54,8 +57,8 @@ class NeuralChoice:
     step brings differs far more from the next one's than one manner from the other. Of the time only that of the drafts
     made first counts: they are made with cold caches and take the new tokens in, as the drafts of other steps do.
 
-    The model is left out while its tokens are worth less than its time, beyond what chance may have done: a source that
-    the user has named is used if in doubt.
+    The model is left out while the tokens that it brings are worth less than its time. What it usually brings is
+    believed until there is experience, as comparisons differ widely and many steps are needed to tell.
     """
 
     def __init__(self) -> None:
@@ -80,7 +83,7 @@ class NeuralChoice:
             comparison: what came of it.
             rate: tokens, of all sequences, that a second must earn.
         """
-        self._batches[num_rows.bit_length()].observe(comparison, rate)
+        self._batches[num_rows.bit_length()].observe(num_rows, comparison, rate)
 
 
 def num_agreeing(draft: Sequence[int], written: Sequence[int]) -> int:
@@ -103,22 +106,22 @@ class _Experience:
         self.is_neural, self.verifies_neural = True, False
         self.num_steps, self.next_comparison, self.pause = 0, _FIRST, _CLOSEST
         self._num_compared = 0
-        self._weight = self._gained = self._squares = 0.0
-        self._seconds = {manner: deque[float](maxlen=_FEWEST) for manner in (True, False)}
+        self._weight = self._gained = self._tokens = 0.0
+        self._seconds = {manner: deque[float](maxlen=_NUM_TIMES) for manner in (True, False)}
 
-    def observe(self, comparison: Comparison, rate: float) -> None:
+    def observe(self, num_rows: int, comparison: Comparison, rate: float) -> None:
         self._num_compared += 1
         (first, verified), (first_s, verified_s) = comparison.num_tokens, comparison.pass_s
         gained = verified - first - rate * (verified_s - first_s)
-        if not comparison.manner.is_neural:
-            gained = -gained
         self._weight = _MEMORY * self._weight + 1.0
-        self._gained = _MEMORY * self._gained + gained
-        self._squares = _MEMORY * self._squares + gained * gained
+        self._gained = _MEMORY * self._gained + (gained if comparison.manner.is_neural else -gained)
+        self._tokens = _MEMORY * self._tokens + verified
         self._seconds[not comparison.manner.is_neural].append(comparison.first_s)
         with_s, without_s = self._seconds.values()
-        if self._num_compared >= _FEWEST and with_s and without_s:
-            mean = self._gained / self._weight
-            chance = math.sqrt(max(0.0, self._squares / self._weight - mean * mean) / self._weight)
-            self.is_neural = mean - rate * (median(with_s) - median(without_s)) > -_CERTAIN * chance
-            self.pause = max(_CLOSEST, math.ceil(median([*with_s, *without_s]) / (_SHARE * verified_s)))
+        if self._num_compared < _FEWEST or not (with_s and without_s):
+            return
+        usual_weight = _USUAL_ROWS / num_rows
+        usual = _USUAL_GAIN * self._tokens / self._weight
+        gain = (usual_weight * usual + self._gained) / (usual_weight + self._weight)
+        self.is_neural = gain > rate * (median(with_s) - median(without_s))
+        self.pause = max(_CLOSEST, math.ceil(median([*with_s, *without_s]) / (_SHARE * verified_s)))

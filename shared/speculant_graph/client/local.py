@@ -55,6 +55,7 @@ class LocalDrafter:
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self.capabilities = STRATEGIES[config.strategy]
         """What its drafts are like."""
+        self._settings = self._drafter.settings(DEFAULT_OPTIONS)
         self.has_neural = any(each.trie.num_model_words for each in self._drafter.graphs)
         """Whether a graph has a neural model."""
         self._sessions: dict[int, SessionOptions] = {}
@@ -126,7 +127,7 @@ class LocalDrafter:
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
         """Draft for the rows of an engine's batch, in one call of the core; see :class:`RowDrafter`."""
-        settings = self._drafter.settings(options)
+        settings = self._settings if options is DEFAULT_OPTIONS else self._drafter.settings(options)
         if prices is None:
             return self._drafter.steps.draft_rows(batch, budgets, settings, 0.0, None, 0.0)
         return self._drafter.steps.draft_rows(

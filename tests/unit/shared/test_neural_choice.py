@@ -17,27 +17,30 @@ from speculant_graph.budget import Comparison, CostCurve, NeuralChoice, num_agre
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
 
-FEWEST, MEMORY = 16, 511 / 512
+FEWEST, NUM_TIMES, MEMORY, USUAL_GAIN, USUAL_ROWS = 4, 16, 511 / 512, 0.03, 256
 COMPARISONS = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.floats(0.1, 3.0), st.floats(0.1, 3.0), st.floats(0.0, 0.1)),
     max_size=60,
 )
 
 
-def slow_choice(seen: list[tuple[Comparison, float]]) -> bool:
-    """Return what the latest comparisons say, all sums made anew."""
-    if len(seen) < FEWEST:
+def slow_choice(num_rows: int, seen: list[tuple[Comparison, float]]) -> bool:
+    """Return what the comparisons so far say, all sums made anew."""
+    turns = [not each.manner.is_neural for each, _ in seen]
+    if len(seen) < FEWEST or len(set(turns)) < 2:
         return True
+    weights = MEMORY ** np.arange(len(seen))[::-1]
     gains, times = [], {True: [], False: []}
     for each, rate in seen:
-        values = [tokens - rate * seconds for tokens, seconds in zip(each.num_tokens, each.pass_s, strict=True)]
-        gains.append(values[1] - values[0] if each.manner.is_neural else values[0] - values[1])
+        worth = [tokens - rate * seconds for tokens, seconds in zip(each.num_tokens, each.pass_s, strict=True)]
+        by_manner = dict(zip((not each.manner.is_neural, each.manner.is_neural), worth, strict=True))
+        gains.append(by_manner[True] - by_manner[False])
         times[not each.manner.is_neural].append(each.first_s)
-    weights = MEMORY ** np.arange(len(gains))[::-1]
-    mean = weights @ gains / weights.sum()
-    chance = np.sqrt(max(0.0, weights @ np.square(gains) / weights.sum() - mean**2) / weights.sum())
-    added_s = median(times[True][-FEWEST:]) - median(times[False][-FEWEST:])
-    return bool(mean - seen[-1][1] * added_s > -2.0 * chance + 1e-12)
+    tokens = weights @ [each.num_tokens[1] for each, _ in seen] / weights.sum()
+    usual = USUAL_ROWS / num_rows
+    gain = (usual * USUAL_GAIN * tokens + weights @ gains) / (usual + weights.sum())
+    added_s = median(times[True][-NUM_TIMES:]) - median(times[False][-NUM_TIMES:])
+    return bool(gain > seen[-1][1] * added_s)
 
 
 @given(made=COMPARISONS, rates=st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4), num_rows=st.integers(1, 40))
@@ -45,7 +48,7 @@ def test_the_choice_is_that_of_the_slow_way(made: list[Any], rates: list[float],
     choice, seen = NeuralChoice(), []
     for index, (first, verified, first_pass_s, pass_s, first_s) in enumerate(made):
         while not (manner := choice.manner(num_rows)).compares:
-            assert manner.is_neural is slow_choice(seen)
+            assert manner.is_neural is slow_choice(num_rows, seen)
         comparison = Comparison(manner, first_s, (first, verified), (first_pass_s, pass_s))
         rate = rates[index % len(rates)]
         choice.observe(num_rows, comparison, rate)
@@ -111,6 +114,8 @@ def test_an_engine_is_given_the_drafts_made_last(has_neural: bool) -> None:
     sessions = EngineSessions(
         rows, most_drafted=4, vocabulary_size=100, cost=CostCurve((1,), (1e-3,)), has_neural=has_neural
     )
+    assert sessions._budget is not None
+    sessions._budget.may_draft = lambda: True  # type: ignore[method-assign]  # the passes are too short to pay
     texts = [list(range(start, start + 5)) for start in (0, 50)]
     for _ in range(200):
         rows.asked.append([])
@@ -123,7 +128,7 @@ def test_an_engine_is_given_the_drafts_made_last(has_neural: bool) -> None:
     verified = [asked[-1] for asked in rows.asked]
     assert sessions.counts.drafted_steps == len(rows.asked)
     if has_neural:
-        assert len(both) > 15
+        assert len(both) >= 4
         assert all({options.omit_neural for options in asked} == {True, False} for asked in both)
         assert sessions.counts.neural_steps == sum(not options.omit_neural for options in verified)
     else:
