@@ -8,20 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-_FIRST = 16
-"""Steps before the first comparison."""
-_FEWEST = 4
-"""Comparisons before the first choice."""
+_TRIED = 16
+"""Steps in which the manners take turns, at first."""
 _NUM_TIMES = 16
 """Times of a manner, the latest ones, of which the median counts: more than that is a moment of other work."""
-_CLOSEST, _SHARE = 4, 0.0015
-"""Steps from one comparison to the next, at least; more once there was a choice, so that drafting twice takes no larger
-share of the time."""
+_CLOSEST, _SHARE = 16, 0.0015
+"""Steps from one comparison to the next, at least, and the share of the time that drafting twice may take."""
 _USUAL_GAIN, _USUAL_ROWS = 0.03, 256
-"""Share of the tokens that the model usually brings, what wider passes cost left out (docs/experiments.md, "a neural
-model": 2 to 5 % on seven kinds of outputs), and sequences to be compared before what they say counts as much."""
-_MEMORY = 1.0 - 1.0 / 512
-"""What a comparison weighs after the next one."""
+"""Share of a pass that the model usually saves, what wider passes cost left out (docs/experiments.md, "a neural model":
+2 to 5 % more tokens on seven kinds of outputs), and sequences to be compared before what they say counts as much."""
+_MOST_ROWS = 4_096
+"""Sequences, the latest ones, that comparisons are remembered of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +46,37 @@ class Comparison:
 
 
 class NeuralChoice:
-    """Learns by comparisons what the model brings, and what it takes; both for batches of about as many sequences.
+    """Learns what the model takes, and what it brings; both for batches of about as many sequences.
 
-    Now and then a step is drafted for in both manners. Which of the drafts are verified takes turns, and what the
-    target wrote tells what the others would have brought. (If it agreed with them to its end, one token more is
-    counted. As either manner is verified as often, this favours none.) Both are compared on the same texts, as what one
-    step brings differs far more from the next one's than one manner from the other. Of the time only that of the drafts
-    made first counts: they are made with cold caches and take the new tokens in, as the drafts of other steps do.
-
-    The model is left out while the tokens that it brings are worth less than its time. What it usually brings is
-    believed until there is experience, as comparisons differ widely and many steps are needed to tell.
+    At first the manners take turns, which tells their times. The model is left out while it takes more time than it
+    saves, and what it usually saves is believed at first. Now and then a step is drafted for in both manners. Which of
+    the drafts are verified takes turns, and what the target wrote tells what the others would have brought. (If it
+    agreed with them to its end, one token more is counted. As either manner is verified as often, this favours none.)
+    Both are compared on the same texts, as what one step brings differs far more from the next one's than one manner
+    from the other; many comparisons are needed all the same. Of the times of such a step only that of the drafts made
+    first counts: they are made with cold caches and take the new tokens in, as the drafts of other steps do.
     """
 
     def __init__(self) -> None:
-        """Begin with the model."""
+        """Begin without experience."""
         self._batches: defaultdict[int, _Experience] = defaultdict(_Experience)
 
     def manner(self, num_rows: int) -> Manner:
         """Return how to draft for the next step of so many sequences."""
-        found = self._batches[num_rows.bit_length()]
-        found.num_steps += 1
-        if found.num_steps < found.next_comparison:
-            return Manner(found.is_neural)
-        found.next_comparison += found.pause
-        found.verifies_neural = not found.verifies_neural
-        return Manner(found.verifies_neural, compares=True)
+        return self._batches[num_rows.bit_length()].manner()
 
-    def observe(self, num_rows: int, comparison: Comparison, rate: float) -> None:
+    def observe(self, num_rows: int, is_neural: bool, draft_s: float, pass_s: float) -> None:
+        """Take how long drafts that were made in one manner took, and the pass after them.
+
+        Args:
+            num_rows: sequences of the step.
+            is_neural: whether they could ask the model.
+            draft_s: seconds until they were there.
+            pass_s: seconds of the pass.
+        """
+        self._batches[num_rows.bit_length()].observe(num_rows, is_neural, draft_s, pass_s)
+
+    def compare(self, num_rows: int, comparison: Comparison, rate: float) -> None:
         """Take a comparison.
 
         Args:
@@ -83,7 +84,7 @@ class NeuralChoice:
             comparison: what came of it.
             rate: tokens, of all sequences, that a second must earn.
         """
-        self._batches[num_rows.bit_length()].observe(num_rows, comparison, rate)
+        self._batches[num_rows.bit_length()].compare(num_rows, comparison, rate)
 
 
 def num_agreeing(draft: Sequence[int], written: Sequence[int]) -> int:
@@ -103,25 +104,41 @@ class _Experience:
     """Of batches of about as many sequences."""
 
     def __init__(self) -> None:
-        self.is_neural, self.verifies_neural = True, False
-        self.num_steps, self.next_comparison, self.pause = 0, _FIRST, _CLOSEST
-        self._num_compared = 0
-        self._weight = self._gained = self._tokens = 0.0
-        self._seconds = {manner: deque[float](maxlen=_NUM_TIMES) for manner in (True, False)}
+        self._num_steps, self._next_comparison = 0, math.inf
+        self._is_neural, self._verifies_neural, self._is_decided = True, False, False
+        self._weight = self._saved_s = 0.0
+        self._draft_s = {manner: deque[float](maxlen=_NUM_TIMES) for manner in (True, False)}
+        self._pass_s = deque[float](maxlen=_NUM_TIMES)
 
-    def observe(self, num_rows: int, comparison: Comparison, rate: float) -> None:
-        self._num_compared += 1
+    def manner(self) -> Manner:
+        self._num_steps += 1
+        if not self._is_decided:
+            return Manner(self._num_steps % 2 == 0)
+        if self._num_steps < self._next_comparison:
+            return Manner(self._is_neural)
+        self._verifies_neural = not self._verifies_neural
+        drafts_s = median([*self._draft_s[True], *self._draft_s[False]])
+        self._next_comparison = self._num_steps + max(_CLOSEST, drafts_s / (_SHARE * median(self._pass_s)))
+        return Manner(self._verifies_neural, compares=True)
+
+    def observe(self, num_rows: int, is_neural: bool, draft_s: float, pass_s: float) -> None:
+        self._draft_s[is_neural].append(draft_s)
+        self._pass_s.append(pass_s)
+        if not self._is_decided and min(map(len, self._draft_s.values())) >= _TRIED // 2:
+            self._decide(num_rows)
+            self._is_decided, self._next_comparison = True, self._num_steps + _CLOSEST
+
+    def compare(self, num_rows: int, comparison: Comparison, rate: float) -> None:
         (first, verified), (first_s, verified_s) = comparison.num_tokens, comparison.pass_s
-        gained = verified - first - rate * (verified_s - first_s)
-        self._weight = _MEMORY * self._weight + 1.0
-        self._gained = _MEMORY * self._gained + (gained if comparison.manner.is_neural else -gained)
-        self._tokens = _MEMORY * self._tokens + verified
-        self._seconds[not comparison.manner.is_neural].append(comparison.first_s)
-        with_s, without_s = self._seconds.values()
-        if self._num_compared < _FEWEST or not (with_s and without_s):
-            return
+        saved_s = (verified - first) / rate - (verified_s - first_s)
+        fading = max(0.5, 1.0 - num_rows / _MOST_ROWS)
+        self._weight = fading * self._weight + 1.0
+        self._saved_s = fading * self._saved_s + (saved_s if comparison.manner.is_neural else -saved_s)
+        self._draft_s[not comparison.manner.is_neural].append(comparison.first_s)
+        self._decide(num_rows)
+
+    def _decide(self, num_rows: int) -> None:
         usual_weight = _USUAL_ROWS / num_rows
-        usual = _USUAL_GAIN * self._tokens / self._weight
-        gain = (usual_weight * usual + self._gained) / (usual_weight + self._weight)
-        self.is_neural = gain > rate * (median(with_s) - median(without_s))
-        self.pause = max(_CLOSEST, math.ceil(median([*with_s, *without_s]) / (_SHARE * verified_s)))
+        saved_s = usual_weight * _USUAL_GAIN * median(self._pass_s) + self._saved_s
+        with_s, without_s = self._draft_s.values()
+        self._is_neural = saved_s / (usual_weight + self._weight) > median(with_s) - median(without_s)

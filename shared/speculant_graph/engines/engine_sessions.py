@@ -83,6 +83,7 @@ class _Pass:
     """Nodes that were drafted for it; None if nothing was asked for."""
     draft_s: float = 0.0
     began_s: float = 0.0
+    is_neural: bool = False
     others: _Others | None = None
 
     def note(self, budget: StepBudget, num_new: int, ended_s: float) -> None:
@@ -92,6 +93,14 @@ class _Pass:
             budget.observe_plain(self.num_rows, pass_s)
         else:
             budget.observe(self.num_rows, num_tokens, num_new, pass_s, self.draft_s, self.num_drafted)
+
+    def tell(self, choice: NeuralChoice, texts: Sequence[Any], num_new: int, ended_s: float) -> None:
+        """Tell how it was drafted for, and what became of it."""
+        if self.others is None:
+            choice.observe(self.num_rows, self.is_neural, self.draft_s, ended_s - self.began_s)
+        else:
+            compared = self.others.compared(texts, self.num_nodes, num_new)
+            choice.compare(self.num_rows, compared, self.others.prices.rate)
 
 
 class EngineSessions:
@@ -212,9 +221,8 @@ class EngineSessions:
                 self._open(session_ids[row], self._options(tenant), None if graph is None else str(graph))
         elif self._budget is not None and former is not None and not read_prompts:
             former.note(self._budget, batch.num_new, started_s)
-            if self._choice is not None and former.others is not None:
-                compared = former.others.compared(texts, former.num_nodes, batch.num_new)
-                self._choice.observe(num_rows, compared, former.others.prices.rate)
+            if self._choice is not None and former.num_drafted is not None:
+                former.tell(self._choice, texts, batch.num_new, started_s)
         self._pass = None
         if not num_rows:
             return no_drafts(0)
@@ -240,7 +248,7 @@ class EngineSessions:
         if drafts.largest_id >= self._vocabulary_size:
             drafts = no_drafts(num_rows)
         self.counts.offered_tokens += drafts.num_nodes
-        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted, others=others)
+        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted, is_neural=manner.is_neural, others=others)
         return drafts
 
     def _others(self, batch: Batch, budgets: list[int], prices: StepPrices, manner: Manner) -> _Others | None:

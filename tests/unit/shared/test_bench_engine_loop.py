@@ -23,7 +23,7 @@ FLAT = CostCurve((1,), (0.05,))
 STEEP = CostCurve((1, 2), (0.05, 0.1))
 KEYS = {
     "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
-    "speedup_paid",
+    "speedup_paid", "neural_share",
 }  # fmt: skip
 
 
