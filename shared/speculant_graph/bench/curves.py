@@ -10,7 +10,7 @@ from pathlib import Path
 
 from speculant_graph.errors import ConfigError
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP = 380, 230, 46, 66, 44, 20
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP = 380, 240, 46, 66, 54, 20
 _MOST_IN_A_ROW, _MOST_LINES = 2, 5
 _COLORS = ("#767676", "#b35900", "#005fb8", "#7b3fa0", "#1a7f37")
 _DASHES = ("2 4", "7 4", "none", "9 3 2 3", "4 2")
