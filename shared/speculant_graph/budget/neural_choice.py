@@ -14,7 +14,7 @@ _NUM_TIMES = 16
 """Times of a manner, the latest ones, of which the median counts: more than that is a moment of other work."""
 _CLOSEST, _SHARE = 16, 0.0015
 """Steps from one comparison to the next, at least, and the share of the time that drafting twice may take."""
-_USUAL_GAIN, _USUAL_ROWS = 0.03, 256
+_USUAL_GAIN, _USUAL_ROWS = 0.03, 1_024
 """Share of a pass that the model usually saves, what wider passes cost left out (docs/experiments.md, "a neural model":
 2 to 5 % more tokens on seven kinds of outputs), and sequences to be compared before what they say counts as much."""
 _MOST_ROWS = 4_096

@@ -17,7 +17,7 @@ from speculant_graph.budget import Comparison, CostCurve, NeuralChoice, neural_c
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
 
-TRIED, NUM_TIMES, MOST_ROWS, USUAL_GAIN, USUAL_ROWS = 16, 16, 4_096, 0.03, 256
+TRIED, NUM_TIMES, MOST_ROWS, USUAL_GAIN, USUAL_ROWS = 16, 16, 4_096, 0.03, 1_024
 SECONDS = st.floats(0.1, 3.0)
 DRAFTS = st.floats(0.0, 0.1)
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), SECONDS, SECONDS, DRAFTS, SECONDS), max_size=120)
