@@ -54,7 +54,8 @@ class NeuralChoice:
     agreed with them to its end, one token more is counted. As either manner is verified as often, this favours none.)
     Both are compared on the same texts, as what one step brings differs far more from the next one's than one manner
     from the other; many comparisons are needed all the same. Of the times of such a step only that of the drafts made
-    first counts: they are made with cold caches and take the new tokens in, as the drafts of other steps do.
+    first counts: they are made with cold caches and take the new tokens in, as the drafts of other steps do. Those of
+    other steps do not count, as the machine may be busier at one time than at another.
     """
 
     def __init__(self) -> None:
@@ -122,9 +123,11 @@ class _Experience:
         return Manner(self._verifies_neural, compares=True)
 
     def observe(self, num_rows: int, is_neural: bool, draft_s: float, pass_s: float) -> None:
-        self._draft_s[is_neural].append(draft_s)
         self._pass_s.append(pass_s)
-        if not self._is_decided and min(map(len, self._draft_s.values())) >= _TRIED // 2:
+        if self._is_decided:  # times of both manners must be of the same moments
+            return
+        self._draft_s[is_neural].append(draft_s)
+        if min(map(len, self._draft_s.values())) >= _TRIED // 2:
             self._decide(num_rows)
             self._is_decided, self._next_comparison = True, self._num_steps + _CLOSEST
 

@@ -55,9 +55,10 @@ def test_the_choice_is_that_of_the_slow_way(steps: list[Any], rate: float, num_r
             continue
         assert manner.is_neural is (slow.is_neural if slow.is_decided else len(slow.passes) % 2 == 1)
         choice.observe(num_rows, manner.is_neural, draft_s, real_s)
-        slow.times[manner.is_neural].append(draft_s)
         slow.passes.append(real_s)
-        if not slow.is_decided and len(slow.passes) == TRIED:
+        if not slow.is_decided:
+            slow.times[manner.is_neural].append(draft_s)
+        if len(slow.passes) == TRIED:
             slow.decide(num_rows)
     assert all(before != after for before, after in pairwise(turns))
 
