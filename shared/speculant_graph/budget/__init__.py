@@ -5,16 +5,14 @@ Drafters return path probabilities and know nothing of price.
 
 from speculant_graph.budget.choice import chosen_nodes
 from speculant_graph.budget.learned import LearnedCost
-from speculant_graph.budget.neural_choice import Comparison, Manner, NeuralChoice, num_agreeing
+from speculant_graph.budget.neural_choice import NeuralChoice
 from speculant_graph.budget.pass_cost import CURVES, CostCurve, PassCost, RowCurve, curve_of
 from speculant_graph.budget.step_budget import StepBudget, StepPrices
 
 __all__ = [
     "CURVES",
-    "Comparison",
     "CostCurve",
     "LearnedCost",
-    "Manner",
     "NeuralChoice",
     "PassCost",
     "RowCurve",
@@ -22,5 +20,4 @@ __all__ = [
     "StepPrices",
     "chosen_nodes",
     "curve_of",
-    "num_agreeing",
 ]

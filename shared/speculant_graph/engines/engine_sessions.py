@@ -14,8 +14,8 @@ from typing import Any
 
 from loguru import logger
 
-from speculant_graph._core import Batch, RowDrafts, RowTracker
-from speculant_graph.budget import Comparison, Manner, NeuralChoice, PassCost, StepBudget, StepPrices, num_agreeing
+from speculant_graph._core import RowDrafts, RowTracker
+from speculant_graph.budget import NeuralChoice, PassCost, StepBudget
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import (
     DEFAULT_OPTIONS,
@@ -51,28 +51,6 @@ class EngineCounts:
     """How long the latest batches took."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Others:
-    """Drafts that were made for comparison with those that are verified."""
-
-    manner: Manner
-    """Of those that are verified."""
-    chains: list[list[int]]
-    seconds: float
-    """That they took."""
-    sizes: list[int]
-    """Tokens of the rows."""
-    prices: StepPrices
-
-    def compared(self, texts: Sequence[Any], num_nodes: int, num_new: int) -> Comparison:
-        """Return the comparison with the drafts that were verified, of so many nodes and new tokens."""
-        rows, seconds = len(texts), self.prices.seconds
-        written = (text[size:] for text, size in zip(texts, self.sizes, strict=True))
-        first = sum(num_agreeing(chain, new) for chain, new in zip(self.chains, written, strict=True))
-        pass_s = float(seconds[rows + sum(map(len, self.chains))]), float(seconds[rows + num_nodes])
-        return Comparison(self.manner, self.seconds, (first, num_new), pass_s)
-
-
 @dataclass(slots=True)
 class _Pass:
     """A pass and the drafting before it."""
@@ -84,7 +62,6 @@ class _Pass:
     draft_s: float = 0.0
     began_s: float = 0.0
     is_neural: bool = False
-    others: _Others | None = None
 
     def note(self, budget: StepBudget, num_new: int, ended_s: float) -> None:
         """Tell the budget what became of it."""
@@ -93,14 +70,6 @@ class _Pass:
             budget.observe_plain(self.num_rows, pass_s)
         else:
             budget.observe(self.num_rows, num_tokens, num_new, pass_s, self.draft_s, self.num_drafted)
-
-    def tell(self, choice: NeuralChoice, texts: Sequence[Any], num_new: int, ended_s: float) -> None:
-        """Tell how it was drafted for, and what became of it."""
-        if self.others is None:
-            choice.observe(self.num_rows, self.is_neural, self.draft_s, ended_s - self.began_s)
-        else:
-            compared = self.others.compared(texts, self.num_nodes, num_new)
-            choice.compare(self.num_rows, compared, self.others.prices.rate)
 
 
 class EngineSessions:
@@ -122,8 +91,7 @@ class EngineSessions:
             most_drafted: most tokens that the engine verifies for a sequence.
             vocabulary_size: of the model; drafts with other ids are none.
             cost: what its passes cost; None keeps whole drafts.
-            has_neural: whether drafts may ask a neural model. Where passes have a cost, and drafts are chains, it is
-                asked while that pays.
+            has_neural: whether drafts may ask a neural model; where passes have a cost, it is asked while that pays.
         """
         self.counts = EngineCounts()
         """What was drafted so far."""
@@ -222,13 +190,14 @@ class EngineSessions:
         elif self._budget is not None and former is not None and not read_prompts:
             former.note(self._budget, batch.num_new, started_s)
             if self._choice is not None and former.num_drafted is not None:
-                former.tell(self._choice, texts, batch.num_new, started_s)
+                pass_s = started_s - former.began_s
+                self._choice.observe(num_rows, former.is_neural, former.draft_s, pass_s)
         self._pass = None
         if not num_rows:
             return no_drafts(0)
         most = self._most
         budgets = [most if each > most else each for each in capacities]
-        manner, others = Manner(self._has_neural), None
+        is_neural = self._has_neural
         if self._budget is None:
             drafts = self._drafter.draft_rows(batch, budgets)
         elif not self._budget.may_draft():
@@ -237,28 +206,17 @@ class EngineSessions:
         else:
             prices = self._budget.prices(num_rows, num_rows * most)
             if self._choice is not None:
-                manner = self._choice.manner(num_rows)
-            if manner.compares:
-                others = self._others(batch, budgets, prices, manner)
+                is_neural = self._choice.is_neural(num_rows)
             drafts = self._drafter.draft_rows(
-                batch, budgets, prices, _options_of(manner.is_neural or not self._has_neural)
+                batch, budgets, prices, _WITHOUT_NEURAL if self._has_neural and not is_neural else DEFAULT_OPTIONS
             )
         self.counts.drafted_steps += 1
-        self.counts.neural_steps += manner.is_neural
+        self.counts.neural_steps += is_neural
         if drafts.largest_id >= self._vocabulary_size:
             drafts = no_drafts(num_rows)
         self.counts.offered_tokens += drafts.num_nodes
-        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted, is_neural=manner.is_neural, others=others)
+        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted, is_neural=is_neural)
         return drafts
-
-    def _others(self, batch: Batch, budgets: list[int], prices: StepPrices, manner: Manner) -> _Others | None:
-        """Draft in the other manner than that of the drafts that will be verified; None if that fails."""
-        started_s = time.perf_counter()
-        drafts = self._drafter.draft_rows(batch, budgets, prices, _options_of(not manner.is_neural))
-        seconds = time.perf_counter() - started_s
-        if self._drafter.state != "ok":
-            return None
-        return _Others(manner, drafts.lists(), seconds, [len(text) for text in batch.texts], prices)
 
     def _open(self, session_id: int, options: SessionOptions | None, graph: str | None) -> None:
         if graph is None:
@@ -298,10 +256,6 @@ class EngineSessions:
             is_ours = isinstance(error, SpeculantError)
             logger.warning("no drafts, decoding goes on without them: {}", error if is_ours else repr(error))
         self.counts.failed_steps += 1
-
-
-def _options_of(is_neural: bool) -> DraftOptions:
-    return DEFAULT_OPTIONS if is_neural else _WITHOUT_NEURAL
 
 
 def no_drafts(num_rows: int) -> RowDrafts:
