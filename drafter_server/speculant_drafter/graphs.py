@@ -175,8 +175,6 @@ class GraphRegistry:
             return known
 
     def _made_of(self, name: str, layers: tuple[ServedGraph, ...], old: ServedGraph | None) -> ServedGraph:
-        if len(set(layers)) < len(layers):
-            raise DraftRequestError("a graph is named twice", fix="name every layer once", field="graph")
         try:
             drafter = SessionDrafter(
                 [each.graph for each in layers],

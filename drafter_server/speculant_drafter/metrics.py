@@ -50,6 +50,9 @@ class ServerMetrics:
         self.sequences = counter("sequences", "Sequences in the steps answered.")
         self.drafted_nodes = counter("drafted_nodes", "Nodes drafted.")
         self.empty_drafts = counter("empty_drafts", "Sequences that got no node though they asked for some.")
+        self.without_neural = counter(
+            "without_neural", "Sequences that were drafted for without the neural model that their graph has."
+        )
         self.failed_steps = counter("failed_steps", "Steps refused or failed, by status.", "code")
         self.opened_sessions = counter("opened_sessions", "Sessions opened.")
         self.refused_openings = counter("refused_openings", "Sessions that were not opened, by status.", "code")

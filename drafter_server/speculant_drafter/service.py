@@ -46,7 +46,7 @@ _MOST_AT_ONCE_NS = 2_000_000
 _NUM_LONG_STEPS = 4
 """Threads for such steps: one can't make all others wait, and they leave the event loop its core."""
 _ANY_CONFIG = DraftConfig()
-_Counted = tuple[bytes, int, int, int, int]
+_Counted = tuple[bytes, int, int, int, int, int]
 """An answer, and of its step sequences, nodes, empty drafts, nanoseconds."""
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
@@ -242,12 +242,13 @@ class DrafterService:
     def _counted(self, counted: _Counted | None) -> bytes | None:
         if counted is None:
             return None
-        answer, num_sequences, num_nodes, num_empty, elapsed_ns = counted
+        answer, num_sequences, num_nodes, num_empty, num_without_neural, elapsed_ns = counted
         self._metrics.steps.inc()
         self._metrics.step_seconds.observe(elapsed_ns * 1e-9)
         self._metrics.sequences.inc(num_sequences)
         self._metrics.drafted_nodes.inc(num_nodes)
         self._metrics.empty_drafts.inc(num_empty)
+        self._metrics.without_neural.inc(num_without_neural)
         return answer
 
 

@@ -43,7 +43,7 @@ struct StepHost {
 
 /// Counts of a step.
 struct StepCounts {
-  std::size_t num_sequences = 0, num_nodes = 0, num_empty = 0;
+  std::size_t num_sequences = 0, num_nodes = 0, num_empty = 0, num_without_neural = 0;
   std::int64_t elapsed_ns = 0;
 };
 
@@ -71,7 +71,7 @@ struct Step {
   bool learns_later = false;                           // from what it brings, when its drafts are on their way
   std::vector<Part> parts = {};
   std::vector<std::unique_ptr<Distributions>> distributions = {};  // one per graph
-  std::size_t num_empty = 0;
+  std::size_t num_empty = 0, num_without_neural = 0;
 
   std::size_t size() const { return request.context_lengths.size(); }
   std::span<const std::uint32_t> context(std::size_t index) const {

@@ -56,7 +56,8 @@ std::optional<wire::Written> StepAnswerer::answer(std::string_view payload, bool
   if (!is_of_one) response.graph_generation = 0;
   if (is_of_one && response.graph_generation == 0) response.graph_generation = host.default_generation();
   if (response.graph_generation != 0) response.sequence_generations.clear();
-  counts = {step.size(), response.draft_tokens.size(), step.num_empty, clock_ns() - started_ns};
+  counts = {step.size(), response.draft_tokens.size(), step.num_empty, step.num_without_neural,
+            clock_ns() - started_ns};
   response.server_time = wire::Duration::of(counts.elapsed_ns);
   wire::Written written = wire::write(response);
   if (written.view().size() + kEnvelopeBytes > limits_.max_message_bytes) {

@@ -329,10 +329,10 @@ class StepAnswerer:
         would never be freed.
         """
 
-    def answer(self, payload: bytes, is_enveloped: bool, tenants: Sequence[str] | None, draft_id: int, now_ns: int, principal: object, most_ns: int | None = None) -> tuple[bytes, int, int, int, int] | None:
+    def answer(self, payload: bytes, is_enveloped: bool, tenants: Sequence[str] | None, draft_id: int, now_ns: int, principal: object, most_ns: int | None = None) -> tuple[bytes, int, int, int, int, int] | None:
         """
         Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are
-        empty though some nodes were asked for, and nanoseconds.
+        empty though some nodes were asked for, those without the neural model of their graph, and nanoseconds.
 
         ``tenants``: whose sessions may be used; None: all. With ``most_ns``, a step that may take longer is not
         answered: None, and nothing was done.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from speculant_graph.errors import ConfigError
 
@@ -28,6 +30,22 @@ def require_types(values: Mapping[str, object], expected: Mapping[str, type | tu
             raise ConfigError(
                 f"{name} must be a {wanted}, not of type {type(value).__name__}", fix=f"give a {wanted}", field=name
             )
+
+
+def require_paths(name: str, value: Any) -> list[str | Path]:
+    """Return an argument that is the name of a file, or several of them; None is none.
+
+    Args:
+        name: of the argument.
+        value: the argument.
+
+    Raises:
+        ConfigError: it is, or has, something else.
+    """
+    paths = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    for each in paths:
+        require_types({name: 0 if each is None else each}, {name: PATH})
+    return paths
 
 
 def require_methods(name: str, value: object, methods: tuple[str, ...]) -> None:

@@ -13,23 +13,26 @@ import json
 import os
 import re
 import tomllib
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
     TomlConfigSettingsSource,
 )
 
+from speculant_graph.arguments import parse_verbatim
 from speculant_graph.base_config import names_in, shown_problem
 from speculant_graph.config import (
     AccessConfig,
@@ -57,9 +60,20 @@ TypedPath = Annotated[Path, "as typed"]
 """A path in a list of arguments, exactly as it was typed."""
 
 
+def _as_list(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("["):
+        with suppress(ValueError):  # else it is a file of such a name
+            return json.loads(value)
+    return [value] if isinstance(value, str | os.PathLike) else value
+
+
+GraphPaths = Annotated[list[TypedPath], NoDecode, BeforeValidator(_as_list)]
+"""Graph files that are drafted from as layers: a path, or a list of paths; a flag is repeated. In a variable a list is
+JSON."""
+
+
 _OF_DRAFTS = {"max-depth"}
 """Settings of ``[draft]`` and of requests whose short flag is the draft's."""
-_BOOLEANS = ("true", "false")
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
 """Settings -> their common names."""
 
@@ -221,7 +235,7 @@ def flags_of(
         cli_prog_name=f"speculant {command}",
         cli_parse_args=arguments,
         cli_shortcuts=_shortcuts(kind),
-        parse_args_method=partial(_parse_verbatim, _typed_lists(kind)),
+        parse_args_method=partial(parse_verbatim, _typed_lists(kind)),
         add_argument_method=_add_argument,
         formatter_class=HelpFormatter,
     )
@@ -232,6 +246,8 @@ _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--r
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
+    if options.get("nargs") == "*" and names[0].startswith("-"):
+        options["action"] = "extend"  # a flag that is repeated adds to its list, as one does that takes one value
     if not any(name in _SECTION_FLAGS.values() for name in names):
         group.add_argument(*names, *(_SECTION_FLAGS[name] for name in names if name in _SECTION_FLAGS), **options)
 
@@ -245,64 +261,6 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
     return frozenset(
         name for name, annotation in fields.items() if annotation in (list[TypedPath], list[str], tuple[str, ...])
     )
-
-
-def _parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
-    """Parse a command line; lists become JSON, as otherwise their items would be split at commas and read as JSON."""
-    parsed: Namespace
-    rest, switches = _take_switches(parser, _with_dashes(parser, arguments[0]))
-    parsed, unknown = ArgumentParser.parse_known_args(parser, rest, *arguments[1:])
-    if unknown:
-        asked = question(unknown[0].partition("=")[0], parser._option_string_actions)
-        see = f"{asked} See" if asked else "see"
-        raise ConfigError(f"unknown arguments: {' '.join(unknown)}", fix=f"{see} {parser.prog} --help")
-    for name, value in switches.items():
-        setattr(parsed, name, value)
-    for name, value in vars(parsed).items():
-        if isinstance(value, list) and name in typed_lists:
-            setattr(parsed, name, json.dumps(value))
-    return parsed
-
-
-def _with_dashes(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which flags that are written as settings are, ``--graph.max_order``, have dashes."""
-    known = {name for flag in parser._option_string_actions for name in (flag, flag.replace("--no-", "--", 1))}
-    flags = list(arguments)
-    for index, argument in enumerate(arguments):
-        if argument == "--":
-            break
-        flag, equals, value = argument.partition("=")
-        if flag not in known and (dashed := flag.replace("_", "-")) in known:
-            flags[index] = f"{dashed}{equals}{value}"
-    return flags
-
-
-def _take_switches(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Take switches that are written as files write them, such as ``--measure-costs false``, out of a command line.
-
-    Returns:
-        The other arguments, and per destination the value, to be validated as a file's.
-    """
-    switches: dict[str, str] = {}
-    names: dict[str, str] = {}
-    for flag, action in parser._option_string_actions.items():
-        if isinstance(action.const, bool):
-            names[flag if action.const else flag.replace("--no-", "--", 1)] = action.dest
-        elif isinstance(action, BooleanOptionalAction) and not flag.startswith("--no-"):
-            names[flag] = action.dest
-    rest: list[str] = []
-    left = list(arguments)
-    while left:
-        if (argument := left.pop(0)) == "--":
-            return [*rest, argument, *left], switches
-        flag, has_value, value = argument.partition("=")
-        if flag not in names:
-            rest.append(argument)
-        elif has_value or not left or left[0] not in _BOOLEANS:
-            switches[names[flag]] = value if has_value else "true"
-        else:
-            switches[names[flag]] = left.pop(0)
-    return rest, switches
 
 
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:

@@ -222,6 +222,8 @@ class DraftOptions:
     distributions q, which rules for trees need, it never does."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
+    omit_neural: bool = False
+    """Leave ``neural`` out of the sources, whatever they are: it takes more time than it brings."""
     n: int | None = None
     """Of ``nasd``, as the two below, which drafts in a verifier: they do not travel. At most the setting's."""
     filler_top_k: int | None = None
@@ -319,6 +321,10 @@ class RowDrafter(Protocol):
     def state(self) -> DrafterState:
         """Whether the last step was answered."""
 
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the drafter was made."""
+
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`Drafter`."""
 
@@ -327,6 +333,7 @@ class RowDrafter(Protocol):
         batch: Batch,
         budgets: list[int],
         prices: StepPrices | None = None,
+        options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
         """Draft for a batch, and keep what pays.
 
@@ -334,6 +341,7 @@ class RowDrafter(Protocol):
             batch: the rows, whose sessions are open.
             budgets: of every row, most nodes.
             prices: what a node must bring; None keeps whole drafts.
+            options: how to draft.
         """
 
     def finish(self, session_id: int) -> None:

@@ -120,10 +120,12 @@ class Pair:
             drafter.accept(number, token_ids)
         assert_same_tables(self.fast.calibration, self.slow.tables)
 
-    def draft(self, number: int, strategy: StrategyName, budget: int, least: float = 0.0) -> Draft:
-        order = SequenceStep(number, (), budget, options=DraftOptions(strategy), least_probability=least)
-        (draft,) = self.fast.draft([order])
-        expected = self.slow.draft(number, strategy, budget, least)
+    def draft(
+        self, number: int, strategy: StrategyName, budget: int, least: float = 0.0, *, omits_neural: bool = False
+    ) -> Draft:
+        options = DraftOptions(strategy, omit_neural=omits_neural)
+        (draft,) = self.fast.draft([SequenceStep(number, (), budget, options=options, least_probability=least)])
+        expected = self.slow.draft(number, strategy, budget, least, omits_neural=omits_neural)
         assert list(draft.token_ids) == [node.path[-1] for node in expected]
         assert list(draft.parents) == [node.parent for node in expected]
         assert list(draft.path_probabilities) == pytest.approx([node.probability for node in expected], abs=1e-9)
@@ -268,8 +270,9 @@ def test_every_step_is_that_of_the_reference(
             break
         number = chance.choice(list(pair.texts))
         draft = pair.draft(
-            number, chance.choice(["tree", "tree", "adaptive"]), chance.choice(budgets), chance.choice([0.0, *least])
-        )
+            number, chance.choice(["tree", "tree", "adaptive"]), chance.choice(budgets), chance.choice([0.0, *least]),
+            omits_neural=chance.random() < 0.3,
+        )  # fmt: skip
         if chance.random() < 0.5:
             nodes = chance.sample(range(len(draft) + 1), chance.randint(0, min(4, len(draft) + 1)))
             widths = [chance.choice([0, 1, 3, 8, 10]) for _ in nodes]

@@ -35,7 +35,7 @@ def test_the_command_for_vllm_names_what_is_there() -> None:
     module, _, name = speculative["model"].rpartition(".")
     assert callable(getattr(importlib.import_module(module), name).propose)
     assert speculative["method"] == "custom_class"
-    assert load_engine_settings(additional["speculant"], "the page").graph_path == Path("graph.pkl")
+    assert load_engine_settings(additional["speculant"], "the page").graph_path == [Path("graph.pkl")]
     for given in re.findall(r"`(\{\"speculant\".*?\}\})`", _PAGE):
         load_engine_settings(json.loads(given)["speculant"], "the page")
 

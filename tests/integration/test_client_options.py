@@ -17,6 +17,8 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, SequenceStep
+from support.graphs import with_model
+from support.neural_reference import random_words
 from support.server import LiveServer, serving
 
 VOCABULARY_SIZE = 50
@@ -140,6 +142,21 @@ def test_options_of_a_step(server: LiveServer, small_graph: NgramGraph) -> None:
     assert greedy == in_process(small_graph, drawing, strategy="greedy") != in_process(small_graph, drawing)
     coupled = over_the_wire(server, drawing, coupling="gumbel")
     assert coupled == in_process(small_graph, drawing, coupling="gumbel") != in_process(small_graph, drawing)
+
+
+def test_the_neural_model_is_left_out_and_counted(small_graph: NgramGraph, tmp_path: Path) -> None:
+    """Whatever the sidecar's sources are: they stay the sidecar's."""
+    words = random_words(np.random.default_rng(6), [*range(VOCABULARY_SIZE)], VOCABULARY_SIZE)  # one that proposes much
+    graph = with_model(small_graph, words)
+    graph.save(tmp_path / "neural.pkl")
+    sources = ["corpus", "neural"]
+    used, left_out = (DraftConfig(strategy="tree", sources=each) for each in (sources, ["corpus"]))
+    for omits, moved in ((False, 0), (True, 24)):
+        with serving(tmp_path / "neural.pkl", tmp_path, {"sources": sources}) as server:
+            served = over_the_wire(server, DraftConfig(strategy="tree"), omit_neural=omits)
+            assert server.metrics()["without_neural_total"] == moved
+        assert served == in_process(graph, used, omit_neural=omits)
+        assert (served == in_process(graph, left_out)) is omits
 
 
 def test_what_is_the_sidecars_is_refused_by_name(server: LiveServer) -> None:

@@ -17,7 +17,7 @@ from speculant_graph import (
     SpeculativeDecoder,
     VerifierConfig,
 )
-from speculant_graph.errors import GenerationError, TokenizerMismatchError
+from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
@@ -59,6 +59,19 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [result.text for result in results] == plain
     assert sum(result.num_steps for result in results) < 2 * NUM_TOKENS
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
+
+
+def test_layers_in_the_verifiers_process(target: TargetModel, graph_file: Path, plain: list[str]) -> None:
+    other = graph_file.with_name("other.pkl")
+    builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER), max_order=3)
+    builder.build_from_files([standard_library_folder() / "json"])
+    builder.save(other)
+    with SpeculativeDecoder([other, graph_file], draft_config=DraftConfig(k=6), target=target) as decoder:
+        results = decoder.generate(PROMPTS, SETTINGS)
+    assert [result.text for result in results] == plain
+    assert sum(result.num_steps for result in results) < 2 * NUM_TOKENS
+    with pytest.raises(ConfigError):
+        SpeculativeDecoder([graph_file, graph_file], target=target)
 
 
 @pytest.mark.slow

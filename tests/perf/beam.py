@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speculant_graph.bench.replay import replay
+from speculant_graph.bench.replaying import replay
 from speculant_graph.bench.texts import read_workloads
 from speculant_graph.config import DraftConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer

@@ -72,6 +72,8 @@ class SlowSequence:
     own_rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
     """By slot, over those of the memory: what others must not see of a sequence that nobody learns from."""
     is_calibrated: bool = False
+    omits_neural: bool = False
+    """As the latest step wants it, what is learned before the next one included."""
 
 
 def level_worth(depth: int) -> float:
@@ -142,9 +144,18 @@ class SlowDrafter:
             learnable = sequence.text[max(0, sequence.num_prompt_tokens - WINDOW) :]
             sequence.memory.text += [None, *learnable[-self._window :]]
 
-    def draft(self, session_id: int, strategy: StrategyName, budget: int, least: float = 0.0) -> list[Node]:
+    def draft(
+        self,
+        session_id: int,
+        strategy: StrategyName,
+        budget: int,
+        least: float = 0.0,
+        *,
+        omits_neural: bool = False,
+    ) -> list[Node]:
         """Draft the most probable paths that are probable enough."""
         sequence = self.sequences[session_id]
+        sequence.omits_neural = omits_neural
         branches = 1 if strategy == "adaptive" else self._config.max_branches
         sequence.draft = self._grown(sequence, budget, branches, least)
         sequence.is_calibrated = True
@@ -207,7 +218,7 @@ class SlowDrafter:
         kept: list[Entry] = []
         for number in range(len(longer) + 1):
             is_asked = number == place_of_model and left >= max(least_share, SMALLEST_SHARE)
-            if is_asked and self._model is not None and "neural" in sources:
+            if is_asked and self._model is not None and "neural" in sources and not sequence.omits_neural:
                 of_graph, model = self._model
                 graph = self._graphs[of_graph] if "corpus" in sources else None
                 proposed = entries_of_model(model, graph, context, kept)

@@ -146,9 +146,8 @@ def fold_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settled(files: LearnedFiles, timeout_s: float = 60.0) -> None:
-    """Wait until no fold of a folder is under way or wanted."""
+    """Wait until no fold of a folder is under way or wanted, and no longer."""
     deadline_s = time.monotonic() + timeout_s
-    folding = files._folding
-    while not files._submit(lambda: folding._fold is None and not folding._wanted).result():
+    while files._submit(lambda: files._folding.is_busy).result():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

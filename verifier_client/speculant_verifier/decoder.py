@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
 
-from speculant_graph.argument_types import PATH, require_methods, require_types
+from speculant_graph.argument_types import require_methods, require_paths, require_types
 from speculant_graph.budget import StepBudget
 from speculant_graph.client import LocalDrafter, NullDrafter, client_of
 from speculant_graph.config import (
@@ -26,6 +26,7 @@ from speculant_graph.config import (
 from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.options import warn_of_unread
 from speculant_graph.errors import GenerationRequestError
+from speculant_graph.graph.layers import load_layers
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import Drafter, SessionOptions, TokenId
@@ -46,7 +47,6 @@ from speculant_verifier.speculation import CostTable, ObservedCosts, batches_up_
 from speculant_verifier.suitability import Sources, require_strategy
 
 _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
-    "graph_path": PATH,
     "verifier_config": VerifierConfig,
     "draft_config": DraftConfig,
     "client_config": ClientConfig,
@@ -78,7 +78,7 @@ class SpeculativeDecoder:
 
     def __init__(
         self,
-        graph_path: str | Path | None = None,
+        graph_path: str | Path | Sequence[str | Path] | None = None,
         verifier_config: VerifierConfig | None = None,
         draft_config: DraftConfig | None = None,
         *,
@@ -92,7 +92,7 @@ class SpeculativeDecoder:
         """Load the model and find the drafter.
 
         Args:
-            graph_path: draft in this process from this graph.
+            graph_path: draft in this process from this graph, or from up to four as layers.
             verifier_config: which model, and how it is run; of a ``target`` that is given, how it is run.
             draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter the strategies that draft
                 from the sequence itself do so in this process; with 'greedy' and 'sampling' it is plain decoding.
@@ -107,19 +107,20 @@ class SpeculativeDecoder:
         Raises:
             ConfigError: an argument is of a wrong type, there is more than one source of drafts, the model can't be
                 loaded, or the folder of records not made.
-            GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+            GraphFileError: a graph can't be read.
+            TokenizerMismatchError: a graph was built with another tokenizer than the model's.
         """
         require_types(locals(), _ARGUMENTS)
         require_methods("drafter", drafter, ("open", "draft", "finish", "close"))
         sidecar = client_config if client_config is not None and client_config.address else None
-        require_one_source(graph_path, sidecar, drafter)
+        paths = require_paths("graph_path", graph_path)
+        require_one_source(paths or None, sidecar, drafter)
         self.draft_config = draft_config or DraftConfig()
-        graph = None if graph_path is None else NgramGraph.load(graph_path, verify=True)
+        graphs = load_layers(paths, verify=True)
         self.verifier_config = verifier_config or VerifierConfig()
         self.target = target or TargetModel.load(self.verifier_config)
-        if graph is not None:
-            require_same(graph.metadata.tokenizer, self.target.fingerprint)
+        if graphs:
+            require_same(graphs[0].metadata.tokenizer, self.target.fingerprint)
         self._owns_drafter, self._owns_target = drafter is None, target is None
         if self.target.offload is not None:
             wide = {"k": self.target.offload.plan.most_nodes, "max_depth": _DEEP}
@@ -129,13 +130,13 @@ class SpeculativeDecoder:
         if sidecar is None:  # its client does the same
             warn_of_unread(self.draft_config)
         wanted = draft_model if draft_model is not None and draft_model.name else None
-        has_ngrams = graph_path is not None or sidecar is not None
+        has_ngrams = bool(graphs) or sidecar is not None
         require_strategy(strategy, Sources(has_ngrams, wanted is not None, drafter is not None))
         base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
-        drafts = not STRATEGIES[strategy].needs_graph or graph is not None or sidecar is not None
+        drafts = not STRATEGIES[strategy].needs_graph or bool(graphs) or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
-        self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graph, sidecar, drafts=drafts)
+        self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graphs, sidecar, drafts=drafts)
         budget = StepBudget(ObservedCosts(self.costs)) if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
         """What records hold that does not come from the engine."""
@@ -171,12 +172,12 @@ class SpeculativeDecoder:
         batches = batches_up_to(self.verifier_config.max_batch_size)
         return load_or_measure(self.target, batches, most_nodes=self.draft_config.k)
 
-    def _opened_drafter(self, graph: NgramGraph | None, sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
+    def _opened_drafter(self, graphs: Sequence[NgramGraph], sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
         """Return what drafts by n-grams, as configured."""
         strategy = self.draft_config.strategy
         wanted = STRATEGIES[strategy]
-        if graph is not None:
-            return LocalDrafter(graph, self.draft_config)
+        if graphs:
+            return LocalDrafter(graphs, self.draft_config)
         if sidecar is not None:
             return client_of(
                 sidecar,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from speculant_graph.config import ClientConfig, VerifierConfig
@@ -12,31 +13,34 @@ MODEL_SETTING = "verifier.model_name"
 TOKENIZER_SETTING = "verifier.tokenizer_name"
 
 
-def require_sources(config: VerifierConfig, graph_path: Path | None = None, client: ClientConfig | None = None) -> None:
+def require_sources(
+    config: VerifierConfig, graph_paths: Sequence[Path] = (), client: ClientConfig | None = None
+) -> None:
     """Refuse names that lead nowhere.
 
     Args:
         config: names the model and its tokenizer.
-        graph_path: a graph to draft from.
+        graph_paths: graphs to draft from, as layers.
         client: the sidecar to draft by, if it has an address.
 
     Raises:
-        ConfigError: there is no such model or tokenizer, or no way to the hub; more than one source of drafts, or an
-            address or credentials that can't be.
-        GraphFileError: the graph can't be opened.
+        ConfigError: there is no such model or tokenizer, or no way to the hub; more than one source of drafts, too many
+            layers, or an address or credentials that can't be.
+        GraphFileError: a graph can't be opened.
+        TokenizerMismatchError: the graphs are of several tokenizers.
     """
     sidecar = client if client is not None and client.address else None
-    require_one_source(graph_path, sidecar)
+    require_one_source(graph_paths or None, sidecar)
     if sidecar is not None:
         from speculant_graph.rpc.addresses import split_addresses
         from speculant_graph.rpc.channel import Endpoint
 
         for address in split_addresses(sidecar.address):
             Endpoint.of(address, sidecar)
-    if graph_path is not None:
-        from speculant_graph.graph.ngrams import NgramGraph
+    if graph_paths:
+        from speculant_graph.graph.layers import load_layers
 
-        NgramGraph.load(graph_path)
+        load_layers(graph_paths)
     is_model_local(config)
     if config.tokenizer_name is not None:
         is_tokenizer_local(config)

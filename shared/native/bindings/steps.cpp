@@ -162,15 +162,15 @@ void bind_steps(nb::module_& module) {
             });
             if (!answer) return nb::none();
             return nb::make_tuple(nb::bytes(answer->view().data(), answer->view().size()), counts.num_sequences,
-                                  counts.num_nodes, counts.num_empty, counts.elapsed_ns);
+                                  counts.num_nodes, counts.num_empty, counts.num_without_neural, counts.elapsed_ns);
           },
           "payload"_a, "is_enveloped"_a, "tenants"_a.none(), "draft_id"_a, "now_ns"_a, "principal"_a.none(),
           "most_ns"_a.none() = nb::none(),
           nb::sig("def answer(self, payload: bytes, is_enveloped: bool, tenants: collections.abc.Sequence[str] | None, "
                   "draft_id: int, now_ns: int, principal: object, "
-                  "most_ns: int | None = None) -> tuple[bytes, int, int, int, int] | None"),
+                  "most_ns: int | None = None) -> tuple[bytes, int, int, int, int, int] | None"),
           "Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are\n"
-          "empty though some nodes were asked for, and nanoseconds.\n\n"
+          "empty though some nodes were asked for, those without the neural model of their graph, and nanoseconds.\n\n"
           "``tenants``: whose sessions may be used; None: all. With ``most_ns``, a step that may take longer is not\n"
           "answered: None, and nothing was done.");
 }

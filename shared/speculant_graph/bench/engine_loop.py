@@ -31,11 +31,11 @@ from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.factory import load_engine_settings, open_sessions
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
-from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, load_settings
 
 _COLUMNS = (
     "workload", "rows", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
-    "speedup_paid",
+    "speedup_paid", "neural_share",
 )  # fmt: skip
 
 
@@ -51,8 +51,8 @@ class BenchEngineLoopSettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them, drafts
     come only from the decoded text."""
-    graph_path: Path | None = None
-    """Draft from this graph file instead of counting a corpus."""
+    graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
+    """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     curve: str = "gptoss-h100"
     """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms a
     token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
@@ -102,14 +102,17 @@ def run(arguments: Sequence[str]) -> int:
                     vocabulary_size=tokenizer.fingerprint.vocabulary_size,
                 )
                 try:
+                    _require_drafts(sessions, settings)
                     loop = run_loop(sessions, workload.traces, num_rows, settings.k, curve, settings.time, tell)
-                    if sessions.drafter_state != "ok":
-                        raise ConfigError(f"the sidecar at {settings.client.address} does not answer; start it first")
+                    _require_drafts(sessions, settings)
                 finally:
                     sessions.close()
-                results.append({"workload": workload.name, "rows": num_rows, **loop.figures(num_rows, curve)})
-    figures = {"results": results, "curve": settings.curve, "k": settings.k, "is_simulated": True}
-    print_report("engine-loop", figures, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
+                counts = sessions.counts
+                share = round(counts.neural_steps / max(1, counts.drafted_steps), 4)
+                figures = loop.figures(num_rows, curve)
+                results.append({"workload": workload.name, "rows": num_rows, **figures, "neural_share": share})
+    report = {"results": results, "curve": settings.curve, "k": settings.k, "is_simulated": True}
+    print_report("engine-loop", report, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
     return 0
 
 
@@ -119,7 +122,7 @@ def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
     if settings.client.address:
         yield {"client": settings.client.model_dump(exclude_unset=True)}
         return
-    if settings.graph_path is not None:
+    if settings.graph_path:
         yield {"graph_path": settings.graph_path}
         return
     if not settings.corpus:
@@ -129,6 +132,16 @@ def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
         path = Path(folder, "graph.pkl")
         GraphBuilder(**settings.graph.model_dump()).build(settings.corpus, path, progress=show_build())
         yield {"graph_path": path}
+
+
+def _require_drafts(sessions: EngineSessions, settings: BenchEngineLoopSettings) -> None:
+    """Refuse to measure a sidecar that does not draft.
+
+    Raises:
+        ConfigError: it does not; with its own reason, which says what to do.
+    """
+    if sessions.drafter_failure:
+        raise ConfigError(f"no drafts from the sidecar at {settings.client.address}: {sessions.drafter_failure}")
 
 
 def _of_more_tokens(workload: Workload) -> Workload:

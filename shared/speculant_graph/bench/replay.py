@@ -6,38 +6,41 @@ An output is replayed as if a model wrote it again: draft, keep what agrees, go 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import numpy as np
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
+from speculant_graph.bench.curves import write_picture
+from speculant_graph.bench.replay_layers import curves_of, layer_figures
+from speculant_graph.bench.replaying import PromptLookupDrafter, replay, replay_figures
 from speculant_graph.bench.report import COMMAS, begin, print_report, show_build
-from speculant_graph.bench.texts import Trace, Workload, read_workloads
-from speculant_graph.budget import CostCurve, StepBudget, chosen_nodes, curve_of
-from speculant_graph.config import DraftConfig, GraphConfig
+from speculant_graph.bench.texts import Workload, read_workloads
+from speculant_graph.budget import CostCurve, curve_of
+from speculant_graph.config import DraftConfig, FoldConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_graph.graph.layers import load_layers
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, load_settings
 from speculant_graph.strategies import STRATEGIES, NgramStrategyName
 from speculant_graph.terminal import counted
-from speculant_graph.types import EMPTY_DRAFT, Draft, SequenceStep, TokenId
+from speculant_graph.types import Fingerprint
 
 ReplayStrategyName = Literal[NgramStrategyName, "prompt-lookup"]
 """What can be replayed: the strategies of n-grams, and the baseline."""
 
 _SET_BY_THE_BENCH = {"-k": "--budget", "--draft.k": "--budget", "--draft.strategy": "--strategy"}
 _PROMPT_LOOKUP: Final = "prompt-lookup"
-_LONGEST_NGRAM = 3
-_RESAMPLES = 1_000
 _WARM_UP_TOKENS = 16
+_BUDGET_OF_LAYERS, _YOUNG_TOKENS = 16, 4_096
+"""Of --layers, where they are not set."""
 _COLUMNS = (
     "workload", "strategy", "budget", "mean_accepted_tokens", "mean_accepted_tokens_interval", "over_prompt_lookup",
     "acceptance_rate", "drafted_per_step", "draft_us_p50", "relative_speed",
@@ -57,7 +60,7 @@ class BenchReplaySettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them and without
     --graph the drafts come from the sequences alone."""
-    graph_path: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012
+    graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
     """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     strategy: Annotated[list[ReplayStrategyName], COMMAS] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
@@ -72,12 +75,23 @@ class BenchReplaySettings(ReportingSettings):
     as many nodes are then kept as pay, up to the budget."""
     online: bool = False
     """Learn: what earlier outputs accepted helps later ones, and the model's own tokens are fed back."""
+    layers: bool = False
+    """With --online: replay the files as tenants, in --slices each, by one strategy and budget (tree, 16), and print
+    the tokens of a step over time: without learning, with a memory of fold.young-tokens, and with what is older folded
+    into graphs."""
+    slices: Annotated[int, Field(ge=2, le=1_000)] = 8
+    """Parts of equal numbers of traces that --layers cuts every file into, in its order: weeks, for instance. The first
+    one of every file comes first, then the second ones."""
+    picture: Path | None = None
+    """Draw what --layers finds into this SVG file."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Replay only so many traces of each file, the first ones."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
     """How strategies draft; 'k' and 'strategy' are set by --budget and --strategy."""
+    fold: FoldConfig = FoldConfig()
+    """How --layers folds; 'young_tokens' is 4,096 unless it is set."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -90,9 +104,12 @@ def run(arguments: Sequence[str]) -> int:
     typed = [re.sub(r"^--graph(?==|$)", "--graph-path", argument) for argument in arguments]
     settings = load_settings(BenchReplaySettings, "bench replay", typed)
     cost = _checked_cost(settings)
-    graphs, workloads = _read(settings)
+    graphs, workloads, tokenizer = _read(settings)
+    if settings.layers:
+        _replay_layers(settings, graphs, workloads, tokenizer, arguments)
+        return 0
     results = _replay_all(settings, graphs, cost, workloads)
-    figures: dict[str, Any] = {
+    figures = {
         "results": results,
         "graph_tokens": sum(graph.metadata.num_tokens for graph in graphs) or None,
         "max_order": max((graph.max_order for graph in graphs), default=None),
@@ -102,6 +119,27 @@ def run(arguments: Sequence[str]) -> int:
     }
     print_report("replay", figures, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
     return 0
+
+
+def _replay_layers(
+    settings: BenchReplaySettings,
+    graphs: Sequence[NgramGraph],
+    workloads: Sequence[Workload],
+    tokenizer: Fingerprint,
+    arguments: Sequence[str],
+) -> None:
+    """Replay over time, print and draw."""
+    is_chosen = {"strategy", "budget"} & settings.model_fields_set
+    strategy = settings.strategy[0] if "strategy" in is_chosen else "tree"
+    budget = settings.budget[0] if "budget" in is_chosen else _BUDGET_OF_LAYERS
+    draft = DraftConfig.model_validate(settings.draft.model_dump() | {"strategy": strategy, "k": budget})
+    fold = settings.fold
+    if "young_tokens" not in fold.model_fields_set:
+        fold = fold.model_copy(update={"young_tokens": _YOUNG_TOKENS})
+    figures = layer_figures(graphs, workloads, tokenizer, draft, fold, settings.slices)
+    if settings.picture is not None:
+        write_picture(settings.picture, curves_of(figures))
+    print_report("replay", figures, arguments, as_json=settings.json_output)
 
 
 def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
@@ -114,6 +152,17 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
     if settings.corpus and settings.graph_path:
         raise ConfigError("--corpus and --graph both name what to draft from; give one of them")
+    if settings.layers:
+        several = "strategy" in settings.model_fields_set and len(settings.strategy) > 1
+        several |= "budget" in settings.model_fields_set and len(settings.budget) > 1
+        if not settings.online:
+            raise ConfigError("--layers folds what is learned; add --online")
+        if several or (_PROMPT_LOOKUP in settings.strategy and "strategy" in settings.model_fields_set):
+            raise ConfigError("--layers replays one strategy of ours with one budget; name one of each")
+        if settings.cost is not None:
+            raise ConfigError("--layers counts the tokens of a step, not what passes cost; leave --cost out")
+    elif settings.picture is not None:
+        raise ConfigError("--picture draws what --layers finds; add --layers, or leave it out")
     has_graph = bool(settings.corpus or settings.graph_path)
     for name in settings.strategy:
         if name != _PROMPT_LOOKUP and STRATEGIES[name].needs_graph and not has_graph:
@@ -123,10 +172,10 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     return None if settings.cost is None else curve_of(settings.cost, "--cost")
 
 
-def _read(settings: BenchReplaySettings) -> tuple[list[NgramGraph], list[Workload]]:
+def _read(settings: BenchReplaySettings) -> tuple[list[NgramGraph], list[Workload], Fingerprint]:
     """Read the graphs and the traces, and what may be refused at once before what takes long."""
     config = settings.graph
-    graphs = [NgramGraph.load(path) for path in settings.graph_path]
+    graphs = list(load_layers(settings.graph_path))
     begin("reading the tokenizer")
     name = config.tokenizer_name
     if graphs and "tokenizer_name" not in config.model_fields_set:
@@ -143,7 +192,7 @@ def _read(settings: BenchReplaySettings) -> tuple[list[NgramGraph], list[Workloa
     if settings.corpus:
         builder = GraphBuilder(**config.model_dump())
         graphs = [builder.build_from_files(settings.corpus, progress=show_build())]
-    return graphs, workloads
+    return graphs, workloads, tokenizer.fingerprint
 
 
 def _replay_all(
@@ -180,186 +229,3 @@ def _replay_all(
         baseline = baselines.get((each["workload"], each["budget"]))
         each["over_prompt_lookup"] = None if baseline is None else round(each["mean_accepted_tokens"] / baseline, 4)
     return results
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayStep:
-    """One draft and what became of it."""
-
-    num_drafted: int
-    """Nodes of the draft."""
-    num_accepted: int
-    """Nodes that agreed with the record, from the root on."""
-    num_tokens: int
-    """Tokens that the step brought: the accepted ones, and the target's own after them where the record continues."""
-    expected: float | None
-    """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
-    draft_ns: int
-    """Time of the call that drafted."""
-
-
-class PromptLookupDrafter:
-    """Copies what followed the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
-
-    The longest of the last 3, 2, 1 tokens that occurred before decides. It is the baseline that inference libraries
-    bring, without a graph; it has one sequence at a time, learns nothing across sequences and knows no cost.
-    """
-
-    def open(self, session_id: int, *, learn: bool = False) -> None:
-        """Begin a sequence."""
-        self._tokens: list[TokenId] = []
-        self._ends: dict[tuple[TokenId, ...], int] = {}  # where an n-gram first ended
-
-    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
-        """Add tokens to the sequence."""
-        for token_id in token_ids:
-            self._tokens.append(token_id)
-            for length in range(1, min(_LONGEST_NGRAM, len(self._tokens)) + 1):
-                self._ends.setdefault(tuple(self._tokens[-length:]), len(self._tokens))
-
-    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
-        """Take the target's top tokens, which this strategy has no use for."""
-
-    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft a chain for each step."""
-        return [self._draft(step.node_budget) for step in steps]
-
-    def close(self, session_id: int) -> None:
-        """Let the sequence be."""
-
-    def _draft(self, node_budget: int) -> Draft:
-        for length in range(min(_LONGEST_NGRAM, len(self._tokens)), 0, -1):
-            start = self._ends[tuple(self._tokens[-length:])]
-            if start < len(self._tokens):
-                copied = tuple(self._tokens[start : start + node_budget])
-                return Draft(copied, tuple(range(len(copied))), terminated_early=len(copied) < node_budget)
-        return EMPTY_DRAFT
-
-
-def replay(
-    drafter: SessionDrafter | PromptLookupDrafter,
-    traces: Sequence[Trace],
-    node_budget: int,
-    *,
-    learn: bool = False,
-    cost: CostCurve | None = None,
-    tell: Callable[[int, int], None] = lambda done, total: None,
-) -> list[list[ReplayStep]]:
-    """Replay traces one after another and return the steps of each.
-
-    Args:
-        drafter: what drafts; it has no session yet.
-        traces: what was recorded.
-        node_budget: most nodes of a draft.
-        learn: let later traces gain by what earlier ones accepted, and feed the target's own tokens back.
-        cost: what passes cost; of every draft the nodes are kept that pay. None: all.
-        tell: called with the number of traces that are through, and that of all.
-    """
-    replayed = []
-    budget = None if cost is None else StepBudget(cost)
-    for session_id, trace in enumerate(traces, start=1):
-        drafter.open(session_id, learn=learn)
-        drafter.accept(session_id, trace.prompt)
-        steps: list[ReplayStep] = []
-        position = 0
-        while position < len(trace.output):
-            start_ns = time.perf_counter_ns()
-            prices = None if budget is None else budget.prices(1, node_budget)
-            least = 0.0 if prices is None else prices.least_probability
-            (draft,) = drafter.draft([SequenceStep(session_id, (), node_budget, least_probability=least)])
-            draft_ns = time.perf_counter_ns() - start_ns
-            if prices is not None:
-                draft = draft.part(chosen_nodes([draft], prices.seconds, prices.rate)[0])
-            assert len(draft) <= node_budget, "a draft over its budget would be compared unfairly"
-            path = agreeing_path(draft, trace.output[position : position + node_budget])
-            accepted = trace.output[position : position + len(path) + 1]
-            if learn:
-                # All that a record knows of the target: the one token that it wrote.
-                nodes = (0, *(node + 1 for node in path))[: len(accepted)]
-                drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
-            drafter.accept(session_id, accepted)
-            expected = sum(draft.path_probabilities) if draft.path_probabilities else None
-            steps.append(ReplayStep(len(draft), len(path), len(accepted), expected, draft_ns))
-            if budget is not None:
-                budget.observe(1, 1 + len(draft), len(accepted), 1.0, 0.0, len(draft))
-            position += len(accepted)
-        replayed.append(steps)
-        drafter.close(session_id)
-        tell(session_id, len(traces))
-    return replayed
-
-
-def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
-    """Return the nodes of the longest path from the root whose tokens are those the output begins with."""
-    depths: list[int] = []  # of nodes that agree; 0 of others
-    deepest = -1
-    for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
-        depth = 1 if parent == 0 else depths[parent - 1] + 1
-        is_reached = parent == 0 or depths[parent - 1] > 0
-        agrees = is_reached and depth <= len(output) and token_id == output[depth - 1]
-        depths.append(depth if agrees else 0)
-        if agrees and (deepest < 0 or depth > depths[deepest]):
-            deepest = len(depths) - 1
-    path: list[int] = []
-    while deepest >= 0:
-        path.append(deepest)
-        deepest = draft.parents[deepest] - 1
-    return tuple(reversed(path))
-
-
-def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | None) -> dict[str, Any]:
-    """Return the figures of one run, ready for JSON.
-
-    Args:
-        replayed: the steps of every trace, at least one each.
-        cost: prices the drafts; without it ``relative_speed`` and its interval are None.
-    """
-    steps = [step for of_trace in replayed for step in of_trace]
-    num_tokens = sum(step.num_tokens for step in steps)
-    num_drafted = sum(step.num_drafted for step in steps)
-    num_accepted = sum(step.num_accepted for step in steps)
-    expected = [step.expected for step in steps if step.expected is not None]
-    draft_us = np.array([step.draft_ns for step in steps]) / 1e3
-    figures = {
-        "traces": len(replayed),
-        "output_tokens": num_tokens,
-        "steps": len(steps),
-        "mean_accepted_tokens": round(num_tokens / len(steps), 4),
-        "mean_accepted_tokens_interval": _interval(replayed, len),
-        "drafted": num_drafted,
-        "accepted": num_accepted,
-        "acceptance_rate": _ratio(num_accepted, num_drafted),
-        "drafted_per_step": round(num_drafted / len(steps), 4),
-        "empty_rate": round(sum(not step.num_drafted for step in steps) / len(steps), 4),
-        "expected_over_actual": _ratio(sum(expected), num_accepted) if expected else None,
-        "draft_us_p50": round(float(np.percentile(draft_us, 50)), 2),
-        "draft_us_p99": round(float(np.percentile(draft_us, 99)), 2),
-        "relative_speed": None,
-        "relative_speed_interval": None,
-    }
-    if cost is not None:
-
-        def spent(some: Sequence[ReplayStep]) -> float:
-            return sum(cost.relative(1 + step.num_drafted) for step in some)
-
-        figures["relative_speed"] = round(num_tokens / spent(steps), 4)
-        figures["relative_speed_interval"] = _interval(replayed, spent)
-    return figures
-
-
-def _interval(
-    replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
-) -> list[float]:
-    """Return the interval that holds 95 % of tokens over what was spent when traces are drawn anew.
-
-    It is a percentile bootstrap.
-    """
-    tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
-    spent = np.array([spent_on(of_trace) for of_trace in replayed])
-    drawn = np.random.default_rng(0).integers(0, len(replayed), (_RESAMPLES, len(replayed)))
-    means = tokens[drawn].sum(axis=1) / spent[drawn].sum(axis=1)
-    return [round(float(bound), 4) for bound in np.percentile(means, (2.5, 97.5))]
-
-
-def _ratio(above: float, below: float) -> float | None:
-    return round(above / below, 4) if below else None

@@ -5,6 +5,7 @@ Drafters return path probabilities and know nothing of price.
 
 from speculant_graph.budget.choice import chosen_nodes
 from speculant_graph.budget.learned import LearnedCost
+from speculant_graph.budget.neural_choice import NeuralChoice
 from speculant_graph.budget.pass_cost import CURVES, CostCurve, PassCost, RowCurve, curve_of
 from speculant_graph.budget.step_budget import StepBudget, StepPrices
 
@@ -12,6 +13,7 @@ __all__ = [
     "CURVES",
     "CostCurve",
     "LearnedCost",
+    "NeuralChoice",
     "PassCost",
     "RowCurve",
     "StepBudget",

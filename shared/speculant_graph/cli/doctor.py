@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.file_names import json_text
-from speculant_graph.settings import DEFAULT_FILE, AllSettings, CommandSettings, config_file, load_settings
+from speculant_graph.settings import DEFAULT_FILE, AllSettings, CommandSettings, GraphPaths, config_file, load_settings
 from speculant_graph.terminal import printable
 from speculant_graph.types import Fingerprint, SequenceStep
 from speculant_graph.version import VERSION
@@ -58,8 +58,8 @@ class DoctorSettings(CommandSettings):
     Every problem comes with what to do about it. What is not named is skipped. The exit status is 1 if a check failed.
     """
 
-    graph_path: Path | None = None
-    """Check this graph file."""
+    graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
+    """Check this graph file, or up to four that are layers."""
     verify: bool = False
     """Read all of the graph file, and load the model."""
     vllm: bool = False
@@ -161,17 +161,20 @@ def _look_at_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint])
 
 
 def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
-    path = settings.graph_path
-    if path is None:
+    paths = settings.graph_path
+    if not paths:
         yield CheckResult("graph", "skip", "not named; --graph FILE")
         return
     from speculant_graph.cli.graphs import sentence_of
+    from speculant_graph.graph.layers import require_few
     from speculant_graph.graph.ngrams import NgramGraph
 
-    graph = NgramGraph.load(path, complete=settings.verify)
-    tokenizers["the graph"] = graph.metadata.tokenizer
+    require_few([path.resolve() for path in paths])
     checked = "all of it checked" if settings.verify else "description checked; --verify reads all"
-    yield CheckResult("graph", "ok", f"{sentence_of(path, graph)} ({checked})")
+    for path in paths:
+        graph = NgramGraph.load(path, complete=settings.verify)
+        tokenizers["the graph" if len(paths) == 1 else f"the graph {path}"] = graph.metadata.tokenizer
+        yield CheckResult("graph", "ok", f"{sentence_of(path, graph)} ({checked})")
 
 
 def _compare(tokenizers: Mapping[str, Fingerprint]) -> CheckResult:
@@ -237,6 +240,7 @@ def _check_drafts(
 ) -> Iterator[CheckResult]:
     import grpc
 
+    from speculant_graph.client.breaker import is_refusal
     from speculant_graph.rpc.status import from_status
     from speculant_graph.rpc.step_messages import VERSION_KEY
     from speculant_graph.rpc.v1 import drafter_pb2 as pb
@@ -251,8 +255,9 @@ def _check_drafts(
             opened, call = stub.OpenSession.with_call(opening, **options)
             stub.CloseSession(pb.CloseSessionRequest(session_id=session_id, tenant=config.tenant), **options)
         except grpc.RpcError as error:
-            reason = f"{endpoint.address}: {from_status(error.code(), error.details())}"
-            yield CheckResult("drafter", "fail", reason, "start it, and see its log; check address and credentials")
+            problem = from_status(error.code(), error.details())
+            fix = "" if is_refusal(problem) else "see its log; check address and credentials"
+            yield CheckResult("drafter", "fail", f"{endpoint.address}: {problem}", fix)
             return
     theirs = next((str(value) for key, value in call.trailing_metadata() or () if key == VERSION_KEY), "unknown")
     fingerprint = Fingerprint(opened.tokenizer_name, opened.tokenizer_sha256.hex(), opened.vocabulary_size)

@@ -74,7 +74,11 @@ def _problem(address: str) -> str:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:  # a call's RpcError is the call itself
-            return f"{error.code().name}: no gRPC server answers there; see its log"
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return f"{error.code().name}: no gRPC server answers there; see its log"
+            from speculant_graph.rpc.status import from_status
+
+            return str(from_status(error.code(), error.details()))
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return ""
     return f"{health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}: it starts or stops; see its log"

@@ -13,7 +13,7 @@ from speculant_graph.budget import StepPrices
 from speculant_graph.client.session_registry import Counts
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.learned_store import LearnedStore
-from speculant_graph.draft.options import DEFAULT_OPTIONS
+from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import GenerationRequestError
 from speculant_graph.graph.ngrams import NgramGraph
@@ -34,7 +34,7 @@ class LocalDrafter:
 
     def __init__(
         self,
-        graph: NgramGraph | None,
+        graph: NgramGraph | Sequence[NgramGraph] | None,
         config: DraftConfig,
         learned: LearnedStore | None = None,
         *,
@@ -43,7 +43,7 @@ class LocalDrafter:
         """Make a drafter.
 
         Args:
-            graph: the corpus; None drafts from the sequences alone.
+            graph: the corpus, or several graphs as layers; None drafts from the sequences alone.
             config: how to draft; the number of nodes comes with every step.
             learned: what sequences accept is kept here and helps later ones, and is closed with the drafter; None:
                 forgotten with it.
@@ -55,8 +55,10 @@ class LocalDrafter:
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self.capabilities = STRATEGIES[config.strategy]
         """What its drafts are like."""
-        self._sessions: dict[int, SessionOptions] = {}
         self._settings = self._drafter.settings(DEFAULT_OPTIONS)
+        self.has_neural = any(each.trie.num_model_words for each in self._drafter.graphs)
+        """Whether a graph has a neural model."""
+        self._sessions: dict[int, SessionOptions] = {}
         self._draft_ids = itertools.count(1)
         self._state: DrafterState = "ok"
         self._counts = Counts()
@@ -122,12 +124,14 @@ class LocalDrafter:
         batch: Batch,
         budgets: list[int],
         prices: StepPrices | None = None,
+        options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
         """Draft for the rows of an engine's batch, in one call of the core; see :class:`RowDrafter`."""
+        settings = self._settings if options is DEFAULT_OPTIONS else self._drafter.settings(options)
         if prices is None:
-            return self._drafter.steps.draft_rows(batch, budgets, self._settings, 0.0, None, 0.0)
+            return self._drafter.steps.draft_rows(batch, budgets, settings, 0.0, None, 0.0)
         return self._drafter.steps.draft_rows(
-            batch, budgets, self._settings, prices.least_probability, prices.seconds, prices.rate
+            batch, budgets, settings, prices.least_probability, prices.seconds, prices.rate
         )
 
     def observe(self, report: PassReport) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from speculant_graph.client.breaker import Breaker, is_refusal, retry_delay_s
-from speculant_graph.errors import DraftRequestError, SpeculantError
+from speculant_graph.errors import DraftRequestError, SpeculantError, UnknownGraphError
 from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest
 from speculant_graph.types import DrafterStatistics, Feedback, SequenceStep, SessionOptions, TokenId
 
@@ -226,6 +226,12 @@ class SessionRegistry:
         """Note the outcome of an opening."""
         session = opening.session
         error = outcome if isinstance(outcome, SpeculantError) else None
+        if isinstance(error, UnknownGraphError) and session.options.graph is None:  # no session will get drafts
+            error = DraftRequestError(
+                f"{{field}} names '{self._request.graph}', which the drafter does not serve",
+                fix="name one that it serves",
+                field="client.graph",
+            )
         opening.is_over, opening.error = True, error
         if session.opening is not opening:
             opening.error = ENDED

@@ -121,7 +121,7 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
             has_session,  # skip-grams
             "learned" in config.sources and config.max_learned_tokens > 0,
             "recycled" in config.sources,
-            "neural" in config.sources,
+            "neural" in config.sources and not options.omit_neural,
         ),
         max_depth=config.max_depth,
         max_branches=config.max_branches if "max_branches" in wanted.reads else 1,

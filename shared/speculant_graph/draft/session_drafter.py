@@ -17,10 +17,10 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
-from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.graph.layers import require_layers
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import num_cores
@@ -84,7 +84,7 @@ class SessionDrafter:
 
         Raises:
             ConfigError: the configured strategy has nothing to draft from, an argument is of a wrong type, or there are
-                too many graphs.
+                too many graphs, or one twice.
             TokenizerMismatchError: the graphs are of several tokenizers.
         """
         graphs = _layers(graph)
@@ -290,9 +290,7 @@ def _layers(graph: NgramGraph | Sequence[NgramGraph] | None) -> tuple[NgramGraph
     for each in graphs:
         if not isinstance(each, NgramGraph):
             raise ConfigError(f"graph has a {type(each).__name__}", fix="give graphs", field="graph")
-        require_same(graphs[0].metadata.tokenizer, each.metadata.tokenizer)
-    if len(graphs) > _core.MAX_GRAPHS:
-        raise ConfigError(f"{len(graphs)} graphs are too many layers", fix=f"give at most {_core.MAX_GRAPHS}")
+    require_layers(graphs)
     return graphs
 
 

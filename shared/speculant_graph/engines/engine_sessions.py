@@ -15,11 +15,19 @@ from typing import Any
 from loguru import logger
 
 from speculant_graph._core import RowDrafts, RowTracker
-from speculant_graph.budget import PassCost, StepBudget
+from speculant_graph.budget import NeuralChoice, PassCost, StepBudget
 from speculant_graph.errors import SpeculantError
-from speculant_graph.types import MAX_TENANT_CHARACTERS, DrafterState, RowDrafter, SessionOptions
+from speculant_graph.types import (
+    DEFAULT_OPTIONS,
+    MAX_TENANT_CHARACTERS,
+    DrafterState,
+    DraftOptions,
+    RowDrafter,
+    SessionOptions,
+)
 
 _NUM_TIMES_KEPT = 10_000
+_WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
 @dataclass(slots=True)
@@ -30,6 +38,10 @@ class EngineCounts:
     """Sequences that began, those that came back included."""
     running: int = 0
     """Sequences of the latest batch."""
+    drafted_steps: int = 0
+    """Batches that were drafted for."""
+    neural_steps: int = 0
+    """Those of them whose drafts could ask the graph's neural model, as it pays for itself or nothing is priced."""
     offered_tokens: int = 0
     """Tokens that the engine was given to verify."""
     failed_steps: int = 0
@@ -49,6 +61,7 @@ class _Pass:
     """Nodes that were drafted for it; None if nothing was asked for."""
     draft_s: float = 0.0
     began_s: float = 0.0
+    is_neural: bool = False
 
     def note(self, budget: StepBudget, num_new: int, ended_s: float) -> None:
         """Tell the budget what became of it."""
@@ -69,6 +82,7 @@ class EngineSessions:
         most_drafted: int,
         vocabulary_size: int,
         cost: PassCost | None = None,
+        has_neural: bool = False,
     ) -> None:
         """Take a drafter, which is closed with the sessions.
 
@@ -77,11 +91,14 @@ class EngineSessions:
             most_drafted: most tokens that the engine verifies for a sequence.
             vocabulary_size: of the model; drafts with other ids are none.
             cost: what its passes cost; None keeps whole drafts.
+            has_neural: whether drafts may ask a neural model; where passes have a cost, it is asked while that pays.
         """
         self.counts = EngineCounts()
         """What was drafted so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._budget = None if cost is None else StepBudget(cost)
+        self._has_neural = has_neural
+        self._choice = NeuralChoice() if has_neural and cost is not None else None
         self._tracker = RowTracker(most_drafted + 1)
         self._pass: _Pass | None = None  # that is under way
         self._lock = threading.Lock()
@@ -92,6 +109,11 @@ class EngineSessions:
     def drafter_state(self) -> DrafterState:
         """Whether the drafter answered the latest batch."""
         return self._drafter.state
+
+    @property
+    def drafter_failure(self) -> str:
+        """Why the drafter did not answer; empty if it does."""
+        return "" if self.drafter_state == "ok" else self._drafter.statistics.last_failure
 
     def draft(
         self,
@@ -167,11 +189,15 @@ class EngineSessions:
                 self._open(session_ids[row], self._options(tenant), None if graph is None else str(graph))
         elif self._budget is not None and former is not None and not read_prompts:
             former.note(self._budget, batch.num_new, started_s)
+            if self._choice is not None and former.num_drafted is not None:
+                pass_s = started_s - former.began_s
+                self._choice.observe(num_rows, former.is_neural, former.draft_s, pass_s)
         self._pass = None
         if not num_rows:
             return no_drafts(0)
         most = self._most
         budgets = [most if each > most else each for each in capacities]
+        is_neural = self._has_neural
         if self._budget is None:
             drafts = self._drafter.draft_rows(batch, budgets)
         elif not self._budget.may_draft():
@@ -179,11 +205,17 @@ class EngineSessions:
             return no_drafts(num_rows)
         else:
             prices = self._budget.prices(num_rows, num_rows * most)
-            drafts = self._drafter.draft_rows(batch, budgets, prices)
+            if self._choice is not None:
+                is_neural = self._choice.is_neural(num_rows)
+            drafts = self._drafter.draft_rows(
+                batch, budgets, prices, _WITHOUT_NEURAL if self._has_neural and not is_neural else DEFAULT_OPTIONS
+            )
+        self.counts.drafted_steps += 1
+        self.counts.neural_steps += is_neural
         if drafts.largest_id >= self._vocabulary_size:
             drafts = no_drafts(num_rows)
         self.counts.offered_tokens += drafts.num_nodes
-        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted)
+        self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted, is_neural=is_neural)
         return drafts
 
     def _open(self, session_id: int, options: SessionOptions | None, graph: str | None) -> None:

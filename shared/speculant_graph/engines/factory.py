@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from speculant_graph.budget import LearnedCost
 from speculant_graph.config import ClientConfig, DraftConfig, FoldConfig, NgramDraftConfig
-from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import CommandSettings, GraphPaths, load_settings
 from speculant_graph.similar import question
 from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import Drafter, Fingerprint, RowDrafter
+
+if TYPE_CHECKING:
+    from speculant_graph.client.local import LocalDrafter
 
 _PROBE = 0
 """Session that no sequence of an engine has."""
@@ -29,8 +31,8 @@ class EngineSettings(CommandSettings):
     Without a graph and without a sidecar they come from what the engine itself wrote.
     """
 
-    graph_path: Path | None = None
-    """Draft in the engine's process from this graph file."""
+    graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
+    """Draft in the engine's process from this graph file, or from up to four as layers."""
     learned: Path | None = None
     """Folder in which a graph in this process keeps accepted text over restarts; one process has it. Without it, in
     memory. A sidecar has its own."""
@@ -58,9 +60,10 @@ def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
         hint = question(str(name), EngineSettings.model_fields) or f"it has {', '.join(EngineSettings.model_fields)}"
         raise ConfigError(f"{what} has no setting {name}; {hint}")
     settings = load_settings(EngineSettings, what, (), given)
-    if settings.graph_path is not None and settings.client.address:
+    if settings.graph_path and settings.client.address:
+        graphs = _shown(settings.graph_path)
         raise ConfigError(
-            f"{what}, environment and speculant.toml together name a graph ({settings.graph_path}) and a sidecar "
+            f"{what}, environment and speculant.toml together name a graph ({graphs}) and a sidecar "
             f"({settings.client.address}); leave out graph_path or client.address"
         )
     if settings.learned is not None and settings.client.address:
@@ -89,21 +92,22 @@ def open_sessions(
 
     Raises:
         ConfigError: a setting is wrong.
-        GraphFileError: the graph can't be read.
-        TokenizerMismatchError: the graph, here or at the sidecar, is of another tokenizer.
+        GraphFileError: a graph can't be read.
+        TokenizerMismatchError: a graph, here or at the sidecar, is of another tokenizer.
     """
     if not isinstance(most_drafted, int) or most_drafted < 1:
         raise ConfigError(f"at most {most_drafted!r} tokens can't be drafted; give a whole number from 1")
     config = settings.draft
     if not makes_trees and (chain := STRATEGIES[config.strategy].chain):
         config = config.model_copy(update={"strategy": chain})
-    where = settings.client.address or settings.graph_path
+    where = settings.client.address or _shown(settings.graph_path)
     drafter: RowDrafter
     if settings.client.address:
-        drafter = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees)
+        drafter, has_model = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees), True
     else:
-        drafter = _local(settings, tokenizer, config)
-    if where is None:
+        local = drafter = _local(settings, tokenizer, config)
+        has_model = local.has_neural
+    if not where:
         logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
     else:
         logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
@@ -112,6 +116,7 @@ def open_sessions(
         most_drafted=most_drafted,
         vocabulary_size=vocabulary_size,
         cost=None if has_fixed_width else LearnedCost(),
+        has_neural=has_model and "sources" in STRATEGIES[config.strategy].reads and "neural" in config.sources,
     )
 
 
@@ -129,15 +134,17 @@ def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConf
     return client
 
 
-def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> RowDrafter:
+def _local(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConfig) -> LocalDrafter:
     from speculant_graph.client.local import LocalDrafter
     from speculant_graph.draft.learning.learned_store import LearnedStore
-    from speculant_graph.graph.ngrams import NgramGraph
+    from speculant_graph.graph.layers import load_layers
 
-    graph = None if settings.graph_path is None else NgramGraph.load(settings.graph_path, verify=True)
-    if graph is not None:
-        require_same(graph.metadata.tokenizer, tokenizer)
+    graphs = load_layers(settings.graph_path, tokenizer, verify=True)
     store = None
     if settings.learned is not None:
         store = LearnedStore(config.max_learned_tokens, settings.learned, tokenizer, settings.fold)
-    return LocalDrafter(graph, config, store, vocabulary_size=tokenizer.vocabulary_size)
+    return LocalDrafter(graphs, config, store, vocabulary_size=tokenizer.vocabulary_size)
+
+
+def _shown(paths: Sequence[Path]) -> str:
+    return " + ".join(map(str, paths))

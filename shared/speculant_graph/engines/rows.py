@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 from speculant_graph._core import Batch, RowDrafts
 from speculant_graph.budget import StepPrices, chosen_nodes
-from speculant_graph.types import EMPTY_DRAFT, Draft, Drafter, DrafterState, SequenceStep, SessionOptions
+from speculant_graph.types import (
+    DEFAULT_OPTIONS,
+    EMPTY_DRAFT,
+    Draft,
+    Drafter,
+    DrafterState,
+    DrafterStatistics,
+    DraftOptions,
+    SequenceStep,
+    SessionOptions,
+)
 
 
 class DrafterRows:
@@ -26,15 +36,26 @@ class DrafterRows:
         """Whether the last step was answered."""
         return self._drafter.state
 
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the drafter was made."""
+        return self._drafter.statistics
+
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session; without options it begins with its first step."""
         return None if options is None else self._drafter.open(session_id, options)
 
-    def draft_rows(self, batch: Batch, budgets: list[int], prices: StepPrices | None = None) -> RowDrafts:
+    def draft_rows(
+        self,
+        batch: Batch,
+        budgets: list[int],
+        prices: StepPrices | None = None,
+        options: DraftOptions = DEFAULT_OPTIONS,
+    ) -> RowDrafts:
         """Draft for a batch, and keep what pays."""
         least = 0.0 if prices is None else prices.least_probability
         steps = [
-            SequenceStep(session_id, text, max(0, budget), least_probability=least)
+            SequenceStep(session_id, text, max(0, budget), options=options, least_probability=least)
             for session_id, text, budget in zip(batch.session_ids, batch.texts, budgets, strict=True)
         ]
         drafts = [

@@ -68,7 +68,7 @@ def from_status(code: grpc.StatusCode, details: str | None, retry_delay_s: float
     """
     reason = " ".join((details or "no details").split())
     if found := _NO_SERVER.fullmatch(reason):
-        reason = f"no server answers there ({found[1]})"
+        reason = f"no server answers there ({found[1]}); start it, or correct the address"
     if code is grpc.StatusCode.UNIMPLEMENTED and reason == "Method not found!":
         reason = "another service answers there; give the address of the one that is meant"
     message = f"{code.name}: {reason}"

@@ -142,6 +142,7 @@ OPTIONS = st.builds(
     strategy=st.sampled_from([None, *NGRAM_STRATEGIES, "sampling", "tree"]),
     max_candidates=st.sampled_from([None, 0, 2, 3]),
     omit_proposals=st.sampled_from([False, False, True]),
+    omit_neural=st.booleans(),
     max_depth=st.sampled_from([None, 1, 3]),
     max_branches=st.sampled_from([None, 1, 2]),
     temperature=st.sampled_from([None, 0.5]),

@@ -23,7 +23,7 @@ FLAT = CostCurve((1,), (0.05,))
 STEEP = CostCurve((1, 2), (0.05, 0.1))
 KEYS = {
     "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
-    "speedup_paid",
+    "speedup_paid", "neural_share",
 }  # fmt: skip
 
 
@@ -126,9 +126,10 @@ def test_the_command(files: list[str], tokenizer_folder: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--rows", "6"], ["--curve", "fast"], ["--client.address", "unix:///run/a.sock"], ["--traces"], ["--rows", "0"]],
+    [["--rows", "6"], ["--curve", "fast"], ["--client.address", "unix:///run/a.sock"], ["--rows", "0"], None],
 )
-def test_what_can_not_run_is_refused(files: list[str], arguments: list[str], tokenizer_folder: Path):
+def test_what_can_not_run_is_refused(files: list[str], arguments: list[str] | None, tokenizer_folder: Path):
+    given = ["--traces", *files[2:]] if arguments is None else [*files, *arguments]
     with pytest.raises(ConfigError) as raised:
-        run(["engine-loop", *files, "--tokenizer", str(tokenizer_folder), *arguments])
+        run(["engine-loop", *given, "--tokenizer", str(tokenizer_folder)])
     assert "\n" not in str(raised.value)

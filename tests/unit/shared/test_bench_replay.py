@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculant_graph.bench.replay import PromptLookupDrafter, ReplayStep, replay, replay_figures
+from speculant_graph.bench.replaying import PromptLookupDrafter, ReplayStep, replay, replay_figures
 from speculant_graph.bench.texts import Trace
 from speculant_graph.budget import CostCurve
 from speculant_graph.types import Draft

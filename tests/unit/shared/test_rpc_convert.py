@@ -65,6 +65,7 @@ def step_requests(draw: st.DrawFn) -> StepRequest:
         st.none() | st.sampled_from(NGRAM_STRATEGIES),
         max_candidates=st.none() | U32,
         omit_proposals=st.booleans(),
+        omit_neural=st.booleans(),
         max_depth=st.none() | st.integers(1, 255),
         max_branches=st.none() | st.integers(1, 64),
         temperature=st.none() | st.floats(0.01, 100),

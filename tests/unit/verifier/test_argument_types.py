@@ -24,7 +24,7 @@ def small_graph() -> NgramGraph:
 
 
 WRONG: dict[str, tuple[object, ...]] = {
-    "graph_path": (small_graph, 5, b"graph.pkl"),
+    "graph_path": (small_graph, 5, b"graph.pkl", ["graph.pkl", None], [5]),
     "verifier_config": ("my-model", {"model_name": "my-model"}, VerifierConfig),
     "draft_config": ({"k": 4}, 4, VerifierConfig()),
     "client_config": ("unix:///run/drafter.sock", {}),

@@ -17,7 +17,7 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, GenerationConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
+from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, load_settings
 from speculant_verifier.bench.decoding import Decode, EngineDecoding, Trials, interleaved
 from speculant_verifier.bench.workload import (
     BenchRequest,
@@ -56,8 +56,8 @@ class BenchGenerateSettings(ReportingSettings):
     """Prompts: one a line, or JSON Lines with the field 'prompt'."""
     replay: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Recorded outputs instead of prompts: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
-    graph_path: Path | None = None
-    """Draft in this process from this graph."""
+    graph_path: GraphPaths = []  # noqa: RUF012
+    """Draft in this process from this graph file, or from up to four as layers."""
     batch: Annotated[int, Field(ge=1, le=256)] = 1
     """Requests decoded together. Transformers takes part where it is 1, which is all that its speculation takes."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -90,7 +90,7 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.speculation import ObservedCosts
 
-    sources = Sources(settings.graph_path is not None or bool(settings.client.address), bool(settings.draft_model.name))
+    sources = Sources(bool(settings.graph_path) or bool(settings.client.address), bool(settings.draft_model.name))
     draft = suited(settings.draft, settings.generation, sources)
     log_choice(settings.generation.rule, draft, settings.draft)
     begin("loading the model")

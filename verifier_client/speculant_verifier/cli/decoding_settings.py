@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -15,7 +14,7 @@ from speculant_graph.config import (
     RecordConfig,
     VerifierConfig,
 )
-from speculant_graph.settings import CommandSettings
+from speculant_graph.settings import CommandSettings, GraphPaths
 from speculant_verifier.suitability import Sources, log_choice, suited
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 class DecodingSettings(CommandSettings):
     """Base of these commands."""
 
-    graph_path: Path | None = None
-    """Draft in this process from this graph file."""
+    graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
+    """Draft in this process from this graph file, or from up to four as layers."""
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()
@@ -47,7 +46,7 @@ class DecodingSettings(CommandSettings):
         Raises:
             ConfigError: strategy, rule, graph, sidecar and draft model do not go together.
         """
-        has_ngrams = self.graph_path is not None or bool(self.client.address)
+        has_ngrams = bool(self.graph_path) or bool(self.client.address)
         return suited(self.draft, self.generation, Sources(has_ngrams, bool(self.draft_model.name)))
 
     def open_decoder(self, *, must_fit: bool = True) -> SpeculativeDecoder:

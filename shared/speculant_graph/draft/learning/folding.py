@@ -116,6 +116,11 @@ class Folding:
         if ranges:
             database.remove(ranges)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a fold is under way, or one is to come."""
+        return self._fold is not None or bool(self._wanted)
+
     def close(self, name: str) -> None:
         """Drop the list of a tenant's files; a fold continues."""
         self._layers.pop(name, None)

@@ -40,6 +40,7 @@ MAX_OPEN_DATABASES = 32
 """Databases kept open; of more tenants the longest unused are closed."""
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
+_LOOK_S = 0.01
 _SWEEP_S = 3_600.0
 """How often the text of all tenants is looked at for its age, which counts in days."""
 # The last one stands for a table that is missing or not as it should be.
@@ -177,6 +178,11 @@ class LearnedFiles:
     def save(self) -> None:
         """Bring everything to disk; what fails is tried again the next time."""
         self._submit(self._sync_all).result()
+
+    def wait_for_folds(self) -> None:
+        """Wait until all text that was to be folded is; sequences that begin then draft from all of it."""
+        while self._submit(lambda: self._folding.is_busy).result():
+            time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Bring everything to disk and give the folder back; a second time does nothing."""

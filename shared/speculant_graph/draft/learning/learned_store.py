@@ -220,6 +220,11 @@ class LearnedStore:
             self._saved_tables = tables
         self._files.save()
 
+    def wait_for_folds(self) -> None:
+        """Wait until all text that was to be folded is: for benches, whose figures then don't depend on time."""
+        if self._files is not None:
+            self._files.wait_for_folds()
+
     def close(self) -> None:
         """Bring what was kept to disk and give the folder back; sequences that are still open leave nothing."""
         if self._files is not None:

@@ -70,7 +70,7 @@ SEQUENCE_STATUS_SESSION_LOST: SequenceStatus
 SEQUENCE_STATUS_OUT_OF_SYNC: SequenceStatus
 
 class StrategyOptions(_message.Message):
-    __slots__ = ("strategy", "max_depth", "max_branches", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature")
+    __slots__ = ("strategy", "max_depth", "max_branches", "max_candidates", "sources", "omit_proposals", "coupling", "siblings", "temperature", "omit_neural")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class StrategyOptions(_message.Message):
     COUPLING_FIELD_NUMBER: _ClassVar[int]
     SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    OMIT_NEURAL_FIELD_NUMBER: _ClassVar[int]
     strategy: Strategy
     max_depth: int
     max_branches: int
@@ -89,7 +90,8 @@ class StrategyOptions(_message.Message):
     coupling: Coupling
     siblings: Siblings
     temperature: float
-    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., max_candidates: _Optional[int] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ...) -> None: ...
+    omit_neural: bool
+    def __init__(self, strategy: _Optional[_Union[Strategy, str]] = ..., max_depth: _Optional[int] = ..., max_branches: _Optional[int] = ..., max_candidates: _Optional[int] = ..., sources: _Optional[int] = ..., omit_proposals: bool = ..., coupling: _Optional[_Union[Coupling, str]] = ..., siblings: _Optional[_Union[Siblings, str]] = ..., temperature: _Optional[float] = ..., omit_neural: bool = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("graph", "session_ids", "positions", "context_lengths", "context_tokens", "node_budgets", "options", "seeds", "feedback_draft_ids", "feedback_row_counts", "feedback_nodes", "feedback_width", "feedback_tokens", "least_path_probabilities")

@@ -1,0 +1,172 @@
+"""``speculant bench replay --online --layers``: what learning and folding bring as traffic goes by.
+
+Every file is a tenant of one store of learned text. Its traces come in their order, cut into slices, and the tenants
+take turns: the first slice of each, then the second ones. This is done three times, by a fresh drafter each time:
+without learning; with a memory that forgets its oldest text; and with a memory of the same size whose oldest text is
+folded into graphs. A trace begins when all folds are done, so that the figures are the same every time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speculant_graph.bench.curves import Curve, Panel
+from speculant_graph.bench.replaying import ReplayStep, replay
+from speculant_graph.bench.report import begin
+from speculant_graph.bench.texts import Workload
+from speculant_graph.config import DraftConfig, FoldConfig
+from speculant_graph.draft.learning.learned_store import LearnedStore
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.errors import ConfigError
+from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.types import Fingerprint
+
+WAYS = {
+    "static": "without learning",
+    "learning": "a memory that forgets",
+    "folding": "older text folded into graphs",
+}
+"""Names of the ways, and what they are to people."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What became of one way."""
+
+    slices: dict[tuple[str, int], list[ReplayStep]] = field(default_factory=dict)
+    """By workload and slice."""
+    graph_tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """Tokens of the tenant's graph files after the slice, oldest first."""
+    folds: list[bool] = field(default_factory=list)
+    """Of every fold whether it succeeded."""
+
+
+def layer_figures(
+    graphs: Sequence[NgramGraph],
+    workloads: Sequence[Workload],
+    tokenizer: Fingerprint,
+    draft: DraftConfig,
+    fold: FoldConfig,
+    num_slices: int,
+) -> dict[str, Any]:
+    """Replay all workloads in the three ways; return the figures, ready for JSON.
+
+    Args:
+        graphs: what everybody drafts from.
+        workloads: the tenants.
+        tokenizer: of their ids.
+        draft: how to draft; ``k`` nodes a step.
+        fold: how to fold; the memory that forgets has ``young_tokens``.
+        num_slices: of every workload.
+
+    Raises:
+        ConfigError: a workload has fewer traces than slices, or nothing would be learned.
+    """
+    for workload in workloads:
+        if len(workload.traces) < num_slices:
+            raise ConfigError(
+                f"workload '{workload.name}' has {len(workload.traces)} traces, fewer than --slices {num_slices}; "
+                "lower --slices, or give more traces"
+            )
+    if not draft.max_learned_tokens:
+        raise ConfigError("{field} is 0, so nothing is learned", fix="raise it", field="draft.max_learned_tokens")
+    runs = {way: _run(way, graphs, workloads, tokenizer, draft, fold, num_slices) for way in WAYS}
+    folding = runs["folding"]
+    results = []
+    for key, steps in folding.slices.items():
+        name, number = key
+        files = folding.graph_tokens[key]
+        results.append({
+            "workload": name,
+            "slice": number + 1,
+            "output_tokens": sum(step.num_tokens for step in steps),
+            **{way: _tokens_a_step(runs[way].slices[key]) for way in WAYS},
+            "graphs": len(files),
+            "graph_tokens": sum(files),
+        })  # fmt: skip
+    return {
+        "results": results,
+        "workloads": [_summary(workload.name, runs, num_slices) for workload in workloads],
+        "strategy": draft.strategy,
+        "budget": draft.k,
+        "young_tokens": fold.young_tokens,
+        "folds": sum(folding.folds),
+        "failed_folds": folding.folds.count(False),
+        "layers": len(graphs),
+        "online": True,
+    }
+
+
+def curves_of(figures: dict[str, Any]) -> list[Panel]:
+    """Return what is to be drawn of the figures: a panel for each workload, a curve for each way."""
+    panels: dict[str, list[Curve]] = {}
+    for each in figures["results"]:
+        curves = panels.setdefault(each["workload"], [Curve(label, []) for label in WAYS.values()])
+        for curve, way in zip(curves, WAYS, strict=True):
+            curve.values.append(each[way])
+    return [Panel(name, curves) for name, curves in panels.items()]
+
+
+def _run(
+    way: str,
+    graphs: Sequence[NgramGraph],
+    workloads: Sequence[Workload],
+    tokenizer: Fingerprint,
+    draft: DraftConfig,
+    fold: FoldConfig,
+    num_slices: int,
+) -> _Run:
+    run = _Run()
+    with ExitStack() as stack:
+        store = LearnedStore(fold.young_tokens)
+        if way == "folding":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-"))
+            store = LearnedStore(
+                draft.max_learned_tokens,
+                Path(folder, "learned"),
+                tokenizer,
+                fold,
+                on_fold=lambda _seconds, is_done: run.folds.append(is_done),
+            )
+        stack.enter_context(store)
+        drafter = SessionDrafter(graphs, draft, learned=store)
+        tell = begin(f"{WAYS[way]}: {', '.join(workload.name for workload in workloads)}")
+        for number in range(num_slices):
+            for workload in workloads:
+                low, high = (len(workload.traces) * edge // num_slices for edge in (number, number + 1))
+                key = workload.name, number
+                replayed = replay(
+                    drafter,
+                    workload.traces[low:high],
+                    draft.k,
+                    tenant=workload.name,
+                    learn=way != "static",
+                    tell=lambda _done, _all: store.wait_for_folds(),
+                )
+                run.slices[key] = [step for steps in replayed for step in steps]
+                run.graph_tokens[key] = [graph.metadata.num_tokens for graph in store.graphs(workload.name)]
+            tell(number + 1, num_slices)
+    return run
+
+
+def _summary(name: str, runs: dict[str, _Run], num_slices: int) -> dict[str, Any]:
+    """Return the figures of a workload over all slices."""
+    found: dict[str, Any] = {"workload": name}
+    for way, run in runs.items():
+        steps = [step for number in range(num_slices) for step in run.slices[name, number]]
+        found[way] = _tokens_a_step(steps)
+        found[f"{way}_draft_us_p50"] = round(float(np.percentile([step.draft_ns for step in steps], 50)) / 1e3, 2)
+    found["folding_over_static"] = round(found["folding"] / found["static"], 4)
+    found["folding_over_learning"] = round(found["folding"] / found["learning"], 4)
+    return found
+
+
+def _tokens_a_step(steps: Sequence[ReplayStep]) -> float:
+    return round(sum(step.num_tokens for step in steps) / len(steps), 4)

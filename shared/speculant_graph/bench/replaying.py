@@ -1,0 +1,203 @@
+"""Recorded outputs, replayed as if a model wrote them again: what drafts save, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from speculant_graph.bench.texts import Trace
+from speculant_graph.budget import CostCurve, StepBudget, chosen_nodes
+from speculant_graph.draft.session_drafter import SessionDrafter
+from speculant_graph.types import EMPTY_DRAFT, Draft, SequenceStep, TokenId
+
+_LONGEST_NGRAM = 3
+_RESAMPLES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    """One draft and what became of it."""
+
+    num_drafted: int
+    """Nodes of the draft."""
+    num_accepted: int
+    """Nodes that agreed with the record, from the root on."""
+    num_tokens: int
+    """Tokens that the step brought: the accepted ones, and the target's own behind them where the record goes on."""
+    expected: float | None
+    """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
+    draft_ns: int
+    """Time of the call that drafted."""
+
+
+class PromptLookupDrafter:
+    """Copies what followed the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
+
+    The longest of the last 3, 2, 1 tokens that occurred before decides. It is the baseline that inference libraries
+    bring, without a graph; it has one sequence at a time, learns nothing across sequences and knows no cost.
+    """
+
+    def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
+        """Begin a sequence."""
+        self._tokens: list[TokenId] = []
+        self._ends: dict[tuple[TokenId, ...], int] = {}  # where an n-gram first ended
+
+    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
+        """Add tokens to the sequence."""
+        for token_id in token_ids:
+            self._tokens.append(token_id)
+            for length in range(1, min(_LONGEST_NGRAM, len(self._tokens)) + 1):
+                self._ends.setdefault(tuple(self._tokens[-length:]), len(self._tokens))
+
+    def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
+        """Take the target's top tokens, which this strategy has no use for."""
+
+    def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft a chain for each step."""
+        return [self._draft(step.node_budget) for step in steps]
+
+    def close(self, session_id: int) -> None:
+        """Let the sequence be."""
+
+    def _draft(self, node_budget: int) -> Draft:
+        for length in range(min(_LONGEST_NGRAM, len(self._tokens)), 0, -1):
+            start = self._ends[tuple(self._tokens[-length:])]
+            if start < len(self._tokens):
+                copied = tuple(self._tokens[start : start + node_budget])
+                return Draft(copied, tuple(range(len(copied))), terminated_early=len(copied) < node_budget)
+        return EMPTY_DRAFT
+
+
+def replay(
+    drafter: SessionDrafter | PromptLookupDrafter,
+    traces: Sequence[Trace],
+    node_budget: int,
+    *,
+    tenant: str = "",
+    learn: bool = False,
+    cost: CostCurve | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[list[ReplayStep]]:
+    """Replay traces one after another and return the steps of each.
+
+    Args:
+        drafter: what drafts; it has no session yet.
+        traces: what was recorded.
+        node_budget: most nodes of a draft.
+        tenant: whose they are.
+        learn: let later traces gain by what earlier ones accepted, and feed the target's own tokens back.
+        cost: what passes cost; of every draft the nodes are kept that pay. None: all.
+        tell: called with the number of traces that are through, and that of all.
+    """
+    replayed = []
+    budget = None if cost is None else StepBudget(cost)
+    for session_id, trace in enumerate(traces, start=1):
+        drafter.open(session_id, tenant=tenant, learn=learn)
+        drafter.accept(session_id, trace.prompt)
+        steps: list[ReplayStep] = []
+        position = 0
+        while position < len(trace.output):
+            start_ns = time.perf_counter_ns()
+            prices = None if budget is None else budget.prices(1, node_budget)
+            least = 0.0 if prices is None else prices.least_probability
+            (draft,) = drafter.draft([SequenceStep(session_id, (), node_budget, least_probability=least)])
+            draft_ns = time.perf_counter_ns() - start_ns
+            if prices is not None:
+                draft = draft.part(chosen_nodes([draft], prices.seconds, prices.rate)[0])
+            assert len(draft) <= node_budget, "a draft over its budget would be compared unfairly"
+            path = agreeing_path(draft, trace.output[position : position + node_budget])
+            accepted = trace.output[position : position + len(path) + 1]
+            if learn:
+                # All that a record knows of the target: the one token that it wrote.
+                nodes = (0, *(node + 1 for node in path))[: len(accepted)]
+                drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
+            drafter.accept(session_id, accepted)
+            expected = sum(draft.path_probabilities) if draft.path_probabilities else None
+            steps.append(ReplayStep(len(draft), len(path), len(accepted), expected, draft_ns))
+            if budget is not None:
+                budget.observe(1, 1 + len(draft), len(accepted), 1.0, 0.0, len(draft))
+            position += len(accepted)
+        replayed.append(steps)
+        drafter.close(session_id)
+        tell(session_id, len(traces))
+    return replayed
+
+
+def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
+    """Return the nodes of the longest path from the root whose tokens are those the output begins with."""
+    depths: list[int] = []  # of nodes that agree; 0 of others
+    deepest = -1
+    for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
+        depth = 1 if parent == 0 else depths[parent - 1] + 1
+        is_reached = parent == 0 or depths[parent - 1] > 0
+        agrees = is_reached and depth <= len(output) and token_id == output[depth - 1]
+        depths.append(depth if agrees else 0)
+        if agrees and (deepest < 0 or depth > depths[deepest]):
+            deepest = len(depths) - 1
+    path: list[int] = []
+    while deepest >= 0:
+        path.append(deepest)
+        deepest = draft.parents[deepest] - 1
+    return tuple(reversed(path))
+
+
+def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | None) -> dict[str, Any]:
+    """Return the figures of one run, ready for JSON.
+
+    Args:
+        replayed: the steps of every trace, at least one each.
+        cost: prices the drafts; without it ``relative_speed`` and its interval are None.
+    """
+    steps = [step for of_trace in replayed for step in of_trace]
+    num_tokens = sum(step.num_tokens for step in steps)
+    num_drafted = sum(step.num_drafted for step in steps)
+    num_accepted = sum(step.num_accepted for step in steps)
+    expected = [step.expected for step in steps if step.expected is not None]
+    draft_us = np.array([step.draft_ns for step in steps]) / 1e3
+    figures = {
+        "traces": len(replayed),
+        "output_tokens": num_tokens,
+        "steps": len(steps),
+        "mean_accepted_tokens": round(num_tokens / len(steps), 4),
+        "mean_accepted_tokens_interval": _interval(replayed, len),
+        "drafted": num_drafted,
+        "accepted": num_accepted,
+        "acceptance_rate": _ratio(num_accepted, num_drafted),
+        "drafted_per_step": round(num_drafted / len(steps), 4),
+        "empty_rate": round(sum(not step.num_drafted for step in steps) / len(steps), 4),
+        "expected_over_actual": _ratio(sum(expected), num_accepted) if expected else None,
+        "draft_us_p50": round(float(np.percentile(draft_us, 50)), 2),
+        "draft_us_p99": round(float(np.percentile(draft_us, 99)), 2),
+        "relative_speed": None,
+        "relative_speed_interval": None,
+    }
+    if cost is not None:
+
+        def spent(some: Sequence[ReplayStep]) -> float:
+            return sum(cost.relative(1 + step.num_drafted) for step in some)
+
+        figures["relative_speed"] = round(num_tokens / spent(steps), 4)
+        figures["relative_speed_interval"] = _interval(replayed, spent)
+    return figures
+
+
+def _interval(
+    replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
+) -> list[float]:
+    """Return the interval that holds 95 % of tokens over what was spent when traces are drawn anew.
+
+    It is a percentile bootstrap.
+    """
+    tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
+    spent = np.array([spent_on(of_trace) for of_trace in replayed])
+    drawn = np.random.default_rng(0).integers(0, len(replayed), (_RESAMPLES, len(replayed)))
+    means = tokens[drawn].sum(axis=1) / spent[drawn].sum(axis=1)
+    return [round(float(bound), 4) for bound in np.percentile(means, (2.5, 97.5))]
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return round(above / below, 4) if below else None
