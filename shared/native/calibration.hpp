@@ -64,8 +64,9 @@ class Calibration {
   Calibration();
   Calibration(const Calibration& other) : weights(other.weights), bins(other.bins) {}
 
-  /// Kinds of a source: by length, occurrences and distinct successors. Tables are saved, so nothing may move: first come
-  /// the kinds of the first six sources, then those of the corpus for each further graph, then those of later sources.
+  /// Kinds of a source: by length, occurrences and distinct successors. Tables are saved, so nothing may move: first
+  /// come the kinds of the first six sources, then those of the corpus for each further graph, then those of later
+  /// sources.
   static constexpr std::size_t kKindsOfSource = 11 * 6 * 3, kKinds = (kNumSources + kMaxGraphs - 1) * kKindsOfSource;
   static constexpr std::size_t kFirstSources = 6;
   static std::size_t kind_of(const MatchedContext& context);

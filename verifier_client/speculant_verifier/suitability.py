@@ -19,7 +19,8 @@ _ALL: tuple[StrategyName, ...] = tuple(STRATEGIES)
 _DRAWN = tuple(name for name, each in STRATEGIES.items() if each.has_proposals)
 _CHAINS: tuple[StrategyName, ...] = (  # drawn ones first: they bring q, and more of them is accepted
     *_DRAWN,
-    *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)))
+    *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)),
+)
 _MOST_ADVISED = 2
 
 FITTING: dict[RuleName, tuple[StrategyName, ...]] = {

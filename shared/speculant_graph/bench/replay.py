@@ -50,7 +50,7 @@ _COLUMNS = (
 class BenchReplaySettings(ReportingSettings):
     """Replay recorded outputs as a greedy model would write them, and count the steps that drafts save.
 
-    A step drafts at most so many nodes, keeps the longest path that agrees with the record and continues one token after
+    A step drafts at most so many nodes, keeps the longest path that agrees with the record and goes one token further
     it. Every workload, strategy and budget begins with a fresh drafter.
     """
 

@@ -27,7 +27,7 @@ class ReplayStep:
     num_accepted: int
     """Nodes that agreed with the record, from the root on."""
     num_tokens: int
-    """Tokens that the step brought: the accepted ones, and the target's own behind them where the record goes on."""
+    """Tokens that the step brought: the accepted ones, and the target's own after them where the record continues."""
     expected: float | None
     """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
     draft_ns: int

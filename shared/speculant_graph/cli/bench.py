@@ -11,7 +11,7 @@ from speculant_graph.extras import missing_extra
 
 BENCHES = {
     "build": ("speculant_graph.bench.build", "build a graph: time, memory, size, and CPU against plain Python"),
-    "start": ("speculant_graph.bench.start", "start the sidecar: time until it serves, memory, compared with a bare server"),
+    "start": ("speculant_graph.bench.start", "start the sidecar: time until it serves, memory, next to a bare server"),
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
     "engine-loop": ("speculant_graph.bench.engine_loop", "draft between passes of a GPU's speed, which are simulated"),

@@ -163,7 +163,7 @@ def _speed(budget: StepBudget, chance: np.random.Generator, num_steps: int, *, h
 @pytest.mark.parametrize("curve", list(CURVES))
 @pytest.mark.parametrize("num_rows", [1, 8, 64])
 def test_an_engine_that_begins_loses_few_passes_to_drafts_that_say_too_much(curve, num_rows):
-    """Nothing is known of its passes, drafts of 8 nodes are believed, and no more than a token in ten of them is right."""
+    """Nothing is known of its passes, drafts of 8 nodes are believed, and one token in ten of them is right."""
     most, budget = 8 * num_rows, StepBudget(LearnedCost())
     seconds = CURVES[curve].seconds(num_rows, num_rows + most)
     lost, chance = 0.0, np.random.default_rng(5)

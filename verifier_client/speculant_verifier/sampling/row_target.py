@@ -107,7 +107,7 @@ class RowTarget:
     def _choice_after(self, position: int) -> tuple[TokenId, float]:
         sampler, constraint = self._sampler, self._sampler.constraint
         if constraint is None:
-            return self._chosen[position] if position in self._chosen else self._choice_of(position, self._logits[position])
+            return self._chosen.get(position) or self._choice_of(position, self._logits[position])
         if sampler.can_choose_first:  # nearly always what the form allows, and a mask takes longer than to ask
             token, evidence = self._chosen.get(position) or self._choice_of(position, self._logits[position])
             if np.isfinite(evidence) and constraint.allows(self._token_ids, self._path_to(position), token):

@@ -1,7 +1,7 @@
 """Whether a trained adapter may be published: requests that no training has seen are replayed before and after.
 
 What serves now, the adapter published before or none, and the candidate draft for the same requests, without a target:
-a step drafts as the engine does, walks the draft along what the target wrote, and continues one token after it. The rule
+a step drafts as the engine does, walks the draft along the target's text, and goes one token further. The rule
 ``follow`` does the same where the target writes the record, so tokens a pass are those of the engine. Tokens a pass
 must rise, seconds must not, and what went well before must go on so.
 

@@ -1,4 +1,4 @@
-"""An engine's rows as sessions: whoever moves, comes back or stands next to an equal prompt is drafted from its text."""
+"""An engine's rows as sessions: who moves, comes back or has an equal neighbour is drafted from its text."""
 
 from __future__ import annotations
 
