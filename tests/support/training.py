@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from speculant_graph.config import TrainConfig
@@ -72,3 +74,22 @@ def write_adapter(folder: Path, model: Any, name: str = "tiny", seed: int = 0, s
     trainer.save(seed + 1, Evaluation(1.0, 0.5))
     assert trainer.best is not None
     return trainer.best[0]
+
+
+def slow_interval(differences: list[float], documents: list[str], num_draws: int) -> tuple[float, float]:
+    """Put samples of documents together one by one, each with all of its requests; return where 95 % of means lie."""
+    names = sorted(set(documents))
+    means = []
+    for drawn in np.random.default_rng(0).integers(len(names), size=(num_draws, len(names))):
+        sample: list[float] = []
+        for index in drawn:
+            sample += [each for each, name in zip(differences, documents, strict=True) if name == names[index]]
+        means.append(sum(sample) / len(sample))
+    means.sort()
+
+    def quantile(share: float) -> float:
+        place = share * (len(means) - 1)
+        below, above = means[math.floor(place)], means[math.ceil(place)]
+        return below + (above - below) * (place - math.floor(place))
+
+    return quantile(0.025), quantile(0.975)
