@@ -19,7 +19,7 @@ from speculant_verifier.engine.sequence import Request
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.rules import teacher_forced
 from speculant_verifier.training import gate
-from speculant_verifier.training.gate import DRAFT, Replay, compare, interval_of, judge, objection, shortage
+from speculant_verifier.training.gate import DRAFT, Replay, compare, interval_of, judge, objection, shortage, weights_of
 from speculant_verifier.training.trainer import train_adapter
 from support.draft_models import noisy
 from support.tiny_models import tiny_model
@@ -156,17 +156,6 @@ def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> Non
     assert judge(bad, good, checkpoint, [*learned, *others(shuffled(written[:4]))]).is_better
 
 
-class Counted:
-    """A replay whose outcomes are given."""
-
-    def __init__(self, passes: Sequence[int], pass_s: float) -> None:
-        self._passes, self._pass_s = iter(passes), pass_s
-
-    def run(self, record: RequestRecord) -> tuple[int, float]:
-        passes = next(self._passes)
-        return passes, passes * self._pass_s
-
-
 @pytest.mark.parametrize(
     ("after", "pass_s", "documents", "remembered", "reason"),
     [
@@ -181,22 +170,40 @@ class Counted:
 )
 def test_reasons(after: list[int], pass_s: float, documents: int, remembered: int, reason: str) -> None:
     records = [replace(record([1], [2] * 120), document=f"d{index * documents // 10}") for index in range(10)]
-    compared = compare(Counted([60] * 10, 1.0), Counted(after, pass_s), records)  # type: ignore[arg-type]
-    replay = compare(Counted([60] * 10, 1.0), Counted([remembered] * 10, 1.0), records)  # type: ignore[arg-type]
+    compared = compare(records, [((60, 60.0), (passes, passes * pass_s)) for passes in after])
+    replay = compare(records, [((60, 60.0), (remembered, float(remembered)))] * 10)
     assert compared.num_documents == documents
     assert compared.tokens_per_pass_before == pytest.approx(2.0)
     assert compared.tokens_per_pass_after == pytest.approx(sum(120 / each for each in after) / 10)
     assert compared.tokens_per_s_after == pytest.approx(1200 / (sum(after) * pass_s))
-    found = objection(compared, replay)
+    found = objection(compared, compared, replay)
     assert reason in found
     assert bool(found) == bool(reason)
 
 
 @given(
-    st.lists(st.tuples(st.floats(-3, 3), st.sampled_from("abcdef")), min_size=1, max_size=30),
+    st.lists(st.tuples(st.floats(-3, 3), st.sampled_from("abcdef"), st.integers(1, 3)), min_size=1, max_size=30),
     st.integers(1, 40),
 )
-def test_the_interval_draws_whole_documents(requests: list[tuple[float, str]], num_draws: int) -> None:
-    differences, documents = [each for each, _ in requests], [name for _, name in requests]
-    found = interval_of(np.array(differences), documents, num_draws)
+def test_the_interval_draws_whole_documents(requests: list[tuple[float, str, int]], num_draws: int) -> None:
+    """A request that stands for several is as if it were there so often."""
+    differences, documents, weights = map(list, zip(*requests, strict=True))
+    found = interval_of(np.array(differences), documents, np.array(weights, float), num_draws)
+    differences, documents = map(
+        list, zip(*((d, name) for d, name, count in requests for _ in range(count)), strict=True)
+    )
     assert found == pytest.approx(slow_interval(differences, documents, num_draws), abs=1e-9)
+
+
+@pytest.mark.parametrize("num_others", [100, 4_000])
+def test_requests_stand_for_those_that_were_not_kept_or_replayed(num_others: int) -> None:
+    """Of the requests that went well the 400 with the smallest keys are kept, of 3 in 10 documents."""
+    chosen = random.Random(0)
+    failures = [record([index], [2]) for index in range(60)]
+    keys = sorted(chosen.random() for _ in range(num_others))[:400]
+    replay = [replace(record([1], [2]), is_failure=False, reservoir_key=key) for key in keys]
+    held_out = [*failures, *replay]
+    weights = weights_of(held_out, failures[:30], chosen.sample(replay, min(100, len(replay))))
+    assert weights[:30].sum() == pytest.approx(60)
+    assert weights[30:].sum() == pytest.approx(num_others, rel=0.15)
+    assert set(weights[:30]) == {2.0}

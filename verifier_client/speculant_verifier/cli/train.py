@@ -161,7 +161,8 @@ def _evaluate(settings: TrainSettings, adapter: Path) -> int:
 
 def _print_gate(verdict: Verdict) -> None:
     """Print the gate's figures for people."""
-    for name, compared in (("failures", verdict.failures), ("other requests", verdict.replay)):
+    kinds = ("requests", verdict.everything), ("failures", verdict.failures), ("other requests", verdict.replay)
+    for name, compared in kinds:
         if compared is not None:
             low, high = compared.interval_after_minus_before
             sys.stdout.write(

@@ -219,13 +219,15 @@ def require_plain(model: PreTrainedModel) -> None:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Keep back two warnings of peft about itself.
+    """Keep back three warnings of peft about itself.
 
-    It uses a name that transformers deprecates, and warns of its own patterns for experts.
+    It uses a name that transformers deprecates, warns of its own patterns for experts, and tells that it unties what
+    is tied here again.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied", UserWarning)
         yield
 
 

@@ -95,7 +95,8 @@ class Engine:
             self._budget, has_predictions=has_predictions, is_measured=budget is not None
         )
         self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
-        self._acceptance = RollingAcceptance()
+        self.acceptance = RollingAcceptance()
+        """How well drafts went lately, tenant by tenant."""
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self.logits_cache = LogitsCache(target.name, config.target_cache)
         """SpecExec's cache of the target's logits, which counts what it does."""
@@ -249,9 +250,9 @@ class Engine:
         if output.finish_reason is not None:
             totals.num_ended[output.finish_reason] += 1
             totals.request_times.observe(now_s - sequence.arrived_s)
-            rolling, num_accepted = self._acceptance.of(sequence.tenant), sum(sequence.accepted_by_depth)
-            self._acceptance.add(sequence.tenant, sequence.num_tried, num_accepted)
-            sequence.rolling_acceptance = self._acceptance.of(sequence.tenant)
+            rolling, num_accepted = self.acceptance.of(sequence.tenant), sum(sequence.accepted_by_depth)
+            self.acceptance.add(sequence.tenant, sequence.num_tried, num_accepted)
+            sequence.rolling_acceptance = self.acceptance.of(sequence.tenant)
             if output.finish_reason != "error" and self._records is not None:
                 self._records.finish(sequence, rolling)
 

@@ -84,8 +84,10 @@ class Verdict:
     """Whether it may be published."""
     reason: str
     """Why, for people."""
+    everything: Comparison | None
+    """Of all kinds of requests, in the shares that they have; None if too few were held out to judge by."""
     failures: Comparison | None
-    """Of what it was trained for; None if too few requests were held out to judge by."""
+    """Of what it was trained for; None with the other."""
     replay: Comparison | None
     """Of requests that were no failures; None with the other."""
 
@@ -117,38 +119,77 @@ def judge(
         ConfigError: the model can't be loaded, or the present adapter is not of it.
     """
     if too_few := shortage(records):
-        return Verdict(False, too_few, None, None)
+        return Verdict(False, too_few, None, None, None)
     failures, replay = _judges(records)
     pass_s = sum(record.pass_s for record in failures + replay) / len(failures + replay)
     before, after = (Replay(_load_adapted(config, each), pass_s) for each in (present, candidate))
-    compared = compare(before, after, failures)
-    remembered = compare(before, after, replay)
-    reason = objection(compared, remembered)
-    return Verdict(not reason, reason or "tokens a pass rise and tokens a second do not fall", compared, remembered)
+    judges = failures + replay
+    runs = [(before.run(record), after.run(record)) for record in judges]
+    everything = compare(judges, runs, weights_of(records, failures, replay))
+    num_failures = len(failures)
+    compared, remembered = compare(failures, runs[:num_failures]), compare(replay, runs[num_failures:])
+    reason = objection(everything, compared, remembered)
+    why = reason or "tokens a pass rise and tokens a second do not fall"
+    return Verdict(not reason, why, everything, compared, remembered)
 
 
-def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> Comparison:
-    """Replay requests with both; at least one request. The interval is a bootstrap over documents."""
-    runs = [[each.run(record) for each in (before, after)] for record in records]
+def weights_of(
+    records: Sequence[RequestRecord], failures: Sequence[RequestRecord], replay: Sequence[RequestRecord]
+) -> NDArray[np.float64]:
+    """Return for how many requests each of those that were replayed stands, failures first.
+
+    Failures are those that went badly before. By them alone any other model would look better, and by the rest worse,
+    as texts are harder for one model than for another by chance. Together, in the shares that they have of all
+    requests, they are fair. All failures are recorded. Of the others those with the smallest keys are, so the largest
+    of m keys is about m / (m + 1) of the share that is kept.
+
+    Args:
+        records: all that are held out.
+        failures: those of them that were replayed.
+        replay: the same of the others.
+    """
+    num_failures = sum(record.is_failure for record in records)
+    largest, num_others = max(record.reservoir_key for record in replay), len(records) - num_failures
+    kept_share = min(1.0, largest * (len(replay) + 1) / len(replay))
+    weights = num_failures / len(failures), num_others / max(kept_share, 1e-9) / len(replay)
+    return np.repeat(weights, (len(failures), len(replay)))
+
+
+def compare(
+    records: Sequence[RequestRecord],
+    runs: Sequence[tuple[tuple[int, float], tuple[int, float]]],
+    weights: NDArray[np.float64] | None = None,
+) -> Comparison:
+    """Return what replays came to, with an interval by a bootstrap over documents.
+
+    Args:
+        records: at least one request.
+        runs: of each the passes and seconds before and after.
+        weights: for how many requests each stands; None: for one.
+    """
+    weights = np.ones(len(records)) if weights is None else weights
     sizes = np.array([len(record.output) for record in records])
     num_passes, seconds = (np.array([[run[part] for run in pair] for pair in runs]) for part in (0, 1))
-    per_pass, per_s = sizes[:, None] / num_passes, (sizes.sum() / seconds.sum(0)).tolist()
+    per_pass, per_s = sizes[:, None] / num_passes, (weights @ sizes / (weights @ seconds)).tolist()
     differences = per_pass[:, 1] - per_pass[:, 0]
     documents = documents_of(records)
-    before_per_pass, after_per_pass = per_pass.mean(0).tolist()
+    before_per_pass, after_per_pass = np.average(per_pass, 0, weights).tolist()
     return Comparison(
         num_requests=len(records),
         tokens_per_pass_before=before_per_pass,
         tokens_per_pass_after=after_per_pass,
         num_documents=len(set(documents)),
-        interval_after_minus_before=interval_of(differences, documents),
+        interval_after_minus_before=interval_of(differences, documents, weights),
         tokens_per_s_before=per_s[0],
         tokens_per_s_after=per_s[1],
     )
 
 
 def interval_of(
-    differences: NDArray[np.float64], documents: Sequence[str], num_draws: int = _RESAMPLES
+    differences: NDArray[np.float64],
+    documents: Sequence[str],
+    weights: NDArray[np.float64],
+    num_draws: int = _RESAMPLES,
 ) -> tuple[float, float]:
     """Return what holds 95 % of the mean when documents are drawn anew, each with all of its requests.
 
@@ -158,10 +199,11 @@ def interval_of(
     Args:
         differences: one per request.
         documents: per request its document.
+        weights: per request for how many it stands.
         num_draws: how often.
     """
     names, which = np.unique(documents, return_inverse=True)
-    sums, sizes = np.bincount(which, differences), np.bincount(which)
+    sums, sizes = np.bincount(which, weights * differences), np.bincount(which, weights)
     drawn = np.random.default_rng(0).integers(len(names), size=(num_draws, len(names)))
     low, high = np.percentile(sums[drawn].sum(1) / sizes[drawn].sum(1), (2.5, 97.5)).tolist()
     return low, high
@@ -189,13 +231,13 @@ def _judges(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list
     return failures, replay
 
 
-def objection(failures: Comparison, replay: Comparison) -> str:
+def objection(everything: Comparison, failures: Comparison, replay: Comparison) -> str:
     """Return why a candidate is refused; empty if it is not."""
-    if failures.gain <= 0.0:
+    if min(everything.gain, failures.gain) <= 0.0:
         return "tokens a pass do not rise"
-    if failures.interval_after_minus_before[0] <= 0.0:
-        return f"tokens a pass rise by {failures.gain:.3f}, which may be chance"
-    if failures.tokens_per_s_after < failures.tokens_per_s_before:
+    if everything.interval_after_minus_before[0] <= 0.0:
+        return f"tokens a pass rise by {everything.gain:.3f}, which may be chance"
+    if everything.tokens_per_s_after < everything.tokens_per_s_before:
         return "tokens a second fall"
     if -replay.gain > MOST_LOSS * replay.tokens_per_pass_before:
         return f"more than {MOST_LOSS:.0%} of the tokens a pass are lost on requests that went well"
