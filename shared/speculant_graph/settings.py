@@ -232,7 +232,8 @@ _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--r
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
-    if not any(name in _SECTION_FLAGS.values() for name in names):
+    is_switch = "action" in options  # no section, but one of the demo's
+    if is_switch or not any(name in _SECTION_FLAGS.values() for name in names):
         group.add_argument(*names, *(_SECTION_FLAGS[name] for name in names if name in _SECTION_FLAGS), **options)
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from speculant_graph.config import RecordConfig
-from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_verifier.draft_model.adapter_files import read_adapter
-from speculant_verifier.records.database import RecordWriter, read_records
+from speculant_verifier.records.database import read_records
 from support.http_api import wait_until
 from support.processes import fetched, running_verifier
 from support.tiny_models import tiny_model
-from support.training import recorded
+from support.training import fill_records
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 DRAFTING = ("--strategy", "model", "--num-threads", "1", "--no-measure-costs")
@@ -47,19 +44,9 @@ def ask(url: str, count: int) -> None:
         fetched(f"{url}/completions", body)
 
 
-def fill(folder: Path, models: Path) -> None:
-    """Record enough for the gate to judge by: a text that can be learnt."""
-    digest = CorpusTokenizer.load(str(models / "draft"), None).fingerprint.sha256
-    [written] = recorded(tiny_model("llama"), num_records=1)
-    with RecordWriter(RecordConfig(folder=folder)) as writer:
-        for index in range(360):
-            each = replace(written, document=f"d{index}", prompt=(index % 256, *written.prompt), tokenizer=digest)
-            writer.record(replace(each, is_failure=index % 3 == 0))
-
-
 @pytest.mark.slow
 def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
-    fill(tmp_path / "records", models)
+    fill_records(tmp_path / "records", models / "draft")
     given = (*named(models)[2:], "--record", str(tmp_path / "records"), "--min-failures", "12", *FAST, *FAILING)
     adapter = tmp_path / "records" / "adapters" / "draft"
     with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
@@ -89,7 +76,7 @@ def test_a_training_ends_with_its_verifier(models: Path, tmp_path: Path) -> None
         "100000",
         *FAILING,
     )
-    fill(tmp_path / "records", models)
+    fill_records(tmp_path / "records", models / "draft")
     with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
         ask(verifier.url, 3)
         wait_until(lambda: children(verifier.process.pid))

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from speculant_graph.config import TrainConfig
+from speculant_graph.config import RecordConfig, TrainConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_verifier.model import TargetModel
+from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.trainer import Evaluation, Trainer
 from support.records import record_of
+from support.tiny_models import tiny_model
 
 TOP_K = 4
 
@@ -93,3 +96,18 @@ def slow_interval(differences: list[float], documents: list[str], num_draws: int
         return below + (above - below) * (place - math.floor(place))
 
     return quantile(0.025), quantile(0.975)
+
+
+def fill_records(folder: Path, checkpoint: Path) -> None:
+    """Record enough of a text that can be learnt for the gate to judge by.
+
+    Args:
+        folder: of records.
+        checkpoint: the draft model's.
+    """
+    digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
+    [written] = recorded(tiny_model("llama"), num_records=1)
+    with RecordWriter(RecordConfig(folder=folder)) as writer:
+        for index in range(360):
+            each = replace(written, document=f"d{index}", prompt=(index % 256, *written.prompt), tokenizer=digest)
+            writer.record(replace(each, is_failure=index % 3 == 0))

@@ -189,15 +189,14 @@ def test_the_interval_draws_whole_documents(requests: list[tuple[float, str, int
     """A request that stands for several is as if it were there so often."""
     differences, documents, weights = map(list, zip(*requests, strict=True))
     found = interval_of(np.array(differences), documents, np.array(weights, float), num_draws)
-    differences, documents = map(
-        list, zip(*((d, name) for d, name, count in requests for _ in range(count)), strict=True)
-    )
-    assert found == pytest.approx(slow_interval(differences, documents, num_draws), abs=1e-9)
+    repeated = [(difference, name) for difference, name, count in requests for _ in range(count)]
+    expected = slow_interval([each for each, _ in repeated], [name for _, name in repeated], num_draws)
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("num_others", [100, 4_000])
 def test_requests_stand_for_those_that_were_not_kept_or_replayed(num_others: int) -> None:
-    """Of the requests that went well the 400 with the smallest keys are kept, of 3 in 10 documents."""
+    """Of the requests that went well the 400 with the smallest keys are kept."""
     chosen = random.Random(0)
     failures = [record([index], [2]) for index in range(60)]
     keys = sorted(chosen.random() for _ in range(num_others))[:400]
