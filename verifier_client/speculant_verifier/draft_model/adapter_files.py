@@ -98,21 +98,21 @@ def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> 
     """Return a copy of a model with an adapter added to its weights, which costs nothing per pass.
 
     Args:
-        model: the base, as it was loaded; it stays so.
+        model: the base, as it was loaded; it stays so. If its weights are packed, in four bits for example, those of
+            the copy are not.
         base_name: the name or folder it was loaded from.
         folder: the adapter.
 
     Raises:
-        ConfigError: it was trained for another model, its tensors are not those of this model, or not all numbers are
-            finite; one line that ends in what to do.
+        ConfigError: the base's weights can't be unpacked, the adapter was trained for another model, its tensors are
+            not those of this model, or not all numbers are finite; one line that ends in what to do.
     """
-    require_plain(model)
     info = read_adapter(folder)
     require_base(info, base_name)
     try:
         # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
         with quiet_peft():
-            adapted = get_peft_model(copy.deepcopy(model), info.config)
+            adapted = get_peft_model(plain(copy.deepcopy(model)), info.config)
             load_weights(adapted, base_name, info)
             separated = _separate_tied(adapted)
             if info.config.lora_bias:
@@ -207,14 +207,23 @@ def _tie_if_equal(model: PreTrainedModel) -> None:
         config.tie_word_embeddings = is_equal  # peft has changed it
 
 
-def require_plain(model: PreTrainedModel) -> None:
-    """Refuse a model whose weights are quantised: matrices can't be added to packed ones.
+def plain(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model whose weights are numbers that matrices can be added to: packed ones are unpacked, in place.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: transformers can't unpack weights of this kind.
     """
-    if getattr(model, "is_quantized", False):
-        raise ConfigError(f"'{model.name_or_path}' has quantised weights, which take no adapter; give it in bfloat16")
+    if not getattr(model, "is_quantized", False):
+        return model
+    try:
+        unpacked: PreTrainedModel = model.dequantize()
+    except (NotImplementedError, ImportError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the weights of '{model.name_or_path}' are packed in a way that can't be undone here, and take no adapter "
+            f"({sentence(error)})",
+            fix="give it in bfloat16",
+        ) from error
+    return unpacked
 
 
 @contextmanager

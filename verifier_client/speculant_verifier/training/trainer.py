@@ -35,8 +35,8 @@ from speculant_verifier.draft_model.adapter_files import (
     NOTE_FILE,
     AdapterInfo,
     load_weights,
+    plain,
     quiet_peft,
-    require_plain,
 )
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import Example, documents_of, make_example, mixture, split
@@ -171,7 +171,7 @@ class Trainer:
         Raises:
             ConfigError: it can't have an adapter, or not this one.
         """
-        require_plain(model)
+        model = plain(model)
         torch.manual_seed(0)  # a training can be repeated
         self._config, self._folder = config, folder
         if model.dtype == torch.float16:  # gradients of single tokens are too small for it
