@@ -108,6 +108,6 @@ def fill_records(folder: Path, checkpoint: Path) -> None:
     digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
     [written] = recorded(tiny_model("llama"), num_records=1)
     with RecordWriter(RecordConfig(folder=folder)) as writer:
-        for index in range(360):
+        for index in range(500):
             each = replace(written, document=f"d{index}", prompt=(index % 256, *written.prompt), tokenizer=digest)
             writer.record(replace(each, is_failure=index % 3 == 0))

@@ -23,7 +23,7 @@ from support.tiny_models import tiny_model
 from support.training import recorded
 
 FAST = ("--learning-rate", "0.04")
-NUM_RECORDS = 720
+NUM_RECORDS = 1_000
 """Of which three tenths are held out, two thirds of these as replay, half for either tenant."""
 
 
