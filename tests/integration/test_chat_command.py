@@ -140,7 +140,7 @@ def test_the_draft_model_is_trained_judged_and_counted_from_the_chat(tmp_path: P
     learning = ["--draft-model", str(tmp_path / "draft"), "--record", str(records), "--learning-rate", "0.04"]
     fill_records(records, tmp_path / "draft")
     say(monkeypatch, "One", "/eval", "/train", "Two", "/stats", "/eval")
-    assert main([*given, *learning, "--epochs", "6"]) == 1, "there is no adapter to judge at first"
+    assert main([*given, *learning, "--epochs", "2"]) == 1, "there is no adapter to judge at first"
     shown = capsys.readouterr()
     assert "no adapter drafts" in shown.err
     assert "best so far" in shown.err

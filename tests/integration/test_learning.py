@@ -18,7 +18,7 @@ from support.training import fill_records
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 DRAFTING = ("--strategy", "model", "--num-threads", "1", "--no-measure-costs")
-FAST = ("--learning-rate=0.04", "--epochs=6")
+FAST = ("--learning-rate=0.04", "--epochs=2")
 FAILING = ("--record.threshold", "1", "--speculation", "on")
 
 

@@ -60,7 +60,7 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     output = tmp_path / "adapter"
     given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST)
     run = subprocess.run(
-        command(*given, "--tenant", "a", "--epochs", 30, "--json"), capture_output=True, text=True, check=False
+        command(*given, "--tenant", "a", "--epochs", 4, "--json"), capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     figures = json.loads(run.stdout.splitlines()[-1])
@@ -80,7 +80,7 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     weights = output.resolve() / WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:1000])
     repaired = subprocess.run(
-        command(*given, "--tenant", "b", "--epochs", 30), capture_output=True, text=True, check=False
+        command(*given, "--tenant", "b", "--epochs", 4), capture_output=True, text=True, check=False
     )
     assert repaired.returncode == 0, repaired.stderr
     assert "what is published can't be used" in repaired.stderr
