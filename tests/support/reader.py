@@ -43,7 +43,7 @@ _ENVIRONMENT = {
     "SPECULANT_VERIFIER__NUM_THREADS": "1",
     "SPECULANT_VERIFIER__MEASURE_COSTS": "false",  # takes six seconds for every new model
     "SPECULANT_TRAIN__LEARNING_RATE": "0.005",  # one text is all that is learned
-    "SPECULANT_TRAIN__EPOCHS": "3",
+    "SPECULANT_TRAIN__EPOCHS": "2",
 }
 _INTERPRETER = """
 import contextlib, json, sys
