@@ -69,7 +69,7 @@ def make_folder(folder: Path, graph: Path | None) -> None:
     prompts = ({"prompt": "The parties agree", "document": f"agreement-{index}"} for index in range(12))
     (folder / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in prompts), encoding="utf-8")
     if graph is None:
-        fill_records(folder / "my-records", folder / "my-draft-model")
+        fill_records(folder / "my-records", folder / "my-draft-model", num_tokens=12)
     else:
         shutil.copytree(graph.parent / "my-records", folder / "my-records")
     (folder / "openai").mkdir()

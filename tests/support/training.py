@@ -98,15 +98,16 @@ def slow_interval(differences: list[float], documents: list[str], num_draws: int
     return quantile(0.025), quantile(0.975)
 
 
-def fill_records(folder: Path, checkpoint: Path) -> None:
+def fill_records(folder: Path, checkpoint: Path, num_tokens: int = 24) -> None:
     """Record enough of a text that can be learnt for the gate to judge by.
 
     Args:
         folder: of records.
         checkpoint: the draft model's.
+        num_tokens: of an answer.
     """
     digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
-    [written] = recorded(tiny_model("llama"), num_records=1)
+    [written] = recorded(tiny_model("llama"), num_records=1, num_tokens=num_tokens)
     with RecordWriter(RecordConfig(folder=folder)) as writer:
         for index in range(500):
             each = replace(written, document=f"d{index}", prompt=(index % 256, *written.prompt), tokenizer=digest)
