@@ -357,9 +357,11 @@ class RecordConfig(Config):
     folder: Path | None = None
     """Write finished requests to a SQLite database in this folder: prompt and output as token ids, and per position
     what was drafted, by what, whether it was accepted, and the target's most probable tokens. None: nothing is kept."""
+    threshold: Literal["relative"] | Annotated[float, Field(ge=0.0, le=1.0)] = "relative"
+    """A request is a failure if of its tokens for which anything was drafted a smaller share was accepted than this.
+    'relative': than of its tenant's latest 100 requests. Without drafts it is none."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
-    """Most bytes of failures (requests of whose emitted tokens less than half was drafted), and of replay (a sample of
-    the others); the oldest are deleted."""
+    """Most bytes of failures, and of replay (a sample of the other requests); the oldest are deleted."""
 
 
 class TrainConfig(Config):

@@ -246,9 +246,10 @@ _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--r
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
+    is_switch = "action" in options  # no section, but one of the demo's
     if options.get("nargs") == "*" and names[0].startswith("-"):
         options["action"] = "extend"  # a flag that is repeated adds to its list, as one does that takes one value
-    if not any(name in _SECTION_FLAGS.values() for name in names):
+    if is_switch or not any(name in _SECTION_FLAGS.values() for name in names):
         group.add_argument(*names, *(_SECTION_FLAGS[name] for name in names if name in _SECTION_FLAGS), **options)
 
 

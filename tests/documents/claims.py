@@ -64,7 +64,7 @@ EXPECTED: dict[str, list[str]] = {
         r"\"generation\": 2",
         r"(?i)parties",
     ],
-    "docs/draft-model.md": [r"gate: tokens a pass", r"adapter adapter, sha256"],
+    "docs/draft-model.md": [r"gate, \d+ requests of \d+ documents", r"adapter adapter, sha256", r"(?m)^better: "],
     "docs/drafting.md": [r"tree +16 "],
     "docs/graphs.md": [r"orders 1-5", r"(?i)parties"],
     "docs/explorer.md": [r'"strategy": ?"tree"', r'"text": ?"The parties"'],

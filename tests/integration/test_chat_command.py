@@ -19,7 +19,9 @@ from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.engine import Request
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import teacher_forced
+from support.tiny_models import tiny_model
 from support.tool_models import serving_tools
+from support.training import fill_records
 
 TEMPLATE = "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}def answer("
 THOUGHT, SAID = "A 🦊?", "Fünf. Yes"
@@ -125,3 +127,35 @@ def test_only_the_final_channel_is_the_answer(channels, monkeypatch, terminal: b
     assert SAID in history
     assert THOUGHT not in history
     assert "<|channel|>analysis" not in history
+
+
+@pytest.mark.slow
+def test_the_draft_model_is_trained_judged_and_counted_from_the_chat(tmp_path: Path, capsys, monkeypatch) -> None:
+    for name, tiny in (("target", tiny_model("llama")), ("draft", tiny_model("llama", seed=1))):
+        tiny.model.save_pretrained(tmp_path / name)
+        tiny.tokenizer.save_pretrained(tmp_path / name)
+        (tmp_path / name / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    records = tmp_path / "records"
+    given = ["chat", "--model", str(tmp_path / "target"), *OWN, "--speculation", "on"]
+    learning = ["--draft-model", str(tmp_path / "draft"), "--record", str(records), "--learning-rate", "0.04"]
+    fill_records(records, tmp_path / "draft")
+    say(monkeypatch, "One", "/eval", "/train", "Two", "/stats", "/eval")
+    assert main([*given, *learning, "--epochs", "2"]) == 1, "there is no adapter to judge at first"
+    shown = capsys.readouterr()
+    assert "no adapter drafts" in shown.err
+    assert "best so far" in shown.err
+    assert "the draft model now has adapter" in shown.err
+    assert "16 tokens in " in shown.err
+    assert "draft model with adapter" in shown.err
+    assert "recorded: 2 requests" in shown.err
+    assert "\nbetter: " in shown.err
+    assert "gate, " not in shown.out, "answers alone go there"
+
+
+@pytest.mark.parametrize("command", ["/train", "/eval"])
+def test_without_records_nothing_is_trained(model: Path, command: str, capsys, monkeypatch) -> None:
+    say(monkeypatch, command, "/stats")
+    assert main(["chat", "--model", str(model), *OWN]) == 1
+    shown = capsys.readouterr().err
+    assert "--record" in shown
+    assert "0 tokens in 0 passes" in shown

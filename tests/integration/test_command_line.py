@@ -114,14 +114,16 @@ def test_a_missing_extra_names_the_command_to_type() -> None:
 
 
 @pytest.mark.slow
-def test_demo() -> None:
+@pytest.mark.parametrize("more", [[], ["--draft-model"]])
+def test_demo(more: list[str]) -> None:
     """The whole demo as a user runs it, with short texts."""
-    command = [sys.executable, "-m", "speculant_graph.cli.main", "demo", "--rounds", "1", "--json"]
+    command = [sys.executable, "-m", "speculant_graph.cli.main", "demo", "--rounds", "1", "--json", *more]
     result = subprocess.run([*command, "--max-tokens", "32"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.startswith("demo:    graph of ")
     report = json.loads(result.stdout.splitlines()[-1])
     assert report["identical"] is True
+    assert ("draft model: " in result.stdout) == bool(more)
     assert report["mean_accepted_tokens"] > 1
     assert report["steps_without_drafter"] < 5, "one that a busy machine delays is none that fails"
     keys = {"identical", "speedup", "plain_tokens_per_s", "speculative_tokens_per_s", "mean_accepted_tokens",

@@ -14,10 +14,12 @@ from speculant_verifier.records.database import read_records
 from support.http_api import wait_until
 from support.processes import fetched, running_verifier
 from support.tiny_models import tiny_model
+from support.training import fill_records
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 DRAFTING = ("--strategy", "model", "--num-threads", "1", "--no-measure-costs")
-FAST = ("--learning-rate=0.04", "--epochs=24")
+FAST = ("--learning-rate=0.04", "--epochs=2")
+FAILING = ("--record.threshold", "1", "--speculation", "on")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,8 @@ def ask(url: str, count: int) -> None:
 
 @pytest.mark.slow
 def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
-    given = (*named(models)[2:], "--record", str(tmp_path / "records"), "--min-failures", "12", *FAST)
+    fill_records(tmp_path / "records", models / "draft")
+    given = (*named(models)[2:], "--record", str(tmp_path / "records"), "--min-failures", "12", *FAST, *FAILING)
     adapter = tmp_path / "records" / "adapters" / "draft"
     with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
         ask(verifier.url, 12)
@@ -63,7 +66,17 @@ def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_training_ends_with_its_verifier(models: Path, tmp_path: Path) -> None:
-    given = (*named(models)[2:], "--record", str(tmp_path / "records"), "--min-failures", "3", "--epochs", "100000")
+    given = (
+        *named(models)[2:],
+        "--record",
+        str(tmp_path / "records"),
+        "--min-failures",
+        "3",
+        "--epochs",
+        "100000",
+        *FAILING,
+    )
+    fill_records(tmp_path / "records", models / "draft")
     with running_verifier(tmp_path, *given, *DRAFTING[:2], model=models / "target") as verifier:
         ask(verifier.url, 3)
         wait_until(lambda: children(verifier.process.pid))

@@ -22,6 +22,7 @@ from pathlib import Path
 from speculant_graph.cli.main import main
 from speculant_verifier.demo import DRAFT_MODEL_FOLDER, MODEL_FOLDER
 from support.pages import ROOT, Block
+from support.training import fill_records
 
 TEXT = "The parties agree to the terms of this agreement. In case of doubt the parties agree to talk.\n"
 TEMPLATE = (
@@ -41,8 +42,8 @@ _SOCKETS = re.compile(r"/(?:tmp|run)/speculant-(drafter|verifier)\b")
 _ENVIRONMENT = {
     "SPECULANT_VERIFIER__NUM_THREADS": "1",
     "SPECULANT_VERIFIER__MEASURE_COSTS": "false",  # takes six seconds for every new model
-    "SPECULANT_TRAIN__LEARNING_RATE": "0.005",  # a dozen records of one text are all that is learned from
-    "SPECULANT_TRAIN__EPOCHS": "16",
+    "SPECULANT_TRAIN__LEARNING_RATE": "0.005",  # one text is all that is learned
+    "SPECULANT_TRAIN__EPOCHS": "2",
 }
 _INTERPRETER = """
 import contextlib, json, sys
@@ -56,16 +57,21 @@ for line in sys.stdin:
 
 
 def make_folder(folder: Path, graph: Path | None) -> None:
-    """Fill a folder with what pages call my-model, my-draft-model, my-text, my-notes, ... and graph.pkl.
+    """Fill a folder with what pages call my-model, my-draft-model, my-records, my-text, ... and graph.pkl.
 
     Args:
         folder: an empty one.
-        graph: a graph of my-text that was built before; without it the graph is built.
+        graph: a graph of my-text in a folder that was filled before; without it the graph is built.
     """
     shutil.copytree(MODEL_FOLDER, folder / "my-model")
     (folder / "my-model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     shutil.copytree(DRAFT_MODEL_FOLDER, folder / "my-draft-model")
-    (folder / "prompts.txt").write_text("The parties agree\n" * 12, encoding="utf-8")
+    prompts = ({"prompt": "The parties agree", "document": f"agreement-{index}"} for index in range(12))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in prompts), encoding="utf-8")
+    if graph is None:
+        fill_records(folder / "my-records", folder / "my-draft-model", num_tokens=12)
+    else:
+        shutil.copytree(graph.parent / "my-records", folder / "my-records")
     (folder / "openai").mkdir()
     (folder / STAND_IN).symlink_to(folder / "my-model")
     (folder / "my-text").mkdir()

@@ -23,6 +23,7 @@ def record_of(number: int = 0, tenant: str = "", *, key: float | None = None, nu
         output=(7,) * num_tokens,
         drafted=((7, 8),) * num_tokens,
         sources=(("ngrams", "tree"),) * num_tokens,
+        confidences=((0.5, 0.25),) * num_tokens,
         accepted=(True,) * num_tokens,
         top_token_ids=((7, 2**31),) * num_tokens,
         top_logprobs=((-0.25, -12.34567),) * num_tokens,
@@ -31,3 +32,25 @@ def record_of(number: int = 0, tenant: str = "", *, key: float | None = None, nu
         is_failure=key is None,
         reservoir_key=0.5 if key is None else key,
     )
+
+
+def slow_rolling_acceptance(
+    requests: list[tuple[str, int, int]], tenant: str, window: int, most_tenants: int
+) -> float | None:
+    """Accepted share of a tenant's latest requests, worked out from all that ever were.
+
+    Args:
+        requests: all so far, in order: tenant, tried positions, accepted ones.
+        tenant: whose.
+        window: how many of its latest requests count.
+        most_tenants: of tenants that were quiet for longer nothing is known, nor of what they did before.
+    """
+    known: list[str] = []  # the quietest first
+    counted: dict[str, list[tuple[int, int]]] = {}
+    for name, tried, accepted in requests:
+        known = [*(each for each in known if each != name), name]
+        if len(known) > most_tenants:
+            counted.pop(known.pop(0))
+        counted.setdefault(name, []).append((tried, accepted))
+    latest = counted.get(tenant, [])[-window:]
+    return sum(accepted for _, accepted in latest) / sum(tried for tried, _ in latest) if latest else None

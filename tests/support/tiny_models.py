@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -99,3 +103,25 @@ def tiny_model(
         **more,
     )
     return TargetModel(AutoModelForCausalLM.from_config(config), byte_tokenizer(), f"tiny-{family}")
+
+
+def pack_experts(folder: Path) -> dict[str, torch.Tensor]:
+    """Make a gpt-oss checkpoint one as published, experts as blocks of 32 four-bit numbers with a scale.
+
+    Returns:
+        The blocks, which are random.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    packed = {}
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inner, outer = weights.pop(name).shape
+        size = (experts, outer, inner // 32)
+        packed[f"{name}_blocks"] = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, generator=generator)
+        packed[f"{name}_scales"] = torch.randint(120, 126, size, dtype=torch.uint8, generator=generator)
+    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    save_file(half | packed, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return packed

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from speculant_graph.config import TrainConfig
+from speculant_graph.config import RecordConfig, TrainConfig
+from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_verifier.model import TargetModel
+from speculant_verifier.records.database import RecordWriter
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.trainer import Evaluation, Trainer
 from support.records import record_of
+from support.tiny_models import tiny_model
 
 TOP_K = 4
 
@@ -72,3 +77,38 @@ def write_adapter(folder: Path, model: Any, name: str = "tiny", seed: int = 0, s
     trainer.save(seed + 1, Evaluation(1.0, 0.5))
     assert trainer.best is not None
     return trainer.best[0]
+
+
+def slow_interval(differences: list[float], documents: list[str], num_draws: int) -> tuple[float, float]:
+    """Put samples of documents together one by one, each with all of its requests; return where 95 % of means lie."""
+    names = sorted(set(documents))
+    means = []
+    for drawn in np.random.default_rng(0).integers(len(names), size=(num_draws, len(names))):
+        sample: list[float] = []
+        for index in drawn:
+            sample += [each for each, name in zip(differences, documents, strict=True) if name == names[index]]
+        means.append(sum(sample) / len(sample))
+    means.sort()
+
+    def quantile(share: float) -> float:
+        place = share * (len(means) - 1)
+        below, above = means[math.floor(place)], means[math.ceil(place)]
+        return below + (above - below) * (place - math.floor(place))
+
+    return quantile(0.025), quantile(0.975)
+
+
+def fill_records(folder: Path, checkpoint: Path, num_tokens: int = 24) -> None:
+    """Record enough of a text that can be learnt for the gate to judge by.
+
+    Args:
+        folder: of records.
+        checkpoint: the draft model's.
+        num_tokens: of an answer.
+    """
+    digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
+    [written] = recorded(tiny_model("llama"), num_records=1, num_tokens=num_tokens)
+    with RecordWriter(RecordConfig(folder=folder)) as writer:
+        for index in range(500):
+            each = replace(written, document=f"d{index}", prompt=(index % 256, *written.prompt), tokenizer=digest)
+            writer.record(replace(each, is_failure=index % 3 == 0))

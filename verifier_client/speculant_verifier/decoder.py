@@ -228,13 +228,16 @@ class SpeculativeDecoder:
         self,
         prompt: str | Prompts,
         generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        *,
+        documents: Sequence[str] = (),
     ) -> Iterator[StepEvent]:
         """Like :meth:`generate`, but yield what every step emits as it happens.
 
         The texts of a sample's events, put together, are the text of its result, which the last event carries. Leaving
-        the iterator ends the generation.
+        the iterator ends the generation. Of a list, ``documents`` may say of which document each prompt is a part:
+        records hold it, and a training is judged by documents that it has not seen.
         """
-        batch = self._batch(prompt, generation_config)
+        batch = self._batch(prompt, generation_config, documents=documents)
         for output in self._runner.stream(batch.requests):
             yield batch.event(output)
 
@@ -342,6 +345,7 @@ class SpeculativeDecoder:
         config: GenerationConfig | Sequence[GenerationConfig] | None,
         session: SessionOptions | None = None,
         shared_length: int = 0,
+        documents: Sequence[str] = (),
     ) -> Batch:
         prompts: Sequence[Prompt] = [prompt] if isinstance(prompt, str) else prompt
         if (
@@ -364,6 +368,10 @@ class SpeculativeDecoder:
             raise GenerationRequestError(
                 f"there are {len(configs)} settings for {len(prompts)} prompts; give one for all, or one for each"
             )
+        if documents and len(documents) != len(prompts):
+            raise GenerationRequestError(
+                f"there are {len(documents)} documents for {len(prompts)} prompts; name one for each, or none"
+            )
         if isinstance(prompt, str) and configs[0].n > 1:
             raise GenerationRequestError("there would be several results for one text; give the prompt in a list")
         is_single = isinstance(prompt, str)
@@ -376,4 +384,5 @@ class SpeculativeDecoder:
             session=session,
             strategy=strategy,
             shared_length=shared_length,
+            documents=documents,
         )

@@ -92,6 +92,10 @@ class GenerationResult:
     """Tokens without a forward pass: the target's logits after their prefix were kept from an earlier one."""
     num_from_prefix_cache: int = 0
     """Tokens of the prompt that were not read, as an earlier request began in the same way."""
+    num_tried: int = 0
+    """Tokens for which anything was drafted."""
+    rolling_acceptance: float | None = None
+    """Accepted share of such tokens over the tenant's latest 100 requests, this one included; None without any."""
     sample: int = 0
     """Which sample of its prompt it is, from 0."""
     error: SpeculantError | None = None

@@ -10,10 +10,15 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from speculant_graph.config import DraftModelConfig, TrainConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import with_adapter
+from speculant_verifier.draft_model.factory import load_base
 from speculant_verifier.model import TargetModel
-from support.tiny_models import byte_tokenizer, tiny_model
+from speculant_verifier.training.examples import make_example
+from speculant_verifier.training.trainer import Trainer, train_adapter
+from support import training
+from support.tiny_models import byte_tokenizer, pack_experts, tiny_gpt_oss, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::RuntimeWarning")
 LAYERS = ["q_proj", "v_proj", "down_proj"]
@@ -133,3 +138,47 @@ def test_what_is_more_than_added_numbers_is_refused_by_name(tmp_path: Path, name
     with pytest.raises(ConfigError) as caught:
         with_adapter(base("plain", tied=False), "", tmp_path)
     assert name in str(caught.value)
+
+
+def test_an_adapter_of_a_base_in_four_bits(tmp_path: Path) -> None:
+    """It is trained on the numbers that the packed ones stand for, and added to them."""
+    config = DraftModelConfig(name=str(tmp_path / "packed"))
+    tiny = tiny_gpt_oss(seed=1)
+    tiny.model.save_pretrained(config.name)
+    tiny.tokenizer.save_pretrained(config.name)
+    pack_experts(Path(config.name))
+    loading = VerifierConfig(device="cpu", num_threads=1)
+    records = training.recorded(tiny_gpt_oss(), num_records=4)
+    settings = TrainConfig(rank=4, epochs=20, learning_rate=4e-2)
+    result = train_adapter(load_base(config, loading)[0], config.name, records, settings, tmp_path / "trained")
+    assert result.candidate is not None
+    base = load_base(config, loading)[0]
+    adapted, _ = with_adapter(base, config.name, result.candidate)
+    judges = [make_example(each, 512) for each in result.held_out]
+    found = Trainer(adapted, config.name, settings, tmp_path / "again").evaluate(judges)
+    assert found.loss == pytest.approx(result.after.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("can_unpack", [True, False])
+def test_packed_weights_are_unpacked_in_the_copy_alone(tmp_path: Path, can_unpack: bool, monkeypatch) -> None:
+    folder = training.write_adapter(tmp_path, tiny_model("llama").model)
+    packed = tiny_model("llama").model
+    packed.is_quantized = True
+
+    def unpacked(model: Any) -> Any:
+        if not can_unpack:
+            raise NotImplementedError("no implementation")
+        model.is_quantized = False
+        return model
+
+    monkeypatch.setattr(type(packed), "dequantize", unpacked)
+    if can_unpack:
+        adapted, _ = with_adapter(packed, "tiny", folder)
+        expected, _ = with_adapter(tiny_model("llama").model, "tiny", folder)
+        assert not adapted.is_quantized
+        for name, weights in expected.state_dict().items():
+            assert torch.equal(adapted.state_dict()[name], weights)
+    else:
+        with pytest.raises(ConfigError):
+            with_adapter(packed, "tiny", folder)
+    assert packed.is_quantized

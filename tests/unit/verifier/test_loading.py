@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import device_named, load_model
 from speculant_verifier.offload import placement
 from support.caching import TOLERANCE, Rows
-from support.tiny_models import tiny_gpt_oss, tiny_model
+from support.tiny_models import pack_experts, tiny_gpt_oss, tiny_model
 
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
 
@@ -32,22 +31,8 @@ def load(folder: Path, **settings) -> TargetModel:
 
 @pytest.fixture(scope="module")
 def mxfp4(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A gpt-oss checkpoint as published: experts as blocks of 32 four-bit numbers with a scale; and the blocks."""
     folder = save(tiny_gpt_oss(num_layers=4), tmp_path_factory.mktemp("mxfp4"))
-    generator = torch.Generator().manual_seed(0)
-    weights = load_file(folder / "model.safetensors")
-    packed = {}
-    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, inner, outer = weights.pop(name).shape
-        size = (experts, outer, inner // 32)
-        packed[f"{name}_blocks"] = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, generator=generator)
-        packed[f"{name}_scales"] = torch.randint(120, 126, size, dtype=torch.uint8, generator=generator)
-    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
-    save_file(half | packed, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder, packed
+    return folder, pack_experts(folder)
 
 
 def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

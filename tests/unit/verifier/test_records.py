@@ -8,17 +8,21 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
-from speculant_graph.types import Draft, SessionOptions
+from speculant_graph.types import Draft, Proposal, SessionOptions
 from speculant_verifier.engine import Engine, Request
+from speculant_verifier.engine.acceptance import RollingAcceptance
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.database import read_records, replay_of
 from speculant_verifier.records.record import RecordIdentity, Trace
 from speculant_verifier.rules import teacher_forced
 from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.engines import CONFIG, alone, finish
+from support.records import slow_rolling_acceptance
 from support.tiny_models import tiny_gpt_oss
 
 PROMPTS = [(1, 2, 3), (4, 5), (9, 8, 7, 6, 5), (11,), (12, 13)]
@@ -70,6 +74,9 @@ def check(record, sequence, target, drafts):
     assert sum(record.accepted) == sum(sequence.accepted_by_depth)
     assert record.num_passes == sequence.num_steps
     assert record.drafted_share == sum(record.accepted) / size
+    num_tried = sum(map(bool, record.drafted))
+    assert sequence.num_tried == num_tried
+    assert record.acceptance == (sum(record.accepted) / num_tried if num_tried else None)
     logprobs = scores(target, [*record.prompt, *record.output])[len(record.prompt) - 1 :]
     text = [*record.prompt, *record.output]
     starts = set()
@@ -116,7 +123,7 @@ def test_records_are_what_happened(target, tmp_path, kind, rows):
 
     engine = recording(target, tmp_path, ScriptedDrafter(watched), rows=rows)
     sequences = run(engine, [
-        Request(index, prompt, config) for index, prompt in enumerate(PROMPTS)
+        Request(index, prompt, config, document=f"d{index}") for index, prompt in enumerate(PROMPTS)
     ])  # fmt: skip
     found = recorded(tmp_path, sequences)
     assert found.keys() == set(range(len(PROMPTS)))
@@ -128,7 +135,7 @@ def test_records_are_what_happened(target, tmp_path, kind, rows):
         assert (record.target, record.tokenizer) == ("tiny-gpt-oss", target.fingerprint.sha256)
         assert (record.strategy, record.rule, record.temperature, record.seed) == ("greedy", "follow", 0.0, 0)
         assert {source for row in record.sources for source in row} == {"greedy"}, "as the draft says of itself"
-        assert record.is_failure == (record.drafted_share < 0.5)
+        assert record.document == f"d{index}"
 
 
 def test_stop_tokens_and_limits_cut_records_as_they_cut_the_text(target, tmp_path):
@@ -210,6 +217,83 @@ def test_who_is_recorded_and_as_whose(target, tmp_path):
     assert {index: each.tenant for index, each in found.items()} == {0: "house", 1: "acme", 2: "house"}
     assert {(each.draft_model, each.adapter) for each in found.values()} == {("small", "cafe")}
     assert len({each.reservoir_key for each in found.values()}) == 3
+
+
+class OfTenants(ScriptedDrafter):
+    """One that takes options of sessions."""
+
+    def open(self, session_id, options=None):
+        super().open(session_id)
+
+
+def outcomes(folder, target, threshold, requests, drafter):
+    """Decode requests one after another; return (tenant, acceptance, whether it is a failure) of each, and results."""
+    engine = recording(target, folder, drafter, rows=1, threshold=threshold)
+    sequences = run(engine, requests)
+    found = recorded(folder, sequences)
+    return [(found[i].tenant, found[i].acceptance, found[i].is_failure) for i in range(len(requests))], sequences
+
+
+def test_failures_are_judged_where_drafts_were_tried(target, tmp_path):
+    """By a fixed share, or by that of the tenant's requests before; where nothing was drafted nothing has failed."""
+    references = [[*prompt, *alone(target, prompt, CONFIG)] for prompt in PROMPTS]
+    script = knowing(references, 0.6, 258)
+
+    def drafter():
+        return OfTenants(lambda step: Draft() if step.token_ids[0] == PROMPTS[3][0] else script(step))
+
+    requests = [
+        Request(index, prompt, CONFIG, session=SessionOptions(tenant="ab"[index % 2]))
+        for index, prompt in enumerate(PROMPTS * 2)
+    ]
+    found, _ = outcomes(tmp_path / "fixed", target, 0.7, requests, drafter())
+    assert all(failed == (share is not None and share < 0.7) for _, share, failed in found)
+    assert any(failed for *_, failed in found)
+    assert [share for _, share, _ in found].count(None) == 2
+    found, sequences = outcomes(tmp_path / "relative", target, "relative", requests, drafter())
+    tried: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
+    for (tenant, share, failed), sequence in zip(found, sequences, strict=True):
+        before = tried[tenant]
+        rolling = sum(right for _, right in before) / sum(count for count, _ in before) if before else None
+        assert failed == (share is not None and rolling is not None and share < rolling)
+        if share is not None:
+            before.append((sequence.num_tried, sum(sequence.accepted_by_depth)))
+        assert sequence.rolling_acceptance == (
+            sum(right for _, right in before) / sum(count for count, _ in before) if before else None
+        )
+    assert any(failed for *_, failed in found)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 9))),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_rolling_acceptance_is_that_of_the_latest_requests(requests, window, most_tenants):
+    rolling = RollingAcceptance(window, most_tenants)
+    seen: list[tuple[str, int, int]] = []
+    for tenant, tried, accepted in requests:
+        rolling.add(tenant, tried, min(tried, accepted))
+        seen += [(tenant, tried, min(tried, accepted))] * bool(tried)
+        for each in "abc":
+            assert rolling.of(each) == slow_rolling_acceptance(seen, each, window, most_tenants)
+
+
+def test_confidences_are_the_drafters_own_after_the_node():
+    tree = Draft((1, 2, 3), (0, 0, 2), path_probabilities=(0.5, 0.25, 0.125))
+    sampled = Draft((4, 6), (0, 1), proposals=(_q({4: 0.75, 9: 0.25}), _q({5: 0.5, 6: 0.5})))
+    for draft, path, expected in (
+        (tree, (1,), [(0.5, 0.25), (0.5,)]),
+        (sampled, (0,), [(0.75,), (0.5,)]),
+        (Draft((4,), (0,)), (), [()]),
+    ):
+        trace = Trace("tree")
+        trace.add(draft, path, len(path) + 1)
+        assert [*trace.rounded_confidences] == expected
+
+
+def _q(chances: dict[int, float]) -> Proposal:
+    return Proposal(np.array([*chances], np.uint32), np.array([*chances.values()], np.float32))
 
 
 def test_sources_are_those_of_the_nodes():

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 
 import speculant_verifier.training.trainer as trainer_module
 from speculant_graph.config import TrainConfig
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import read_adapter, with_adapter
+from speculant_verifier.draft_model.adapter_files import WEIGHTS_FILE, read_adapter, with_adapter
 from speculant_verifier.training.examples import Example, make_example
-from speculant_verifier.training.trainer import Trainer, TrainingResult, train_adapter
+from speculant_verifier.training.trainer import STRENGTH, Evaluation, Trainer, TrainingResult, train_adapter
 from support.tiny_models import tiny_gpt_oss, tiny_model
 from support.training import recorded
 
@@ -137,3 +138,47 @@ def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records, 
     assert result.after == result.before
     with pytest.raises(ConfigError):
         train(tmp_path, records[:1])
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
+def test_a_fresh_adapter_changes_nothing(tmp_path: Path, examples, family: str) -> None:
+    """B is zero, so logits are the base's to the bit; also once it is published and added to the weights."""
+    plain = base(family)
+    plain.set_attn_implementation("sdpa" if plain._supports_sdpa else "eager")
+    trainer = Trainer(base(family), "tiny", CONFIG, tmp_path)
+    trainer.save(1, Evaluation(1.0, 0.5))
+    assert trainer.best is not None
+    merged = with_adapter(base(family), "tiny", trainer.best[0])[0]
+    merged.set_attn_implementation(plain.config._attn_implementation)
+    token_ids = torch.from_numpy(examples[0].token_ids[None])
+    with torch.no_grad():
+        expected = plain(token_ids).logits
+        for model in (trainer.model.eval(), merged):
+            assert torch.equal(model(token_ids).logits, expected)
+
+
+def test_a_training_goes_on_from_an_adapter(tmp_path: Path, records) -> None:
+    """It begins as good as that one is, keeps its rank, and of the further change, too, a part is published."""
+    same = [replace(records[0], request_id=f"r{i}", prompt=(i, *records[0].prompt)) for i in range(4)]
+    first = train(tmp_path / "a", same, config=CONFIG.model_copy(update={"epochs": 20}))
+    assert first.candidate is not None
+    start = read_adapter(first.candidate)
+    config = CONFIG.model_copy(update={"rank": 7, "epochs": 20})
+    second = train(tmp_path / "b", same, config=config, start=start)
+    assert second.before.loss == pytest.approx(first.after.loss, rel=1e-5)
+    assert second.after.loss < second.before.loss
+    assert second.candidate is not None
+    assert read_adapter(second.candidate).config.r == CONFIG.rank
+    assert second.documents == first.documents
+    assert len(second.documents) == 3
+    weights = {name: load_file(each / WEIGHTS_FILE) for name, each in (("a", first.candidate), ("b", second.candidate))}
+    trainer = Trainer(base(), "tiny-llama", CONFIG, tmp_path / "c", start)
+    with torch.no_grad():
+        for weight in trainer._weights:
+            weight.add_(1.0)
+    trainer.save(1, Evaluation(1.0, 0.5))
+    assert trainer.best is not None
+    for name, tensor in load_file(trainer.best[0] / WEIGHTS_FILE).items():
+        torch.testing.assert_close(tensor, weights["a"][name] + STRENGTH)
+    with pytest.raises(ConfigError):
+        train(tmp_path / "d", same, base("gpt_oss"), start=start)

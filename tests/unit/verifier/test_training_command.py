@@ -23,6 +23,8 @@ from support.tiny_models import tiny_model
 from support.training import recorded
 
 FAST = ("--learning-rate", "0.04")
+NUM_RECORDS = 1_000
+"""Of which three tenths are held out, two thirds of these as replay, half for either tenant."""
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +38,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
-    """Twelve failures of two tenants and one replay of each, all of the same text: what is held out can be learnt."""
+    """Failures and replay of two tenants, all of the same text: what is held out can be learnt."""
     folder = tmp_path_factory.mktemp("records")
     digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
     [written] = recorded(tiny_model("llama"), num_records=1)
     with RecordWriter(RecordConfig(folder=folder)) as writer:
-        for index in range(14):
-            each = replace(written, request_id=f"r{index}", prompt=(index, *written.prompt), tokenizer=digest)
-            writer.record(replace(each, tenant="ab"[index % 2], is_failure=index < 12))
+        for index in range(NUM_RECORDS):
+            each = replace(written, document=f"d{index}", prompt=(index % 256, *written.prompt), tokenizer=digest)
+            writer.record(replace(each, tenant="ab"[index % 2], is_failure=index % 6 < 2))
     return folder
 
 
@@ -58,7 +60,7 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     output = tmp_path / "adapter"
     given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST)
     run = subprocess.run(
-        command(*given, "--tenant", "a", "--epochs", 30, "--json"), capture_output=True, text=True, check=False
+        command(*given, "--tenant", "a", "--epochs", 4, "--json"), capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     figures = json.loads(run.stdout.splitlines()[-1])
@@ -78,12 +80,12 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     weights = output.resolve() / WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:1000])
     repaired = subprocess.run(
-        command(*given, "--tenant", "b", "--epochs", 30), capture_output=True, text=True, check=False
+        command(*given, "--tenant", "b", "--epochs", 4), capture_output=True, text=True, check=False
     )
     assert repaired.returncode == 0, repaired.stderr
     assert "what is published can't be used" in repaired.stderr
     assert "held out: loss" in repaired.stdout
-    assert "\ngate: tokens a pass " in repaired.stdout
+    assert "\ngate, " in repaired.stdout
     with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
 
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculant_graph.errors import ConfigError
+from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import (
+    documents_of,
     make_example,
     mixture,
     of_tokenizer,
@@ -19,6 +21,8 @@ from speculant_verifier.training.examples import (
 )
 from speculant_verifier.training.trainer import divergence
 from support.training import record
+
+HELD_OUT = {"document-0", "document-1", "document-4", "document-10"}
 
 
 def slow_divergence(logits: np.ndarray, known: dict[int, float]) -> float:
@@ -107,33 +111,48 @@ def test_every_epoch_has_all_failures_and_a_share_of_replay() -> None:
     assert sorted(mixture([], replay, 1)) == sorted(replay)
 
 
-@given(st.sets(st.text(max_size=8), min_size=2, max_size=60), st.integers(0, 59), st.integers(0, 59))
-def test_the_split_of_a_request_does_not_depend_on_the_others(names: set[str], num_failures: int, count: int) -> None:
-    records = [
-        replace(record([*name.encode()], [2], request_id=name), is_failure=number < num_failures)
-        for number, name in enumerate(sorted(names))
-    ]
+def named(name: str, prompt: list[int] | None = None) -> RequestRecord:
+    return replace(record(prompt or [1], [2]), document=name)
+
+
+@given(st.lists(st.text(max_size=3), min_size=2, max_size=60), st.integers(0, 59))
+def test_the_split_is_by_documents_and_does_not_depend_on_the_others(names: list[str], count: int) -> None:
+    records = [named(f"d{name}") for name in names]
     training, held_out = split(records)
-    assert sorted(each.request_id for each in training + held_out) == sorted(names)
-    for is_failure in (True, False):
-        own, judges = ([each for each in part if each.is_failure is is_failure] for part in (training, held_out))
-        if len(own) + len(judges) > 1:
-            assert own
-            assert judges
-        fewer = [each for each in split(records[:count])[0] if each.is_failure is is_failure]
-        # Only the one that is held out for want of another may be trained on when there are others.
-        assert len({each.request_id for each in fewer} & {each.request_id for each in judges}) <= 1
+    assert sorted(each.document for each in training + held_out) == sorted(each.document for each in records)
+    judges = {each.document for each in held_out}
+    assert not judges & {each.document for each in training}
+    if len(set(names)) > 1:
+        assert training
+        assert held_out
+    fewer = {each.document for each in split(records[:count])[0]}
+    # Only the one that is held out for want of another may be trained on when there are others.
+    assert len(fewer & judges) <= 1
 
 
-def test_a_fifth_is_held_out() -> None:
-    records = [record([number], [2], request_id=f"request-{number}") for number in range(10_000)]
-    assert 0.19 < len(split(records)[1]) / len(records) < 0.21
-    chosen = {each.request_id for each in split(records[:30])[1]}
-    assert chosen == {f"request-{number}" for number in (6, 12, 14, 19, 20, 26, 29)}, (
-        "for ever: another hash would mix them up"
-    )
-    again = [replace(each, request_id="again") for each in records[:30]]
-    assert {each.prompt for each in split(again)[1]} == {each.prompt for each in split(records[:30])[1]}
+@given(st.lists(st.lists(st.integers(0, 1), max_size=4), max_size=12), st.booleans())
+def test_prompts_that_go_on_from_another_are_of_its_document(endings: list[list[int]], is_long: bool) -> None:
+    head = [7] * (16 if is_long else 3)
+    prompts = [[*head, *ending] for ending in endings]
+    found = documents_of([record(prompt, [2]) for prompt in prompts])
+    # Word for word: the shortest prompt of all that it begins with, if that is long enough to be no accident.
+    expected = [
+        min([*(each for each in prompts if len(each) >= 16 and prompt[: len(each)] == each), prompt], key=len)
+        for prompt in prompts
+    ]
+    assert len(set(zip(found, map(tuple, expected), strict=True))) == len(set(found)) == len({*map(tuple, expected)})
+
+
+def test_three_tenths_are_held_out() -> None:
+    records = [named(f"document-{number}") for number in range(10_000)]
+    assert 0.29 < len(split(records)[1]) / len(records) < 0.31
+    chosen = {each.document for each in split(records[:12])[1]}
+    assert chosen == HELD_OUT, "for ever: another hash would mix them up"
+    prompts = [record([number] * 20, [2]) for number in range(200)]
+    again = [replace(each, request_id="again") for each in prompts]
+    assert [each.prompt for each in split(again)[1]] == [each.prompt for each in split(prompts)[1]]
+    turns = [replace(each, prompt=(*each.prompt, 3, 4)) for each in prompts]
+    assert len(split([*prompts, *turns])[1]) == 2 * len(split(prompts)[1]), "both turns of a conversation"
     assert split([record([1], [2])]) == ([record([1], [2])], [])
 
 

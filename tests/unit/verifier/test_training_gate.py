@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speculant_graph.config import DraftModelConfig, GenerationConfig, TrainConfig, VerifierConfig
 from speculant_graph.types import PassReport
@@ -16,11 +18,12 @@ from speculant_verifier.engine import Engine
 from speculant_verifier.engine.sequence import Request
 from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.rules import teacher_forced
-from speculant_verifier.training.gate import DRAFT, FEWEST, Replay, compare, judge, objection
+from speculant_verifier.training import gate
+from speculant_verifier.training.gate import DRAFT, Replay, compare, interval_of, judge, objection, shortage, weights_of
 from speculant_verifier.training.trainer import train_adapter
 from support.draft_models import noisy
 from support.tiny_models import tiny_model
-from support.training import record, recorded
+from support.training import record, recorded, slow_interval
 
 LENGTH = 24
 """Of what is trained on."""
@@ -94,65 +97,112 @@ def train(folder: Path, checkpoint: DraftModelConfig, records: Sequence[RequestR
     return result.candidate
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the gate judge by as few requests as there are here."""
+    for name, value in (("FEWEST_FAILURES", 8), ("FEWEST_DOCUMENTS", 4), ("FEWEST_REPLAY", 2)):
+        monkeypatch.setattr(gate, name, value)
+
+
+def others(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """The same, as requests that were no failures."""
+    return [replace(each, is_failure=False) for each in records]
+
+
 def test_a_good_adapter_is_let_through(good: Path, checkpoint, written) -> None:
-    replay = [replace(each, is_failure=False) for each in written[:2]]
-    records = [*written[:FEWEST], *replay, replace(written[0], pass_s=0.0)]
+    records = [*written[:8], *others(written[:2]), replace(written[0], pass_s=0.0)]
     verdict = judge(good, None, checkpoint, records)
     assert verdict.is_better, verdict
     assert verdict.failures is not None
-    assert verdict.failures.num_requests == FEWEST  # one was written without a pass
+    assert verdict.failures.num_requests == 8  # one was written without a pass
+    assert verdict.failures.num_documents == 8
     assert verdict.failures.gain > 0.5
-    assert verdict.failures.interval_after_minus_before is not None
     low, high = verdict.failures.interval_after_minus_before
     assert 0.0 < low <= verdict.failures.gain <= high
     assert verdict.replay_loss is not None
     assert verdict.replay_loss < 0.0
-    assert verdict.figures()["failures"]["num_requests"] == FEWEST
+    assert verdict.figures()["failures"]["num_requests"] == 8
 
 
-@pytest.mark.parametrize("number", [3, FEWEST])
-def test_an_adapter_of_shuffled_text_is_refused(number: int, good, bad, checkpoint, written) -> None:
-    verdict = judge(bad, good, checkpoint, written[:number])
+def test_an_adapter_of_shuffled_text_is_refused(good, bad, checkpoint, written) -> None:
+    verdict = judge(bad, good, checkpoint, [*written[:8], *others(written[:2])])
     assert not verdict.is_better
     assert verdict.failures is not None
     assert verdict.failures.gain < -0.3
-    assert (verdict.failures.interval_after_minus_before is None) == (number < FEWEST)
+
+
+@pytest.mark.parametrize(
+    ("num_failures", "num_documents", "num_replay"), [(7, 7, 2), (8, 3, 2), (8, 8, 1), (0, 0, 2), (8, 8, 0)]
+)
+def test_of_too_few_requests_or_documents_nothing_is_concluded(
+    num_failures: int, num_documents: int, num_replay: int, good, checkpoint, written
+) -> None:
+    failures = [
+        replace(each, document=f"d{index % max(1, num_documents)}") for index, each in enumerate(written[:num_failures])
+    ]
+    records = [*failures, *others(written[:num_replay])]
+    assert shortage(records)
+    verdict = judge(good, None, checkpoint, records)
+    assert not verdict.is_better
+    assert verdict.failures is verdict.replay is None
 
 
 def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> None:
     """The bad adapter writes the shuffled text well: its gain there does not make up for the loss."""
-    learned, remembered = shuffled(written[:10]), [replace(each, is_failure=False) for each in written[:4]]
+    learned, remembered = shuffled(written[:10]), others(written[:4])
     verdict = judge(bad, good, checkpoint, [*learned, *remembered])
     assert not verdict.is_better
     assert "requests that went well" in verdict.reason
-    assert judge(bad, good, checkpoint, learned).is_better
-
-
-class Counted:
-    """A replay whose outcomes are given."""
-
-    def __init__(self, passes: Sequence[int], pass_s: float) -> None:
-        self._passes, self._pass_s = iter(passes), pass_s
-
-    def run(self, record: RequestRecord) -> tuple[int, float]:
-        passes = next(self._passes)
-        return passes, passes * self._pass_s
+    assert judge(bad, good, checkpoint, [*learned, *others(shuffled(written[:4]))]).is_better
 
 
 @pytest.mark.parametrize(
-    ("after", "pass_s", "reason"),
+    ("after", "pass_s", "documents", "remembered", "reason"),
     [
-        ([60] * 10, 1.0, "do not rise"),
-        ([60] * 9 + [40], 1.0, "may be chance"),
-        ([50] * 10, 2.0, "tokens a second fall"),
-        ([40, 50] * 5, 1.0, ""),
+        ([60] * 10, 1.0, 10, 60, "do not rise"),
+        ([60] * 9 + [40], 1.0, 10, 60, "may be chance"),
+        ([50] * 5 + [60] * 5, 1.0, 10, 60, ""),
+        ([50] * 5 + [60] * 5, 1.0, 2, 60, "may be chance"),  # all of the gain is one document's
+        ([50] * 10, 2.0, 10, 60, "tokens a second fall"),
+        ([50] * 10, 1.0, 10, 62, "requests that went well"),
+        ([50] * 10, 1.0, 10, 61, ""),
     ],
 )
-def test_reasons(after: list[int], pass_s: float, reason: str) -> None:
-    compared = compare(Counted([60] * 10, 1.0), Counted(after, pass_s), [record([1], [2] * 120)] * 10)  # type: ignore[arg-type]
+def test_reasons(after: list[int], pass_s: float, documents: int, remembered: int, reason: str) -> None:
+    records = [replace(record([1], [2] * 120), document=f"d{index * documents // 10}") for index in range(10)]
+    compared = compare(records, [((60, 60.0), (passes, passes * pass_s)) for passes in after])
+    replay = compare(records, [((60, 60.0), (remembered, float(remembered)))] * 10)
+    assert compared.num_documents == documents
     assert compared.tokens_per_pass_before == pytest.approx(2.0)
     assert compared.tokens_per_pass_after == pytest.approx(sum(120 / each for each in after) / 10)
     assert compared.tokens_per_s_after == pytest.approx(1200 / (sum(after) * pass_s))
-    found = objection(compared, None)
+    found = objection(compared, compared, replay)
     assert reason in found
     assert bool(found) == bool(reason)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-3, 3), st.sampled_from("abcdef"), st.integers(1, 3)), min_size=1, max_size=30),
+    st.integers(1, 40),
+)
+def test_the_interval_draws_whole_documents(requests: list[tuple[float, str, int]], num_draws: int) -> None:
+    """A request that stands for several is as if it were there so often."""
+    differences, documents, weights = map(list, zip(*requests, strict=True))
+    found = interval_of(np.array(differences), documents, np.array(weights, float), num_draws)
+    repeated = [(difference, name) for difference, name, count in requests for _ in range(count)]
+    expected = slow_interval([each for each, _ in repeated], [name for _, name in repeated], num_draws)
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_others", [100, 4_000])
+def test_requests_stand_for_those_that_were_not_kept_or_replayed(num_others: int) -> None:
+    """Of the requests that went well the 400 with the smallest keys are kept."""
+    chosen = random.Random(0)
+    failures = [record([index], [2]) for index in range(60)]
+    keys = sorted(chosen.random() for _ in range(num_others))[:400]
+    replay = [replace(record([1], [2]), is_failure=False, reservoir_key=key) for key in keys]
+    held_out = [*failures, *replay]
+    weights = weights_of(held_out, failures[:30], chosen.sample(replay, min(100, len(replay))))
+    assert weights[:30].sum() == pytest.approx(60)
+    assert weights[30:].sum() == pytest.approx(num_others, rel=0.15)
+    assert set(weights[:30]) == {2.0}

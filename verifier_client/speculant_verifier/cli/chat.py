@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from pydantic import Field
 
-from speculant_graph.config import GenerationConfig
+from speculant_graph.config import GenerationConfig, TrainConfig
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import load_settings
 from speculant_graph.terminal import printable
+from speculant_verifier.cli.chat_training import ChatTraining
 from speculant_verifier.cli.console import ACCEPTED_STYLE, DIM_STYLE, RunMeter, make_console, write
 from speculant_verifier.cli.decoding_settings import DecodingSettings
 
@@ -34,6 +35,9 @@ COMMANDS = {
     "/help": "list the commands",
     "/system": "TEXT: put a system message before the conversation; without TEXT remove it",
     "/clear": "forget the conversation, not the system message",
+    "/stats": "show how drafting goes",
+    "/train": "train the draft model on what was recorded, and draft with the result if it is better",
+    "/eval": "hold the adapter that drafts against the draft model without any",
     "/quit": "end, as Ctrl-D does",
 }
 """Command -> what it does."""
@@ -59,6 +63,8 @@ class ChatSettings(DecodingSettings):
     """Colour accepted drafts, and dim what is not the answer: 'auto' does on a terminal, unless NO_COLOR is set."""
     generation: ChatGenerationConfig = ChatGenerationConfig()
     """How tokens are chosen."""
+    train: TrainConfig = TrainConfig()
+    """How /train trains the draft model."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -77,7 +83,10 @@ def run(arguments: Sequence[str]) -> int:
     answers, notes = make_console(settings.color), make_console(settings.color, stderr=True)
     with open_decoder(settings, settings.color) as decoder:
         source = Input(is_colored=bool(notes.color_system))
-        return Conversation(decoder, settings.generation, source, answers, notes, settings.system).run()
+        training = ChatTraining(
+            decoder, settings.draft_model, settings.record, settings.train, lambda line: write(notes, f"{line}\n")
+        )
+        return Conversation(decoder, settings.generation, source, answers, notes, settings.system, training).run()
 
 
 class Input:
@@ -162,6 +171,7 @@ class Conversation:
         answers: Console,
         notes: Console,
         system: str = "",
+        training: ChatTraining | None = None,
     ) -> None:
         """Begin.
 
@@ -172,6 +182,7 @@ class Conversation:
             answers: where answers go.
             notes: where everything else goes.
             system: a message before all others, if it is not empty.
+            training: counts, trains and judges; None: there are no commands for that.
 
         Raises:
             GenerationError: the model has no chat template that takes messages of a user.
@@ -179,6 +190,7 @@ class Conversation:
         decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fails now rather than after the first message
         self._decoder, self._config, self._input = decoder, config, source
         self._answers, self._notes, self._system = answers, notes, system
+        self._training = training
         self._messages: list[dict[str, str]] = []
         self._has_failed = False
 
@@ -218,8 +230,21 @@ class Conversation:
         elif name == "/clear":
             self._messages = []
             self._note("the conversation is forgotten")
+        elif name in ("/stats", "/train", "/eval") and self._training is not None:
+            self._look_after_drafts(self._training, name)
         else:
             self._fail(f"there is no command {name}; /help lists them, and // begins a message with a slash")
+
+    def _look_after_drafts(self, training: ChatTraining, command: str) -> None:
+        try:
+            if command == "/stats":
+                self._note(training.statistics())
+            elif command == "/train":
+                training.train()
+            else:
+                training.evaluate()
+        except SpeculantError as error:
+            self._fail(f"speculant: chat: {error}")
 
     def _ask(self, message: str) -> None:
         try:

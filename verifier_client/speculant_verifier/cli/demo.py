@@ -24,6 +24,8 @@ class DemoSettings(ReportingSettings):
 
     rounds: Annotated[int, Field(ge=1)] = 3
     """How often every prompt is measured; the figures are medians."""
+    draft_model: bool = False
+    """Draft with the demo's draft model, too, where n-grams are unsure and it pays."""
     draft: DraftConfig = DraftConfig()
     """How much to draft."""
     generation: GenerationConfig = GenerationConfig(max_tokens=160)

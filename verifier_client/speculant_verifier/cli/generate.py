@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _REPORTED = (
     "sample", "text", "token_ids", "finish_reason", "error", "tokens_per_s", "mean_accepted_tokens", "acceptance_rate",
     "num_steps", "num_steps_without_drafter", "num_drafts", "num_drafted", "num_accepted", "num_from_target_cache",
-    "num_from_prefix_cache", "tree_hit_rate", "target_cache_hit_rate", "drafted_by_depth", "accepted_by_depth",
+    "num_from_prefix_cache", "num_tried", "rolling_acceptance", "tree_hit_rate", "target_cache_hit_rate",
+    "drafted_by_depth", "accepted_by_depth",
 )  # fmt: skip
 """Of a result, what --json-output prints."""
 
@@ -47,7 +48,8 @@ class GenerateSettings(DecodingSettings):
     input."""
     prompts: Path | None = None
     """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
-    object with 'prompt' (text or token ids) or 'messages' (a conversation)."""
+    object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names for records what the
+    prompt is a part of."""
     chat: bool = False
     """Put every prompt through the model's chat template, as a message of the user."""
     system: str = ""
@@ -123,7 +125,7 @@ def _generate(
     if not settings.json_output and console.color_system and notes.is_terminal and decoder.drafter.state != "off":
         notes.print(legend())
     try:
-        for event in decoder.stream(prompts, settings.generation):
+        for event in decoder.stream(prompts, settings.generation, documents=[line.document for line in lines]):
             meter.note(event)
             output.add(event)
             if event.result is None:

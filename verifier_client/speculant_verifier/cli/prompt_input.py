@@ -30,6 +30,8 @@ class PromptLine:
     """Those of the conversation."""
     location: str
     """Where it was given, for messages to people; empty if there is only one."""
+    document: str = ""
+    """What it is a part of, for records; empty if that is unknown."""
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
@@ -68,15 +70,15 @@ def _from_file(path: Path) -> Iterator[PromptLine]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         raise ConfigError(f"can't read the prompts in '{path}' ({reason}); give a text file in UTF-8") from error
-    read = _from_json if path.suffix == ".jsonl" else lambda line, _: (line.removesuffix("\r"), [])
+    is_json = path.suffix == ".jsonl"
     # Only line feeds end lines: prompts may hold other characters that str.splitlines takes for line ends.
     for line_number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             location = f"line {line_number} of '{path}'"
-            yield PromptLine(*read(line, location), location)
+            yield _from_json(line, location) if is_json else PromptLine(line.removesuffix("\r"), [], location)
 
 
-def _from_json(line: str, location: str) -> tuple[str | list[TokenId] | None, list[Message]]:
+def _from_json(line: str, location: str) -> PromptLine:
     try:
         value: Any = read_json(line)
     except DoubledNameError as error:
@@ -92,13 +94,16 @@ def _from_json(line: str, location: str) -> tuple[str | list[TokenId] | None, li
         raise ConfigError(
             f"{location}: prompts have no settings of their own; give them by flags, without 'generation'"
         )
+    document = record.get("document", "")
+    if not isinstance(document, str):
+        raise ConfigError(f"{location}: the document is no text; name what the prompt is a part of")
     if "messages" in record:
-        return None, record["messages"]
+        return PromptLine(None, record["messages"], location, document)
     prompt = record["prompt"]
     is_ids = isinstance(prompt, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt)
     if not is_ids and not isinstance(prompt, str):
         raise ConfigError(f"{location}: the prompt is neither text nor a list of token ids; give one of them")
-    return prompt, []
+    return PromptLine(prompt, [], location, document)
 
 
 def prompts_for(

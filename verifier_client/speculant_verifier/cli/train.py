@@ -8,7 +8,6 @@ for going back. Readers resolve the link once, then read.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -42,15 +41,21 @@ _SHOWN = ("num_steps", "num_tokens", "trainable_share", "duration_s")
 class TrainSettings(ReportingSettings):
     """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
 
-    A fifth of the requests is held out. The adapter is written if with it a pass of the target emits more tokens on
-    these than with the one before; Ctrl-C ends the training and judges the best one so far. The exit status is 1 if
-    none was written.
+    Three tenths of the documents are held out. The adapter is written if with it a pass of the target emits more tokens
+    on their requests than with the one before; Ctrl-C ends the training and judges the best one so far. The exit status
+    is 1 if none was written.
     """
 
     records: Path
     """Folder of recorded requests: what --record.folder was."""
-    output: Path
-    """Name of the adapter. It becomes a link to the newest version in NAME.d, next to the one before."""
+    output: Path | None = None
+    """Name of the adapter, needed for a training. It becomes a link to the newest version in NAME.d, next to the one
+    before."""
+    continue_from: Path | None = None
+    """Continue from this adapter, whose rank it is then; without it a training begins with one that changes nothing."""
+    evaluate: Path | None = None
+    """Train nothing: hold this adapter against draft_model.adapter, or against the model without any, by the records
+    whose documents it was not trained on. The exit status is 1 if the gate would refuse it."""
     tenant: str | None = None
     """Train on the text of this tenant alone; it must be named if there are several."""
     draft_model: DraftModelConfig = DraftModelConfig()
@@ -66,33 +71,53 @@ def run(arguments: Sequence[str]) -> int:
     if not draft_model.name:
         raise ConfigError("there is no draft model to train; name one with --draft-model")
     log_to_stderr("INFO")
+    if settings.evaluate is not None:
+        return _evaluate(settings, settings.evaluate)
+    if settings.output is None:
+        raise ConfigError("there is no name for the adapter; give one with --output")
     require_publishable(settings.output)
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
-    from speculant_verifier.training.examples import of_tokenizer
+    from speculant_verifier.training.examples import of_tokenizer, split
 
     records = _read(settings)
     with waiting_for(f"loading {printable(draft_model.name)}", "auto"):
-        from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter
+        from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter, require_base
         from speculant_verifier.draft_model.factory import load_base
-        from speculant_verifier.training.gate import judge
+        from speculant_verifier.training.gate import judge, shortage
         from speculant_verifier.training.trainer import train_adapter
 
         quiet_transformers()
         model, tokenizer = load_base(draft_model)
     present = _present(draft_model, settings.output, model)
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
+    if too_few := shortage(split(records)[1]):  # not after the training
+        raise ConfigError(f"{too_few}; record more")
+    start = None
+    if settings.continue_from is not None:
+        start = read_adapter(settings.continue_from)
+        require_base(start, draft_model.name)
+        if start.tenants is not None and records[0].tenant not in start.tenants:
+            raise ConfigError("--continue-from names an adapter that learned another tenant's text; leave it out")
     verdict, digest = None, None
     with workspace(settings.output) as folder:
         result = train_adapter(
-            model, draft_model.name, records, settings.train, folder, report=lambda line: sys.stderr.write(line + "\n")
+            model,
+            draft_model.name,
+            records,
+            settings.train,
+            folder,
+            start=start,
+            report=lambda line: sys.stderr.write(line + "\n"),
         )
         del model  # the gate loads two
         if result.candidate is not None:
             verdict = judge(result.candidate, present, draft_model, result.held_out)
             if verdict.is_better:
-                tenants = [records[0].tenant]
-                add_to_note(result.candidate, {"gate": verdict.figures(), "tenants": tenants})
+                # An adapter that another one began with has learned that one's documents, too.
+                documents = result.documents.union(() if start is None else start.note.get("documents", ()))
+                note = {"gate": verdict.figures(), "tenants": [records[0].tenant], "documents": sorted(documents)}
+                add_to_note(result.candidate, note)
                 digest = read_adapter(publish(result.candidate, settings.output)).digest
     _print(result, verdict, settings, digest)
     if result.end is not None:
@@ -100,7 +125,55 @@ def run(arguments: Sequence[str]) -> int:
     return 0 if digest else 1
 
 
-def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel) -> Path | None:
+def _evaluate(settings: TrainSettings, adapter: Path) -> int:
+    """Hold an adapter against what serves now, by records that it was not trained on; 1 if it is not better."""
+    from speculant_verifier.cli.console import waiting_for
+    from speculant_verifier.model.progress import quiet_transformers
+
+    records, draft_model = _read(settings), settings.draft_model
+    with waiting_for(f"replaying requests with {printable(str(adapter))}", "auto"):
+        from speculant_verifier.draft_model.adapter_files import read_adapter
+        from speculant_verifier.draft_model.factory import load_base
+        from speculant_verifier.training.examples import documents_of, of_tokenizer, split
+        from speculant_verifier.training.gate import judge, shortage
+
+        quiet_transformers()
+        info = read_adapter(draft_model.adapters.get(str(adapter), adapter))
+        model, tokenizer = load_base(draft_model)
+        present = _present(draft_model, None, model)
+        records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
+        del model  # the gate loads two
+        learned = info.note.get("documents")
+        if learned is None:  # another program made it, perhaps of these
+            records = split(records)[1]
+        else:
+            records = [each for each, key in zip(records, documents_of(records), strict=True) if key not in learned]
+        if too_few := shortage(records):
+            raise ConfigError(f"{too_few}; record more")
+        verdict = judge(info.folder, present, draft_model, records)
+    if settings.json_output:
+        sys.stdout.write(json_text({"digest": info.digest, "gate": verdict.figures()}) + "\n")
+    else:
+        _print_gate(verdict)
+        sys.stdout.write(f"{'better' if verdict.is_better else 'not better'}: {verdict.reason}\n")
+    return 0 if verdict.is_better else 1
+
+
+def _print_gate(verdict: Verdict) -> None:
+    """Print the gate's figures for people."""
+    kinds = ("requests", verdict.everything), ("failures", verdict.failures), ("other requests", verdict.replay)
+    for name, compared in kinds:
+        if compared is not None:
+            low, high = compared.interval_after_minus_before
+            sys.stdout.write(
+                f"gate, {compared.num_requests} {name} of {compared.num_documents} documents: tokens a pass "
+                f"{compared.tokens_per_pass_before:.3f} -> {compared.tokens_per_pass_after:.3f} "
+                f"({low:+.3f} to {high:+.3f}), tokens/s {compared.tokens_per_s_before:.1f} -> "
+                f"{compared.tokens_per_s_after:.1f}\n"
+            )
+
+
+def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrainedModel) -> Path | None:
     """Return the adapter that a new one must beat; None for the model without any.
 
     Raises:
@@ -111,7 +184,7 @@ def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel
     if draft_model.adapter:
         named = draft_model.adapters.get(draft_model.adapter, Path(draft_model.adapter))
         return with_adapter(model, draft_model.name, named)[1].folder
-    if not output.exists():
+    if output is None or not output.exists():
         return None
     try:
         return with_adapter(model, draft_model.name, output)[1].folder
@@ -121,19 +194,15 @@ def _present(draft_model: DraftModelConfig, output: Path, model: PreTrainedModel
 
 
 def _read(settings: TrainSettings) -> list[RequestRecord]:
-    """Read the records of one tenant: all failures, and replay as far as it can be used.
+    """Read the records of one tenant, failures and replay.
 
     Raises:
         ConfigError: there are none, or they are of several tenants, and weights reveal what they were trained on.
     """
     from speculant_verifier.records.database import read_records, replay_of
-    from speculant_verifier.training.examples import REPLAY_SHARE
 
-    failures = read_records(settings.records, tenant=settings.tenant)
-    # Every epoch may draw other replay. What is held out of it is drawn, too.
-    share = REPLAY_SHARE / (1 - REPLAY_SHARE)
-    num_replay = math.ceil(len(failures) * share * math.ceil(settings.train.epochs) * 1.2)
-    records = failures + replay_of(settings.records, settings.tenant, num_replay if failures else sys.maxsize)
+    replay = replay_of(settings.records, settings.tenant, sys.maxsize)
+    records = read_records(settings.records, tenant=settings.tenant) + replay
     if not records:
         whose = "" if settings.tenant is None else f" of tenant '{settings.tenant}'"
         raise ConfigError(f"there are no records{whose} in {settings.records}; name the folder of --record (--records)")
@@ -160,11 +229,8 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
         f"acceptance {result.before.acceptance:.1%} -> {result.after.acceptance:.1%}\n"
     )
     reason = "no state was better than the beginning" if verdict is None else verdict.reason
-    if verdict is not None and (compared := verdict.failures) is not None:
-        sys.stdout.write(
-            f"gate: tokens a pass {compared.tokens_per_pass_before:.3f} -> {compared.tokens_per_pass_after:.3f}, "
-            f"tokens/s {compared.tokens_per_s_before:.1f} -> {compared.tokens_per_s_after:.1f}\n"
-        )
+    if verdict is not None:
+        _print_gate(verdict)
     if digest:
         sys.stdout.write(f"adapter {printable(str(settings.output))}, sha256 {digest}\n")
     else:

@@ -128,6 +128,7 @@ class Batch:
         session: SessionOptions | None = None,
         strategy: StrategyName | None = None,
         shared_length: int = 0,
+        documents: Sequence[str] = (),
     ) -> None:
         """Turn prompts into requests.
 
@@ -139,6 +140,7 @@ class Batch:
             session: options of the requests for the drafter besides its own settings.
             strategy: what drafts are made by; None if that is unknown, or if there are none.
             shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too.
+            documents: per prompt what it is a part of, for records; empty if that is unknown.
         """
         self._target, self._strategy = target, strategy
         self._is_single = is_single
@@ -170,6 +172,7 @@ class Batch:
                         shared_length=shared_length,
                         refusal=refusal,
                         session=session,
+                        document=documents[index] if documents else "",
                     )
                 )
 
@@ -260,6 +263,8 @@ class Batch:
             times=sequence.times,
             logprobs=tuple(sequence.logprobs),
             num_drafts=sequence.num_drafts,
+            num_tried=sequence.num_tried,
+            rolling_acceptance=sequence.rolling_acceptance,
             num_from_target_cache=sequence.num_from_target_cache,
             num_from_prefix_cache=sequence.num_from_prefix_cache,
             sample=self._sources[sequence.index][1],

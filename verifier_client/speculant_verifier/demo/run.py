@@ -19,15 +19,15 @@ from rich.text import Text
 from speculant_graph.bench.processes import OwnDrafter
 from speculant_graph.bench.report import alternate
 from speculant_graph.cli.graphs import show_progress
-from speculant_graph.client import DrafterClient, NullDrafter
-from speculant_graph.config import ClientConfig, DraftConfig, VerifierConfig
+from speculant_graph.client import NullDrafter
+from speculant_graph.config import ClientConfig, DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.file_names import json_text
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.log import log_to_stderr
 from speculant_graph.machine import describe_machine
 from speculant_verifier.cli.console import legend, print_event
 from speculant_verifier.decoder import SpeculativeDecoder
-from speculant_verifier.demo import MODEL_FOLDER
+from speculant_verifier.demo import DRAFT_MODEL_FOLDER, MODEL_FOLDER
 from speculant_verifier.demo.corpus import PROMPTS, standard_library_files
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.progress import quiet_transformers
@@ -99,16 +99,15 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
             # with the sidecar for the cores.
             target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
             console.print(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
-            client = DrafterClient(
-                # Otherwise what the first run accepted would be in the graph for the one that is measured.
-                ClientConfig(address=drafter.address, deadline_ms=100.0, learn=False),
-                tokenizer=target.fingerprint,
-                draft=settings.draft,
-                wants_proposals=False,
-            )
             plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))
-            speculative = SpeculativeDecoder(drafter=client, target=target, draft_config=settings.draft)
-            with closing(client):
+            speculative = SpeculativeDecoder(
+                # Otherwise what the first run accepted would be in the graph for the one that is measured.
+                client_config=ClientConfig(address=drafter.address, deadline_ms=100.0, learn=False),
+                target=target,
+                draft_config=settings.draft,
+                draft_model=DraftModelConfig(name=str(DRAFT_MODEL_FOLDER) if settings.draft_model else ""),
+            )
+            with closing(speculative):
                 for index, prompt in enumerate(PROMPTS, start=1):
                     console.rule(f"prompt {index} of {len(PROMPTS)}", align="left")
                     console.print(Text(prompt, "bold"))
@@ -116,7 +115,11 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
                         _show_stream(console, name, decoder.stream(prompt, settings.generation))
                         for name, decoder in (("plain", plain), ("speculative", speculative))
                     ]
-                    outcomes.append(_measure(prompt, plain, speculative, client, settings, shown))
+                    outcomes.append(_measure(prompt, plain, speculative, settings, shown))
+                if speculative.adapters is not None:
+                    state = speculative.adapters.state
+                    right = "" if state.acceptance is None else f", right about {state.acceptance:.0%} of the tokens"
+                    console.print(f"draft model: {state.num_passes} passes{right}", soft_wrap=True)
     return _report(console, outcomes, arguments, as_json=settings.json_output)
 
 
@@ -151,7 +154,6 @@ def _measure(
     prompt: str,
     plain: SpeculativeDecoder,
     speculative: SpeculativeDecoder,
-    client: DrafterClient,
     settings: DemoSettings,
     shown: list[GenerationResult],
 ) -> _Outcome:
@@ -159,10 +161,11 @@ def _measure(
     round_trips_s: list[float] = []
 
     def with_drafts(_: int) -> GenerationResult:
-        before = client.statistics.steps
+        before = speculative.drafter.statistics.steps
         result = speculative.generate(prompt, settings.generation)
-        steps = client.statistics.steps - before
-        round_trips_s.extend(client.statistics.round_trip_s[-steps:] if steps else ())
+        statistics = speculative.drafter.statistics
+        steps = statistics.steps - before
+        round_trips_s.extend(statistics.round_trip_s[-steps:] if steps else ())
         return result
 
     ways = {"plain": lambda _: plain.generate(prompt, settings.generation), "speculative": with_drafts}

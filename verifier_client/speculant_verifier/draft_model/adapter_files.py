@@ -98,40 +98,76 @@ def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> 
     """Return a copy of a model with an adapter added to its weights, which costs nothing per pass.
 
     Args:
-        model: the base, as it was loaded; it stays so.
+        model: the base, as it was loaded; it stays so. If its weights are packed, in four bits for example, those of
+            the copy are not.
         base_name: the name or folder it was loaded from.
         folder: the adapter.
 
     Raises:
-        ConfigError: it was trained for another model, its tensors are not those of this model, or not all numbers are
-            finite; one line that ends in what to do.
+        ConfigError: the base's weights can't be unpacked, the adapter was trained for another model, its tensors are
+            not those of this model, or not all numbers are finite; one line that ends in what to do.
     """
-    require_plain(model)
     info = read_adapter(folder)
-    another = f"choose an adapter of '{base_name}', or train one with 'speculant train'"
-    # A model may be moved to another folder, or downloaded from the hub into one.
-    if info.base and Path(info.base).name != Path(base_name).name:
-        raise ConfigError(f"the adapter {folder} is for the model '{info.base}', not for '{base_name}'; {another}")
+    require_base(info, base_name)
     try:
-        tensors = load_file(info.folder / WEIGHTS_FILE)
         # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
         with quiet_peft():
-            adapted = get_peft_model(copy.deepcopy(model), info.config)
-            needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
-            loaded: Any = set_peft_model_state_dict(adapted, tensors)
-            is_whole = needed <= tensors.keys() and not loaded.unexpected_keys
+            adapted = get_peft_model(plain(copy.deepcopy(model)), info.config)
+            load_weights(adapted, base_name, info)
             separated = _separate_tied(adapted)
             if info.config.lora_bias:
                 _add_biases(adapted)
             merged = adapted.merge_and_unload(safe_merge=True)
     except (SafetensorError, OSError, RuntimeError, MemoryError, TypeError, ValueError) as error:
-        raise ConfigError(f"adapter {folder} can't be added to '{base_name}': {sentence(error)} {_AGAIN}") from error
-    if not is_whole:
-        raise ConfigError(f"the adapter {folder} has other weights than '{base_name}' needs; {another}")
+        raise _unusable(folder, base_name, error) from error
     assert isinstance(merged, PreTrainedModel)
     if separated:
         _tie_if_equal(merged)
     return merged, info
+
+
+def require_base(info: AdapterInfo, base_name: str) -> None:
+    """Refuse an adapter of another model.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    # A model may be moved to another folder, or downloaded from the hub into one.
+    if info.base and Path(info.base).name != Path(base_name).name:
+        raise ConfigError(
+            f"the adapter {info.folder} is for the model '{info.base}', not for '{base_name}'; {_another(base_name)}"
+        )
+
+
+def load_weights(adapted: Module, base_name: str, info: AdapterInfo) -> None:
+    """Put an adapter's weights into a model that has layers of its shape.
+
+    Args:
+        adapted: the model, with peft's layers.
+        base_name: the name or folder it was loaded from, for messages.
+        info: the adapter.
+
+    Raises:
+        ConfigError: the file is damaged, or is not of this model.
+    """
+    try:
+        tensors = load_file(info.folder / WEIGHTS_FILE)
+        needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+        loaded: Any = set_peft_model_state_dict(adapted, tensors)
+    except (SafetensorError, OSError, RuntimeError, MemoryError, TypeError, ValueError) as error:
+        raise _unusable(info.folder, base_name, error) from error
+    if not needed <= tensors.keys() or loaded.unexpected_keys:
+        raise ConfigError(
+            f"the adapter {info.folder} has other weights than '{base_name}' needs; {_another(base_name)}"
+        )
+
+
+def _another(base_name: str) -> str:
+    return f"choose an adapter of '{base_name}', or train one with 'speculant train'"
+
+
+def _unusable(folder: Path | str, base_name: str, error: Exception) -> ConfigError:
+    return ConfigError(f"adapter {folder} can't be added to '{base_name}': {sentence(error)} {_AGAIN}")
 
 
 def _separate_tied(model: Module) -> bool:
@@ -171,25 +207,36 @@ def _tie_if_equal(model: PreTrainedModel) -> None:
         config.tie_word_embeddings = is_equal  # peft has changed it
 
 
-def require_plain(model: PreTrainedModel) -> None:
-    """Refuse a model whose weights are quantised: matrices can't be added to packed ones.
+def plain(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model whose weights are numbers that matrices can be added to: packed ones are unpacked, in place.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: transformers can't unpack weights of this kind.
     """
-    if getattr(model, "is_quantized", False):
-        raise ConfigError(f"'{model.name_or_path}' has quantised weights, which take no adapter; give it in bfloat16")
+    if not getattr(model, "is_quantized", False):
+        return model
+    try:
+        unpacked: PreTrainedModel = model.dequantize()
+    except (NotImplementedError, ImportError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the weights of '{model.name_or_path}' are packed in a way that can't be undone here, and take no adapter "
+            f"({sentence(error)})",
+            fix="give it in bfloat16",
+        ) from error
+    return unpacked
 
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Keep back two warnings of peft about itself.
+    """Keep back three warnings of peft about itself.
 
-    It uses a name that transformers deprecates, and warns of its own patterns for experts.
+    It uses a name that transformers deprecates, warns of its own patterns for experts, and tells that it unties what
+    is tied here again.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+        warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied", UserWarning)
         yield
 
 

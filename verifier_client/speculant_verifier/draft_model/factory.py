@@ -37,7 +37,8 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
     }
     loading = (verifier or VerifierConfig()).model_copy(update=own)
     try:
-        return load_model(loading, may_stream=False), load_tokenizer(loading)[1]
+        # transformers can't unpack MXFP4 later, for an adapter.
+        return load_model(loading, may_stream=False, may_pack=False), load_tokenizer(loading)[1]
     except ConfigError as error:
         if error.field != MODEL_SETTING:
             raise

@@ -18,6 +18,7 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter, TokenId, capabilities_of
+from speculant_verifier.engine.acceptance import RollingAcceptance
 from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.logits_cache import LogitsCache
@@ -94,6 +95,8 @@ class Engine:
             self._budget, has_predictions=has_predictions, is_measured=budget is not None
         )
         self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
+        self.acceptance = RollingAcceptance()
+        """How well drafts went lately, tenant by tenant."""
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self.logits_cache = LogitsCache(target.name, config.target_cache)
         """SpecExec's cache of the target's logits, which counts what it does."""
@@ -247,8 +250,11 @@ class Engine:
         if output.finish_reason is not None:
             totals.num_ended[output.finish_reason] += 1
             totals.request_times.observe(now_s - sequence.arrived_s)
+            rolling, num_accepted = self.acceptance.of(sequence.tenant), sum(sequence.accepted_by_depth)
+            self.acceptance.add(sequence.tenant, sequence.num_tried, num_accepted)
+            sequence.rolling_acceptance = self.acceptance.of(sequence.tenant)
             if output.finish_reason != "error" and self._records is not None:
-                self._records.finish(sequence)
+                self._records.finish(sequence, rolling)
 
     def _ends_of(self, request: Request) -> frozenset[TokenId]:
         return end_token_ids_of(request.config, self._target.end_token_ids)

@@ -92,11 +92,19 @@ class Records:
                 each.trace.add_top(top[start:end])
                 start = end
 
-    def finish(self, sequence: ActiveSequence) -> None:
-        """Record a sequence that has ended without an error."""
+    def finish(self, sequence: ActiveSequence, rolling: float | None) -> None:
+        """Record a sequence that has ended without an error.
+
+        Args:
+            sequence: what ended.
+            rolling: accepted share of the tried positions of the tenant's requests before it; None: there were none.
+        """
         trace, request, output = sequence.trace, sequence.request, sequence.output
         if trace is None or not output:
             return
+        threshold = self._config.threshold
+        least = rolling or 0.0 if threshold == "relative" else threshold
+        num_accepted = sum(trace.accepted)
         options, identity = request.session, self._identity
         self.writer.record(
             RequestRecord(
@@ -111,16 +119,18 @@ class Records:
                 rule=request.config.rule,
                 temperature=request.config.temperature,
                 seed=request.config.seed,
+                document=request.document,
                 prompt=sequence.prompt,
                 output=output,
                 drafted=tuple(trace.drafted),
                 sources=tuple(trace.sources),
+                confidences=trace.rounded_confidences,
                 accepted=tuple(trace.accepted),
                 top_token_ids=trace.top_token_ids,
                 top_logprobs=trace.top_logprobs,
                 num_passes=sequence.num_steps,
                 pass_s=sequence.times.forward_s / max(1, sequence.num_steps),
-                is_failure=2 * sum(trace.accepted) < len(output),
+                is_failure=num_accepted < least * sequence.num_tried,
                 reservoir_key=self._random.random(),
             )
         )

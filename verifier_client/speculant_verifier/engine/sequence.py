@@ -53,6 +53,8 @@ class Request:
     """Why it can't be decoded, if that is known already: it ends with this error."""
     session: SessionOptions | None = None
     """Options of its session with the drafter besides the drafter's own settings."""
+    document: str = ""
+    """What its prompt is a part of, for its record; empty if that is unknown."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,6 +96,10 @@ class ActiveSequence:
     num_drafts: int = 0
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    num_tried: int = 0
+    """Positions for which a token was drafted; those behind a rejected token were not judged and do not count."""
+    rolling_acceptance: float | None = None
+    """Accepted share of tried positions over the tenant's latest requests, this one included, once it has ended."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     trace: Trace | None = None
     """What is to be recorded of it; None if it is not recorded."""

@@ -136,6 +136,8 @@ class Verification:
             verdict = RULES[request.config.rule](draft, target, sampler.next_number)
             token_ids, reason = ended(sequence, verdict.token_ids)
             path = verdict.path[: len(token_ids)]
+            # Of the position after the accepted path it must be looked up whether anything was drafted for it.
+            is_tried = len(token_ids) > len(path) and (path[-1] + 1 if path else 0) in draft.parents
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
@@ -144,6 +146,7 @@ class Verification:
             sequence.error = _error_of(error)
             return _Outcome(None, StepOutput(sequence, (), 0, "error"))
         sequence.token_ids += token_ids
+        sequence.num_tried += len(path) + is_tried
         if reason is None and len(sequence.token_ids) >= self._target.max_length:
             reason = "length"
         return _Outcome(verdict, StepOutput(sequence, token_ids, len(path), reason, logprobs))

@@ -51,10 +51,15 @@ def prepare_cpu(config: VerifierConfig) -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def load_model(config: VerifierConfig, *, may_stream: bool = True) -> PreTrainedModel:
+def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: bool = True) -> PreTrainedModel:
     """Load the weights, complete and in the wanted number type, to where they stay.
 
     Weights in MXFP4 stay so on a GPU that transformers has kernels for; elsewhere they are decoded.
+
+    Args:
+        config: the model.
+        may_stream: whether weights may be read for every pass if they do not fit into memory.
+        may_pack: whether weights in MXFP4 may stay so.
 
     Raises:
         ConfigError: the checkpoint can't be read, lacks weights, or does not fit into memory; the device is not there.
@@ -69,7 +74,7 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True) -> PreTrained
     device_map: dict[str, Any] = {"": device}
     try:
         model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
-        if device.type == "cpu" and _is_mxfp4(model_config):
+        if (device.type == "cpu" or not may_pack) and _is_mxfp4(model_config):
             options["quantization_config"] = Mxfp4Config(dequantize=True)
         plan = _plan(model_config, dtype, config, device, may_stream)
         if plan is not None:

@@ -24,7 +24,7 @@ from speculant_verifier.records.record import RequestRecord
 
 DATABASE = "records.sqlite"
 """Name of the file in the folder of records."""
-REPLAY = 200
+REPLAY = 400
 """Requests of each tenant that are kept as replay: more than an epoch of a training draws from hundreds of failures."""
 MAX_WAITING = 4_000_000
 """Numbers of records kept in memory while the disk is slow, about 40 bytes each; further requests are lost."""

@@ -70,10 +70,15 @@ class RequestRecord:
     pass_s: float
     """Mean seconds that they took; 0 without one. Of a batch a pass is for all of its requests."""
     is_failure: bool
-    """Whether less than half of its tokens was drafted."""
+    """Whether of the positions that were tried fewer were accepted than ``record.threshold`` asks for."""
     reservoir_key: float
     """A random number in [0, 1): of the requests of a tenant that were no failures, those with the smallest ones are
     the replay buffer. So it is a uniform sample of all of them, whatever was written when."""
+    document: str = ""
+    """What the prompt is a part of, as the caller named it; empty if it did not."""
+    confidences: tuple[tuple[float, ...], ...] = ()
+    """Per position and drafted token how probable the drafter held it there, to four decimals: its estimate, or of
+    sampled drafts q. Empty where it has none."""
     schema_version: Literal[1] = 1
     """Version of this record."""
 
@@ -86,6 +91,12 @@ class RequestRecord:
     def drafted_share(self) -> float:
         """Share of the output that was drafted."""
         return sum(self.accepted) / len(self.output) if self.output else 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted share of the positions that were tried: those for which anything was drafted. None without one."""
+        num_tried = sum(map(bool, self.drafted))
+        return sum(self.accepted) / num_tried if num_tried else None
 
 
 @dataclass(slots=True)
@@ -110,6 +121,8 @@ class Trace:
     """Per position what was drafted for it."""
     sources: list[tuple[str, ...]] = field(default_factory=list)
     """Per position what proposed these."""
+    confidences: list[tuple[float, ...]] = field(default_factory=list)
+    """Per position how probable the drafter held these."""
     accepted: list[bool] = field(default_factory=list)
     """Per position whether its token was drafted."""
     top: list[NDArray[np.float64]] = field(default_factory=list)
@@ -135,12 +148,18 @@ class Trace:
             self.sources.append(
                 tuple(draft.sources[child] if draft.sources else draft.strategy for child in children[node])
             )
+            self.confidences.append(_confidences(draft, node, children[node]))
             self.accepted.append(depth < len(path))
 
     def add_top(self, top: NDArray[np.float64] | None) -> None:
         """Note the target's most probable tokens of the latest step's positions; None if they are not known."""
         self.top.append(np.empty((len(self.nodes), 0)) if top is None else top)
         self.nodes = ()
+
+    @property
+    def rounded_confidences(self) -> tuple[tuple[float, ...], ...]:
+        """Per position how probable the drafter held what it drafted, rounded."""
+        return tuple(tuple(round(each, 4) for each in row) for row in self.confidences)
 
     @property
     def top_token_ids(self) -> tuple[tuple[TokenId, ...], ...]:
@@ -151,3 +170,14 @@ class Trace:
     def top_logprobs(self) -> tuple[tuple[float, ...], ...]:
         """Their log-probabilities, rounded."""
         return tuple(tuple(row) for step in self.top for row in step[:, step.shape[1] // 2 :].round(_DECIMALS).tolist())
+
+
+def _confidences(draft: Draft, node: int, children: Sequence[int]) -> tuple[float, ...]:
+    """Return how probable the drafter held children of a node (0 = the root) after it; empty if it does not say."""
+    if draft.path_probabilities:
+        above = draft.path_probabilities[node - 1] if node else 1.0
+        return tuple(min(1.0, draft.path_probabilities[each] / above) if above else 0.0 for each in children)
+    if len(draft.proposals):
+        found = [(draft.proposals[each], draft.token_ids[each]) for each in children]
+        return tuple(float(q.probabilities[q.token_ids == token_id].sum()) for q, token_id in found)
+    return ()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from loguru import logger
 
@@ -22,6 +22,26 @@ from speculant_verifier.decoder import SpeculativeDecoder
 
 _PROGRAM = ("nice", "-n", "19", sys.executable, "-m", "speculant", "train")
 _STOP_WAIT_S = 3.0
+
+
+def output_of(records: Path, draft_model: DraftModelConfig) -> Path:
+    """Return the name at which adapters of a draft model are published that learned from a folder of records."""
+    return records / "adapters" / PurePath(draft_model.name).name
+
+
+def environment_of(draft_model: DraftModelConfig, train: TrainConfig, present: str) -> dict[str, str]:
+    """Return the environment of a ``speculant train``.
+
+    Args:
+        draft_model: what is trained.
+        train: how.
+        present: folder of the adapter that is to be beaten; empty: the model without any.
+    """
+    given = {f"train__{name}": value for name, value in train.model_dump().items()} | {
+        "draft_model__name": draft_model.name,
+        "draft_model__adapter": present,
+    }
+    return os.environ | {f"SPECULANT_{name.upper()}": str(value) for name, value in given.items()}
 
 
 class Learning:
@@ -49,7 +69,7 @@ class Learning:
         assert decoder.engine.recorder is not None
         assert record.folder is not None
         self._adapters, self._recorder, self._records = decoder.adapters, decoder.engine.recorder, record.folder
-        self._output = record.folder / "adapters" / PurePath(draft_model.name).name
+        self._output = output_of(record.folder, draft_model)
         self._draft_model, self._train, self._poll_s = draft_model, train, poll_s
         self._process: subprocess.Popen[str] | None = None
         self._complaint = ""
@@ -109,13 +129,9 @@ class Learning:
     def _started(self) -> subprocess.Popen[str]:
         """Start a training, as unimportant as a process can be."""
         self._output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on
-        given = {f"train__{name}": value for name, value in self._train.model_dump().items()} | {
-            "draft_model__name": self._draft_model.name,
-            "draft_model__adapter": self._adapters.state.present.folder,  # what serves now is to be beaten
-        }
         return subprocess.Popen(
             [*_PROGRAM, f"--records={self._records}", f"--output={self._output}"],
-            env=os.environ | {f"SPECULANT_{name.upper()}": str(value) for name, value in given.items()},
+            env=environment_of(self._draft_model, self._train, self._adapters.state.present.folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,12 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph.errors import ConfigError
+from speculant_graph.types import TokenId
 from speculant_verifier.records.record import RequestRecord
 
-HELD_OUT_SHARE = 0.2
-"""Requests differ more in how well they are drafted than adapters do: of fewer the gate could seldom be sure."""
+HELD_OUT_SHARE = 0.3
+"""Share of the documents: of fewer the gate could seldom be sure, as they differ more in how well they are drafted than
+adapters do."""
 REPLAY_SHARE = 0.2
 """Share of replay among the requests trained on, against forgetting."""
+
+_KEY_LENGTH = 16
+"""Hexadecimal digits of a document's key."""
+_LEAST_SHARED = 16
+"""Tokens of a prompt from which on another that begins with all of it continues its conversation."""
 
 Item = TypeVar("Item")
 
@@ -70,23 +77,42 @@ def make_example(record: RequestRecord, max_tokens: int) -> Example:
     )
 
 
-def split(records: Iterable[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
-    """Return what is trained on and what is held out: a fifth of the failures and of replay, chosen by a hash.
+def documents_of(records: Sequence[RequestRecord]) -> list[str]:
+    """Return a key of each record's document: a digest of its name, or where it has none of its prompt.
 
-    So a prompt that is held out once always is. Of two requests of a kind at least one is held out: if the hash chooses
-    none, the one whose hash is smallest, and a later training with others may then train on it.
+    A prompt that begins with a whole earlier one is of the same document: they are turns of one conversation.
     """
-    everything = list(records)
-    training: list[RequestRecord] = []
-    held_out: list[RequestRecord] = []
-    for is_failure in (True, False):
-        by_hash = sorted((each for each in everything if each.is_failure is is_failure), key=_stable)
-        count = sum(_stable(each) < HELD_OUT_SHARE for each in by_hash)
-        if len(by_hash) > 1:
-            count = min(max(count, 1), len(by_hash) - 1)
-        training += by_hash[count:]
-        held_out += by_hash[:count]
-    return training, held_out
+    keys = [""] * len(records)
+    first: tuple[TokenId, ...] = ()
+    for index in sorted(range(len(records)), key=lambda index: records[index].prompt):
+        record = records[index]
+        if record.document:
+            keys[index] = hashlib.sha256(record.document.encode()).hexdigest()[:_KEY_LENGTH]
+            continue
+        # All prompts that begin with another come right after it.
+        if len(first) < _LEAST_SHARED or record.prompt[: len(first)] != first:
+            first = record.prompt
+        keys[index] = hashlib.sha256(np.array(first, "<i8").tobytes()).hexdigest()[:_KEY_LENGTH]
+    return keys
+
+
+def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
+    """Return what is trained on and what is held out: a share of the documents, chosen by a hash.
+
+    So a document that is held out once always is: an adapter is judged by text of which it has not learned a part. Of
+    two documents one is held out: if the hash chooses none, the one whose hash is smallest, and a later training with
+    others may then train on it.
+    """
+    keys = documents_of(records)
+    ordered = sorted(set(keys))
+    count = sum(int(key, 16) < HELD_OUT_SHARE * 16**_KEY_LENGTH for key in ordered)
+    if len(ordered) > 1:
+        count = min(max(count, 1), len(ordered) - 1)
+    chosen = set(ordered[:count])
+    parts: tuple[list[RequestRecord], list[RequestRecord]] = [], []
+    for record, key in zip(records, keys, strict=True):
+        parts[key in chosen].append(record)
+    return parts
 
 
 def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> list[Item]:
@@ -119,11 +145,3 @@ def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size:
             "all records have token ids of another tokenizer than the draft model's; name another draft model"
         )
     return readable
-
-
-def _stable(record: RequestRecord) -> float:
-    """Return a number in [0, 1) that depends on the prompt alone, on every machine.
-
-    The same prompt again, collected twice, is on the same side: it would be judged by what was learned by heart.
-    """
-    return int.from_bytes(hashlib.sha256(np.array(record.prompt, "<i8").tobytes()).digest()[:8]) / 2**64

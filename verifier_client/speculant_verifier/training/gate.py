@@ -11,12 +11,14 @@ these. So two replays of one model come to the same, and a difference is the ada
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from speculant_graph.budget import CURVES, CostCurve, StepBudget
 from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig
@@ -34,9 +36,14 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.rules import TeacherForcedTarget
 from speculant_verifier.rules.follow import follow
 from speculant_verifier.speculation.controller import DraftLengthController
+from speculant_verifier.training.examples import documents_of
 
-FEWEST = 8
-"""Requests from which on an interval is asked for. Of fewer the mean decides: an interval would refuse nearly all."""
+FEWEST_FAILURES = 30
+"""Held-out failures that are asked for: of fewer a candidate may look better by luck."""
+FEWEST_DOCUMENTS = 10
+"""Documents that they must be of: requests of one document are alike, so of fewer the interval is too narrow."""
+FEWEST_REPLAY = 60
+"""Other held-out requests that are asked for, to see what is forgotten."""
 MOST_LOSS = 0.02
 """Share of the tokens a pass that may be lost on requests that were no failures."""
 MOST_REQUESTS = 100
@@ -56,8 +63,10 @@ class Comparison:
     num_requests: int
     tokens_per_pass_before: float
     tokens_per_pass_after: float
-    interval_after_minus_before: tuple[float, float] | None
-    """Holds 95 % of the mean difference when requests are drawn anew; None for fewer than :data:`FEWEST`."""
+    num_documents: int
+    """Documents that they are of."""
+    interval_after_minus_before: tuple[float, float]
+    """Holds 95 % of the mean difference when documents are drawn anew; it is the mean if there is one document."""
     tokens_per_s_before: float
     tokens_per_s_after: float
 
@@ -75,10 +84,12 @@ class Verdict:
     """Whether it may be published."""
     reason: str
     """Why, for people."""
+    everything: Comparison | None
+    """Of all kinds of requests, in the shares that they have; None if too few were held out to judge by."""
     failures: Comparison | None
-    """Of what it was trained for; of replay if the training had nothing else. None without a request."""
+    """Of what it was trained for; None with the other."""
     replay: Comparison | None
-    """Of requests that were no failures; None without one."""
+    """Of requests that were no failures; None with the other."""
 
     @property
     def replay_loss(self) -> float | None:
@@ -107,54 +118,128 @@ def judge(
     Raises:
         ConfigError: the model can't be loaded, or the present adapter is not of it.
     """
-    timed = [record for record in records if record.pass_s > 0.0]  # others came without a pass
-    replay = [record for record in timed if not record.is_failure][:MOST_REQUESTS]
-    failures = [record for record in timed if record.is_failure][:MOST_REQUESTS]
-    if not failures:
-        failures, replay = replay, []
-    if not failures:
-        return Verdict(False, "no request was held out to judge by", None, None)
+    if too_few := shortage(records):
+        return Verdict(False, too_few, None, None, None)
+    failures, replay = _judges(records)
     pass_s = sum(record.pass_s for record in failures + replay) / len(failures + replay)
     before, after = (Replay(_load_adapted(config, each), pass_s) for each in (present, candidate))
-    compared = compare(before, after, failures)
-    remembered = compare(before, after, replay) if replay else None
-    reason = objection(compared, remembered)
-    return Verdict(not reason, reason or "tokens a pass rise and tokens a second do not fall", compared, remembered)
+    judges = failures + replay
+    runs = [(before.run(record), after.run(record)) for record in judges]
+    everything = compare(judges, runs, weights_of(records, failures, replay))
+    num_failures = len(failures)
+    compared, remembered = compare(failures, runs[:num_failures]), compare(replay, runs[num_failures:])
+    reason = objection(everything, compared, remembered)
+    why = reason or "tokens a pass rise and tokens a second do not fall"
+    return Verdict(not reason, why, everything, compared, remembered)
 
 
-def compare(before: Replay, after: Replay, records: Sequence[RequestRecord]) -> Comparison:
-    """Replay requests with both; at least one request."""
-    runs = [[each.run(record) for each in (before, after)] for record in records]
+def weights_of(
+    records: Sequence[RequestRecord], failures: Sequence[RequestRecord], replay: Sequence[RequestRecord]
+) -> NDArray[np.float64]:
+    """Return for how many requests each of those that were replayed stands, failures first.
+
+    Failures are those that went badly before. By them alone any other model would look better, and by the rest worse,
+    as texts are harder for one model than for another by chance. Together, in the shares that they have of all
+    requests, they are fair. All failures are recorded. Of the others those with the smallest keys are, so the largest
+    of m keys is about m / (m + 1) of the share that is kept.
+
+    Args:
+        records: all that are held out.
+        failures: those of them that were replayed.
+        replay: the same of the others.
+    """
+    num_failures = sum(record.is_failure for record in records)
+    largest, num_others = max(record.reservoir_key for record in replay), len(records) - num_failures
+    kept_share = min(1.0, largest * (len(replay) + 1) / len(replay))
+    weights = num_failures / len(failures), num_others / max(kept_share, 1e-9) / len(replay)
+    return np.repeat(weights, (len(failures), len(replay)))
+
+
+def compare(
+    records: Sequence[RequestRecord],
+    runs: Sequence[tuple[tuple[int, float], tuple[int, float]]],
+    weights: NDArray[np.float64] | None = None,
+) -> Comparison:
+    """Return what replays came to, with an interval by a bootstrap over documents.
+
+    Args:
+        records: at least one request.
+        runs: of each the passes and seconds before and after.
+        weights: for how many requests each stands; None: for one.
+    """
+    weights = np.ones(len(records)) if weights is None else weights
     sizes = np.array([len(record.output) for record in records])
     num_passes, seconds = (np.array([[run[part] for run in pair] for pair in runs]) for part in (0, 1))
-    per_pass, per_s = sizes[:, None] / num_passes, (sizes.sum() / seconds.sum(0)).tolist()
+    per_pass, per_s = sizes[:, None] / num_passes, (weights @ sizes / (weights @ seconds)).tolist()
     differences = per_pass[:, 1] - per_pass[:, 0]
-    interval = None
-    if len(records) >= FEWEST:
-        drawn = np.random.default_rng(0).choice(differences, (_RESAMPLES, len(records))).mean(1)
-        low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
-        interval = (low, high)
-    before_per_pass, after_per_pass = per_pass.mean(0).tolist()
+    documents = documents_of(records)
+    before_per_pass, after_per_pass = np.average(per_pass, 0, weights).tolist()
     return Comparison(
         num_requests=len(records),
         tokens_per_pass_before=before_per_pass,
         tokens_per_pass_after=after_per_pass,
-        interval_after_minus_before=interval,
+        num_documents=len(set(documents)),
+        interval_after_minus_before=interval_of(differences, documents, weights),
         tokens_per_s_before=per_s[0],
         tokens_per_s_after=per_s[1],
     )
 
 
-def objection(failures: Comparison, replay: Comparison | None) -> str:
+def interval_of(
+    differences: NDArray[np.float64],
+    documents: Sequence[str],
+    weights: NDArray[np.float64],
+    num_draws: int = _RESAMPLES,
+) -> tuple[float, float]:
+    """Return what holds 95 % of the mean when documents are drawn anew, each with all of its requests.
+
+    Requests of a document are alike, so drawing single ones would make the interval too narrow (Davison and Hinkley
+    1997, "Bootstrap Methods and their Application", section 3.8).
+
+    Args:
+        differences: one per request.
+        documents: per request its document.
+        weights: per request for how many it stands.
+        num_draws: how often.
+    """
+    names, which = np.unique(documents, return_inverse=True)
+    sums, sizes = np.bincount(which, weights * differences), np.bincount(which, weights)
+    drawn = np.random.default_rng(0).integers(len(names), size=(num_draws, len(names)))
+    low, high = np.percentile(sums[drawn].sum(1) / sizes[drawn].sum(1), (2.5, 97.5)).tolist()
+    return low, high
+
+
+def shortage(records: Sequence[RequestRecord]) -> str:
+    """Return why so few held-out requests can't judge; empty if they can."""
+    failures, replay = _judges(records)
+    num_documents = len(set(documents_of(failures)))
+    enough = (FEWEST_FAILURES, FEWEST_DOCUMENTS, FEWEST_REPLAY)
+    if all(found >= least for found, least in zip((len(failures), num_documents, len(replay)), enough, strict=True)):
+        return ""
+    return (
+        f"the gate needs {FEWEST_FAILURES} failures of {FEWEST_DOCUMENTS} documents and {FEWEST_REPLAY} other requests "
+        f"that are held out, and has {len(failures)} of {num_documents} and {len(replay)}"
+    )
+
+
+def _judges(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
+    """Return the failures and the others that are replayed."""
+    timed = [record for record in records if record.pass_s > 0.0]  # others came without a pass
+    kinds = [record for record in timed if record.is_failure], [record for record in timed if not record.is_failure]
+    chosen = random.Random(0)
+    failures, replay = (chosen.sample(kind, min(len(kind), MOST_REQUESTS)) for kind in kinds)
+    return failures, replay
+
+
+def objection(everything: Comparison, failures: Comparison, replay: Comparison) -> str:
     """Return why a candidate is refused; empty if it is not."""
-    interval = failures.interval_after_minus_before
-    if failures.gain <= 0.0:
+    if min(everything.gain, failures.gain) <= 0.0:
         return "tokens a pass do not rise"
-    if interval is not None and interval[0] <= 0.0:
-        return f"tokens a pass rise by {failures.gain:.3f}, which may be chance"
-    if failures.tokens_per_s_after < failures.tokens_per_s_before:
+    if everything.interval_after_minus_before[0] <= 0.0:
+        return f"tokens a pass rise by {everything.gain:.3f}, which may be chance"
+    if everything.tokens_per_s_after < everything.tokens_per_s_before:
         return "tokens a second fall"
-    if replay is not None and -replay.gain > MOST_LOSS * replay.tokens_per_pass_before:
+    if -replay.gain > MOST_LOSS * replay.tokens_per_pass_before:
         return f"more than {MOST_LOSS:.0%} of the tokens a pass are lost on requests that went well"
     return ""
 

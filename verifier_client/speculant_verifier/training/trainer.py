@@ -11,6 +11,7 @@ four rose there by 11 % at full strength and fell by 7 % on text that the draft 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -30,9 +31,15 @@ from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 from speculant_graph.config import TrainConfig
 from speculant_graph.corpus.hub import sentence
 from speculant_graph.errors import ConfigError
-from speculant_verifier.draft_model.adapter_files import NOTE_FILE, quiet_peft, require_plain
+from speculant_verifier.draft_model.adapter_files import (
+    NOTE_FILE,
+    AdapterInfo,
+    load_weights,
+    plain,
+    quiet_peft,
+)
 from speculant_verifier.records.record import RequestRecord
-from speculant_verifier.training.examples import Example, make_example, mixture, split
+from speculant_verifier.training.examples import Example, documents_of, make_example, mixture, split
 
 LARGE = 200_000_000
 """From so many parameters on activations are computed twice: of a small model they are small, and a third of the time
@@ -68,7 +75,9 @@ class TrainingResult:
     candidate: Path | None
     """An adapter that may be published; None if none was better than what there was before."""
     held_out: tuple[RequestRecord, ...]
-    """What the candidate is to be judged by: no training has seen these."""
+    """What the candidate is to be judged by: no training has seen their documents."""
+    documents: frozenset[str]
+    """Keys of the documents that were trained on."""
     end: BaseException | None
     """Ctrl-C or SIGTERM, if the training ended by it."""
     num_steps: int
@@ -89,6 +98,7 @@ def train_adapter(
     config: TrainConfig,
     folder: Path,
     *,
+    start: AdapterInfo | None = None,
     report: Callable[[str], object] = lambda line: None,
 ) -> TrainingResult:
     """Train an adapter; Ctrl-C and SIGTERM end it early, and what is best by then is the result.
@@ -99,6 +109,7 @@ def train_adapter(
         records: requests of one tenant; failures, and replay among them.
         config: how to train.
         folder: an empty one for checkpoints; the candidate is in it.
+        start: an adapter of this model to go on from; None: one that changes nothing.
         report: takes a line for people after every evaluation.
 
     Raises:
@@ -115,7 +126,7 @@ def train_adapter(
     replay = [make_example(each, longest) for each in own if not each.is_failure]
     chosen = mixture(failures, replay, config.epochs)
     judges = [make_example(each, longest) for each in held_out]
-    trainer = Trainer(model, base_name, config, folder)
+    trainer = Trainer(model, base_name, config, folder, start)
     end: BaseException | None = None
     before = trainer.evaluate(judges)
     try:
@@ -126,6 +137,7 @@ def train_adapter(
     return TrainingResult(
         candidate,
         tuple(held_out),
+        frozenset(documents_of(own)),
         end,
         num_steps=trainer.num_steps,
         num_tokens=sum(each.num_labels for each in chosen[: trainer.num_steps * GROUP]),
@@ -139,7 +151,14 @@ def train_adapter(
 class Trainer:
     """A draft model with an adapter to train, and the best state of it on disk."""
 
-    def __init__(self, model: PreTrainedModel, base_name: str, config: TrainConfig, folder: Path) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        base_name: str,
+        config: TrainConfig,
+        folder: Path,
+        start: AdapterInfo | None = None,
+    ) -> None:
         """Put an adapter into a model.
 
         Args:
@@ -147,11 +166,12 @@ class Trainer:
             base_name: the name or folder it was loaded from.
             config: how to train.
             folder: where checkpoints go.
+            start: an adapter of this model to go on from, of whatever shape; None: one that changes nothing.
 
         Raises:
-            ConfigError: it can't have an adapter.
+            ConfigError: it can't have an adapter, or not this one.
         """
-        require_plain(model)
+        model = plain(model)
         torch.manual_seed(0)  # a training can be repeated
         self._config, self._folder = config, folder
         if model.dtype == torch.float16:  # gradients of single tokens are too small for it
@@ -160,7 +180,9 @@ class Trainer:
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         with quiet_peft():
             try:
-                self.model: Any = get_peft_model(model, lora_config(model, config))
+                self.model: Any = get_peft_model(
+                    model, copy.deepcopy(start.config) if start else lora_config(model, config)
+                )
             except ValueError as error:  # none of the layers is of a kind that can have one
                 raise ConfigError(f"{sentence(error)} Choose another draft model.") from error
         self.model.peft_config["default"].base_model_name_or_path = base_name
@@ -169,7 +191,11 @@ class Trainer:
         self._model = model
         trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         self._weights = list(trained.values())
-        self._outer = [each for name, each in trained.items() if "lora_B" in name]
+        if start is not None:
+            load_weights(self.model, base_name, start)
+        # Of a new adapter A is as good as any, and only B, which begins at zero, is the change.
+        changed = self._weights if start else [each for name, each in trained.items() if "lora_B" in name]
+        self._beginnings = [(weights, weights.detach().clone()) for weights in changed]
         num_trained = sum(parameter.numel() for parameter in self._weights)
         self.share = num_trained / sum(parameter.numel() for parameter in self.model.parameters())
         """Share of all parameters that is trained."""
@@ -262,14 +288,14 @@ class Trainer:
     @contextmanager
     def _as_published(self) -> Iterator[None]:
         """Have the adapter as strong as it is published."""
-        trained = [weights.detach().clone() for weights in self._outer]
+        trained = [weights.detach().clone() for weights, _ in self._beginnings]
         with torch.no_grad():
-            for weights in self._outer:
-                weights.mul_(STRENGTH)
+            for weights, beginning in self._beginnings:
+                weights.copy_(beginning.lerp(weights, STRENGTH))
             try:
                 yield
             finally:
-                for weights, values in zip(self._outer, trained, strict=True):
+                for (weights, _), values in zip(self._beginnings, trained, strict=True):
                     weights.copy_(values)
 
     def save(self, step: int, evaluation: Evaluation) -> None:

@@ -1,0 +1,115 @@
+"""What a conversation tells of its drafts, and how it has its draft model trained and judged: /stats, /train, /eval.
+
+Both are ``speculant train`` in a process of its own, whose lines are shown as they come: the model that drafts is
+never touched, and Ctrl-C ends a training as it does on a command line, with the best that it has by then.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from speculant_graph.config import DraftModelConfig, RecordConfig, TrainConfig
+from speculant_graph.errors import ConfigError
+
+if TYPE_CHECKING:
+    from speculant_verifier.decoder import SpeculativeDecoder
+
+
+class ChatTraining:
+    """Trains and judges the draft model of one decoder, and counts."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        draft_model: DraftModelConfig,
+        record: RecordConfig,
+        train: TrainConfig,
+        note: Callable[[str], object],
+    ) -> None:
+        """Take what a training needs.
+
+        Args:
+            decoder: has the draft model, and records.
+            draft_model: its settings.
+            record: where it records.
+            train: how to train.
+            note: takes a line for people.
+        """
+        self._decoder, self._draft_model, self._record, self._train = decoder, draft_model, record, train
+        self._note = note
+
+    def train(self) -> None:
+        """Train on what was recorded; draft with the new adapter if the gate lets it through.
+
+        Raises:
+            ConfigError: there is no draft model, or nothing is recorded.
+        """
+        from speculant_verifier.draft_model.adapters import described
+        from speculant_verifier.service.learning import output_of
+
+        adapters = self._decoder.adapters
+        if adapters is None or self._record.folder is None:
+            raise ConfigError("there is nothing to train, or to learn from; start with --draft-model and --record")
+        output = output_of(self._record.folder, self._draft_model)
+        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on
+        if self._run(f"--output={output}", present=adapters.state.present.folder) == 0:
+            self._note(f"the draft model now has {described(adapters.load(str(output)))}")
+
+    def evaluate(self) -> None:
+        """Hold the adapter that drafts against the draft model without any.
+
+        Raises:
+            ConfigError: no adapter drafts, or nothing is recorded.
+        """
+        adapters = self._decoder.adapters
+        folder = "" if adapters is None else adapters.state.present.folder
+        if not folder or self._record.folder is None:
+            raise ConfigError("no adapter drafts, or nothing is recorded; /train makes one of what --record keeps")
+        self._run(f"--evaluate={folder}", present="")
+
+    def statistics(self) -> str:
+        """Return how drafting went since the beginning, in lines for people."""
+        from speculant_verifier.draft_model.adapters import described
+
+        totals, engine = self._decoder.totals, self._decoder.engine
+        num_drafted, num_accepted = sum(totals.drafted_by_depth), sum(totals.accepted_by_depth)
+        lines = [f"{totals.num_tokens} tokens in {totals.num_rows} passes, {num_accepted} of {num_drafted} drafted"]
+        lines[0] += " tokens accepted"
+        if (rolling := engine.acceptance.of("")) is not None:
+            lines.append(f"of the latest requests' tokens that had drafts {rolling:.0%} were accepted")
+        if self._decoder.adapters is not None:
+            state = self._decoder.adapters.state
+            share = "" if state.acceptance is None else f", right about {state.acceptance:.0%} of {state.num_judged}"
+            lines.append(f"draft model with {described(state.present)}: {state.num_passes} passes{share}")
+        if engine.recorder is not None:
+            engine.recorder.flush()
+            lines.append(f"recorded: {engine.recorder.statistics.line()}")
+        return "\n".join(lines)
+
+    def _run(self, argument: str, *, present: str) -> int:
+        """Run ``speculant train`` to its end, also through Ctrl-C, which reaches it, too; return its exit status."""
+        from speculant_verifier.service.learning import environment_of
+
+        recorder = self._decoder.engine.recorder
+        if recorder is not None:
+            recorder.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "speculant", "train", f"--records={self._record.folder}", argument],
+            env=environment_of(self._draft_model, self._train, present),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        with process:
+            while process.poll() is None:
+                with suppress(KeyboardInterrupt):
+                    for line in process.stdout:
+                        self._note(line.rstrip("\n"))
+                    process.wait()
+        return process.returncode
