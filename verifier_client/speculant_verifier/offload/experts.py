@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space
+from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
 """Of a layer's experts: where so many are wanted, all of the next one are expected to be."""
@@ -43,7 +43,7 @@ class ExpertPool:
         Args:
             modules: with their weights, whose rows are experts.
             num_slots: experts that fit into memory.
-            like: the pool has its number type and device.
+            like: the pool has its device, and its number type but where weights are packed.
             source: where weights come from.
             routers: weight and bias of what chooses the experts; None where that is not known.
         """
@@ -55,7 +55,8 @@ class ExpertPool:
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
         """Whether memory is given back if there are fewer slots."""
-        spaces = {name: new_space((num_slots, *shape), like) for name, shape in shapes.items()}
+        kinds = {name: like.to(type_in_memory(each, like.dtype)) for name, each in modules[0][0].named_parameters()}
+        spaces = {name: new_space((num_slots, *shape), kinds[name]) for name, shape in shapes.items()}
         self._pool = {name: pool for name, (pool, _) in spaces.items()}
         self._memory = [memory for _, memory in spaces.values()]
         self._vectors = [  # such as biases, which are too short to be read one by one: they stay, and are copied

@@ -20,7 +20,9 @@ from speculant_verifier.offload.weight_files import (
     StoredTensor,
     WeightReader,
     new_space,
+    require_same,
     stored_tensors,
+    type_in_memory,
 )
 
 _Weights = Sequence[tuple[nn.Module, str, StoredTensor | Tensor]]
@@ -170,11 +172,13 @@ class Offload:
         reader = WeightReader()
         self._source: WeightReader | PinnedWeights = reader
         modules = [(name, model.get_submodule(name)) for name in plan.streamed]
+        weights = {f"{name}.{inner}": each for name, module in modules for inner, each in module.named_parameters()}
+        for name, weight in weights.items():
+            require_same(name, stored[name], weight)
         if like.is_cuda:
             self._source = pinned = PinnedWeights(like.device)
-            names = [f"{name}.{inner}" for name, module in modules for inner, _ in module.named_parameters()]
-            for name in logging.tqdm(names, desc="Reading weights"):
-                stored[name] = pinned.hold(stored[name], like.dtype, reader)
+            for name, weight in logging.tqdm(weights.items(), desc="Reading weights"):
+                stored[name] = pinned.hold(stored[name], type_in_memory(weight, like.dtype), reader)
             reader.close()
         self._stream: LayerStream | ExpertPool
         if plan.unit == "layer":
