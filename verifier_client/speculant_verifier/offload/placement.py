@@ -97,13 +97,12 @@ class Plan:
         """Bytes that a pass over many tokens reads."""
         return (self.num_units - self.num_kept) * self.file_bytes
 
-    @property
-    def token_bytes(self) -> tuple[float, int]:
-        """Bytes that a pass over one token reads: where all experts are used alike, and at most."""
+    def bytes_of(self, num_tokens: int) -> float:
+        """Return the bytes that a pass over so many tokens reads where all experts are used alike."""
         if self.unit == "layer":
-            return self.pass_bytes, self.pass_bytes
-        most = self.num_chosen * self.file_bytes
-        return most * (1.0 - self.num_kept / self.num_units), most
+            return self.pass_bytes
+        wanted = 1.0 - (1.0 - self.num_chosen / self.num_units) ** num_tokens
+        return wanted * self.pass_bytes
 
     def rows(self, rate: float = 0.0) -> list[tuple[str, str]]:
         """Return the plan for people, as rows of a table.
@@ -116,8 +115,8 @@ class Plan:
         if self.unit == "layer":
             space += f", {_readable(self.least_slots * self.unit_bytes)} for {self.least_slots} that are read in turn"
         seconds = f": {self.pass_bytes / rate:.2g} s at {rate / 1e9:.1f} GB/s" if rate else ""
-        alike, most = self.token_bytes
-        evenly = f"{_readable(alike)} if experts are used evenly, {_readable(most)} at most"
+        most = self.num_chosen * self.file_bytes
+        evenly = f"{_readable(self.bytes_of(1))} if experts are used evenly, {_readable(most)} at most"
         one = [("read in a pass over one token", evenly)]
         return [
             ("always in memory", _readable(self.resident_bytes)),
