@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speculant_verifier.offload.host_memory import HostMemory
 from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
@@ -41,7 +42,7 @@ class ExpertPool:
         modules: Sequence[tuple[nn.Module, Mapping[str, StoredTensor | Tensor]]],
         num_slots: int,
         like: Tensor,
-        source: WeightReader | PinnedWeights,
+        source: WeightReader | PinnedWeights | HostMemory,
         routers: Sequence[tuple[Tensor, Tensor | None] | None],
     ) -> None:
         """Take all layers, in order.
@@ -147,7 +148,7 @@ class ExpertPool:
         """Return the experts of a layer, first those that its router would choose of these hidden states."""
         router = self._routers[layer]
         order: Iterable[int] = range(self._num_experts)
-        if router is not None and layer:  # nothing tells what the first layer of the next pass will want
+        if router is not None and layer:  # these states tell nothing of the next pass's first layer
             scores = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), *router).amax(0)
             order = scores.argsort(descending=True).tolist()
         return [(layer, index) for index in order]
@@ -170,8 +171,9 @@ class ExpertPool:
         self._take(wanted, wanted)
         if len(wanted) >= _MOST * self._num_experts:
             following = (layer + 1) % len(self._modules)
-            coming = self._likely(following, hidden)[: len(wanted)]
-            self._take(coming, [*wanted, *coming])
+            if following or len(wanted) == self._num_experts:
+                coming = self._likely(following, hidden)[: len(wanted)]
+                self._take(coming, [*wanted, *coming])
         for expert in wanted:
             self._wait(expert)
 

@@ -2,8 +2,8 @@
 
 Of a dense model as many decoder layers stay as fit, and every n-th is streamed, so that the next one is read while
 those between are computed. Of a mixture of experts the experts are streamed, one by one, and all else stays. SpecExec
-(Svirschevski et al. 2024) puts whole layers on one side. On a GPU what is streamed lies in this machine's memory, on a
-CPU on the disk. Experts in MXFP4 are streamed, and stay, packed.
+(Svirschevski et al. 2024) puts whole layers on one side. On a GPU what is streamed lies in this machine's memory as far
+as it fits there, and else, as on a CPU, on the disk. Experts in MXFP4 are streamed, and stay, packed.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class Plan:
     """Beyond them memory is short; None if it has no bound."""
     num_chosen: int = 0
     """Experts of all layers that compute one token; of layers none."""
+    host_bytes: int | None = None
+    """Of a GPU's model, bytes of units that lie in this machine's memory, others being on the disk; None if all do."""
     is_packed: bool = False
     """Whether units are experts in MXFP4."""
 
@@ -118,12 +120,16 @@ class Plan:
         most = self.num_chosen * self.file_bytes
         evenly = f"{_readable(self.bytes_of(1))} if experts are used evenly, {_readable(most)} at most"
         one = [("read in a pass over one token", evenly)]
+        on_host = []
+        if self.host_bytes is not None:
+            on_host = [("in this machine's memory", f"{_readable(self.host_bytes)} of the others")]
         return [
             ("always in memory", _readable(self.resident_bytes)),
             ("space for the others", space),
             *(one if self.unit == "expert" else ()),
             ("read in a pass over many tokens", _readable(self.pass_bytes) + seconds),
             ("keys and values", f"{self.kv_tokens:,} tokens"),
+            *on_host,
             ("budget", f"{_readable(self.budget)}, of which the process had taken {_readable(self.process_bytes)}"),
         ]
 
@@ -146,8 +152,15 @@ def plan_for(
         may_stream: whether passes may read weights from the disk.
 
     Raises:
-        ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed.
+        ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed; or there is
+            a budget of memory beside the device's where there is none.
     """
+    if device.type == "cpu" and verifier.host_budget:
+        raise ConfigError(
+            "{field} is memory beside that of a GPU, and the model runs on the CPU",
+            fix="leave {field} out: verifier.memory_budget bounds this machine's memory",
+            field="verifier.host_budget",
+        )
     in_file = getattr(config.get_text_config(), "dtype", None) or dtype  # the next lines change it
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -201,8 +214,6 @@ def plan_for(
         )
     if not experts:
         num_slots = min(num_slots, least + len(modules) - 1)
-    if not on_cpu:
-        _require_memory(total - fixed, verifier)
     streamed = tuple(modules)
     logit_bytes = int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size
     return Plan(
@@ -221,6 +232,7 @@ def plan_for(
         process_bytes=process,
         most_bytes=int(_TOLERANCE * bound) if bound else None,
         num_chosen=len(experts) * int(getattr(config.get_text_config(), "num_experts_per_tok", divisor)),
+        host_bytes=None if on_cpu else _host_bytes(total - fixed, verifier),
         is_packed=packed,
     )
 
@@ -271,19 +283,13 @@ def _require_streamable(
     raise ConfigError(f"model '{name}' {reason}; {why}", field=MODEL_SETTING)
 
 
-def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
-    """Refuse weights that this machine's memory does not hold for its GPU.
-
-    Raises:
-        ConfigError: it does not.
-    """
+def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
+    """Return the bytes of this machine's memory for weights of a GPU, where not all that it does not hold fit there."""
     available = available_bytes()
-    if available is not None and num_bytes + anonymous_bytes() > available:
-        raise ConfigError(
-            f"of model '{verifier.model_name}' {_readable(num_bytes)} must lie in this machine's memory, more than the "
-            f"{_readable(available)} that it may take; {SMALLER}",
-            field=MODEL_SETTING,
-        )
+    free = _UNKNOWN if available is None else available
+    if num_bytes <= (int(verifier.host_budget) or free - anonymous_bytes()):
+        return None
+    return int(verifier.host_budget) or int(_FREE_SHARE * free)
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -254,13 +254,13 @@ class PinnedWeights:
         self.num_bytes = 0
         """Copied so far."""
 
-    def hold(self, stored: StoredTensor, dtype: torch.dtype, reader: WeightReader) -> Tensor:
-        """Read weights into memory, to be copied from.
+    def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory to copy from.
 
         Raises:
             ConfigError: there is no memory that the GPU can reach.
         """
-        tensor = torch.empty(stored.shape, dtype=dtype)
+        tensor = torch.empty(tuple(shape), dtype=dtype)
         # torch's own pinned memory comes in powers of two.
         failure = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         if int(failure):
@@ -270,7 +270,6 @@ class PinnedWeights:
                 field=MODEL_SETTING,
             )
         self._held.append(tensor)
-        reader.wait(reader.read([(stored, tensor)]))
         return tensor
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[torch.cuda.Event]:
