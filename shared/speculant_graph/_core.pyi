@@ -4,7 +4,7 @@ the errors of ``speculant_graph.errors``: a caller's mistake is a DraftRequestEr
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, overload
 
 import numpy
 import numpy.typing
@@ -264,6 +264,16 @@ def top_p_filter(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), o
     """
     Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.
     Return the tokens at the border, which are about equally probable, and the mass of those below it.
+    """
+
+@overload
+def decode_mxfp4(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], exponents: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+@overload
+def decode_mxfp4(packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], exponents: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], numbers: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Decode blocks of 32 numbers of four bits (MXFP4) to float32, or to the bits of bfloat16 as unsigned integers:
+    16 bytes and one exponent for each block. All numbers are exact.
     """
 
 def move_slots(memory: Annotated[NDArray[numpy.int16], dict(shape=(None, None, None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], source: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], target: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:

@@ -137,6 +137,9 @@ class VerifierConfig(Config):
     memory_budget: ByteSize = ByteSize(0)
     """Most memory, such as 6GB, of the process, or of the GPU if the model runs on one. Weights beyond are streamed
     from the disk, or from this machine's memory. 0 is what is free."""
+    host_budget: ByteSize = ByteSize(0)
+    """Most memory of this machine, such as 20GB, for weights that a GPU does not hold. Weights beyond are read from the
+    disk. 0 is what is free."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
     """Most decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
     hf_token: SecretStr | None = None

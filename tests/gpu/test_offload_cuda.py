@@ -10,7 +10,8 @@ import torch
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.model import TargetModel
-from support.tiny_models import tiny_gpt_oss, tiny_model
+from support.packed_checkpoint import tiny_config, write_packed
+from support.tiny_models import byte_tokenizer, tiny_gpt_oss, tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,9 +19,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "gpt_oss"])
+@pytest.fixture(scope="module", params=["llama", "qwen2", "gpt_oss", "packed"])
 def checkpoint(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "packed":
+        byte_tokenizer().save_pretrained(folder)
+        return write_packed(folder, tiny_config(num_layers=5))
     is_gpt_oss = request.param == "gpt_oss"
     target = tiny_gpt_oss(seed=3, num_layers=5) if is_gpt_oss else tiny_model(request.param, num_layers=5)
     target.model.save_pretrained(folder)
@@ -28,9 +32,9 @@ def checkpoint(request, tmp_path_factory) -> Path:
     return folder
 
 
-def config_of(folder: Path, resident: int | None = None) -> VerifierConfig:
+def config_of(folder: Path, resident: int | None = None, **options) -> VerifierConfig:
     return VerifierConfig(
-        model_name=str(folder), device="cuda", dtype="float32", resident_layers=resident, measure_costs=False
+        model_name=str(folder), device="cuda", dtype="float32", resident_layers=resident, measure_costs=False, **options
     )
 
 
@@ -51,6 +55,17 @@ def test_logits_are_those_of_the_model_in_the_gpus_memory(checkpoint):
         while target.offload.reduce() is not None:
             torch.testing.assert_close(logits(target, 9, 0), logits(whole, 9, 0))
         target.close()
+
+
+@pytest.mark.parametrize("host_budget", [1, 100_000])
+def test_logits_are_the_same_where_memory_holds_a_part(checkpoint, host_budget):
+    whole = TargetModel.load(config_of(checkpoint))
+    target = TargetModel.load(config_of(checkpoint, 1, host_budget=host_budget))
+    assert target.offload is not None
+    assert target.offload.plan.host_bytes == host_budget
+    for number, length in enumerate((1, 40, 1, 2, 60, 60)):
+        torch.testing.assert_close(logits(target, length, number), logits(whole, length, number))
+    target.close()
 
 
 def test_texts_are_those_of_the_model_in_the_gpus_memory(checkpoint):

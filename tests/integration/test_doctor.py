@@ -15,6 +15,7 @@ import pytest
 from speculant_graph.cli.main import main
 from speculant_graph.version import VERSION
 from speculant_verifier.demo.run import MODEL_FOLDER
+from support.packed_checkpoint import full_config
 from support.processes import Sidecar
 
 
@@ -79,6 +80,22 @@ def test_what_is_broken_is_found_with_its_fix(capsys, elsewhere: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(elsewhere / "d.sock"))  # and never listens
         assert examined(capsys, "--address", f"unix://{elsewhere}/d.sock", status=1)["drafter"]["status"] == "fail"
+
+
+def test_a_packed_model_is_sized_by_its_description_alone(capsys, elsewhere: Path) -> None:
+    """The released shapes, without weights or a tokenizer."""
+    described = json.loads(full_config().to_json_string(use_diff=False)) | {"architectures": ["GptOssForCausalLM"]}
+    described |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4"}}
+    (elsewhere / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    arguments = ["--model", ".", "--dtype", "bfloat16", "--memory-budget", "6GB"]
+    found = examined(capsys, *arguments, status=1)
+    assert found["model"]["status"] == "fail"
+    size = found["model size"]
+    assert size["status"] == "warn"
+    for part in ("41.83 GB as bfloat16", "13.76 GB with its experts in MXFP4", "of 768 experts", "in memory: 3.60 GB"):
+        assert part in size["detail"]
+    small = examined(capsys, *arguments[:-1], "3GB", status=1)["model size"]
+    assert (small["status"], "41.83 GB" in small["detail"]) == ("fail", True)
 
 
 def test_settings_of_every_section_are_checked(capsys, elsewhere: Path) -> None:

@@ -1,13 +1,32 @@
-// What a verifier on a CPU does to scores and to its KV cache.
+// What a verifier on a CPU does to scores, to its KV cache and to packed weights.
 #include <nanobind/stl/pair.h>
 
 #include "arrays.hpp"
+#include "kernels/mxfp4.hpp"
 #include "kernels/scores.hpp"
 #include "kernels/slots.hpp"
 
 namespace speculant {
 
 using namespace nb::literals;
+
+namespace {
+
+template <class Number>
+void bind_decoding(nb::module_& module) {
+  module.def(
+      "decode_mxfp4",
+      [](const Vector<const std::uint8_t>& packed, const Vector<const std::uint8_t>& exponents,
+         const Vector<Number>& numbers) {
+        nb::gil_scoped_release release;
+        decode_mxfp4(as_span(packed), as_span(exponents), as_span(numbers));
+      },
+      "packed"_a.noconvert(), "exponents"_a.noconvert(), "numbers"_a.noconvert(),
+      "Decode blocks of 32 numbers of four bits (MXFP4) to float32, or to the bits of bfloat16 as unsigned integers:\n"
+      "16 bytes and one exponent for each block. All numbers are exact.");
+}
+
+}  // namespace
 
 void bind_verify(nb::module_& module) {
   module.def(
@@ -35,6 +54,8 @@ void bind_verify(nb::module_& module) {
       "scores"_a, "probabilities"_a, "most_removed"_a, "kept"_a.noconvert(),
       "Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.\n"
       "Return the tokens at the border, which are about equally probable, and the mass of those below it.");
+  bind_decoding<float>(module);
+  bind_decoding<std::uint16_t>(module);
   module.def(
       "move_slots",
       [](const Array<std::int16_t, nb::ndim<4>>& memory, const Ids& rows, const Ids& source, const Ids& target) {

@@ -104,13 +104,29 @@ def test_a_decoder_drafts_widely_and_tells_what_was_read(checkpoint):
     config = VerifierConfig(model_name=str(checkpoint), resident_layers=1, max_batch_size=2)
     with SpeculativeDecoder(None, config, DraftConfig(max_depth=9)) as decoder:
         assert (decoder.draft_config.k, decoder.draft_config.max_depth) == (256, 9)
-        measured = {(each.batch, each.tokens) for each in decoder.costs.points}
-        assert {(1, 1), (1, 257)} <= measured <= {(1, 1), (1, 2), (1, 257)}
+        points = {each.tokens: each for each in decoder.costs.points}
+        assert {each.batch for each in points.values()} == {1}
+        measured = {tokens for tokens, each in points.items() if each.is_measured}
+        has_experts = decoder.target.offload.plan.unit == "expert"
+        assert measured == ({1, 2} if has_experts else {1, 257})
+        assert set(points) == ({1, 2, 4, 8, 16, 32, 64, 257} if has_experts else {1, 257})
+        assert points[257].ms >= points[1].ms or not has_experts
         assert decoder.generate("abcabcabcabc", GenerationConfig(max_tokens=20)).token_ids == expected
         metrics = render_metrics(decoder, Load(ServiceConfig(), 1), {}).decode()
         read = re.search(r"speculant_verifier_offload_bytes_total ([0-9.e+]+)$", metrics, re.MULTILINE)
         assert 0.0 < float(read[1]) <= decoder.target.offload.num_bytes
     whole.close()
+
+
+def test_what_passes_read_is_predicted(checkpoint):
+    """More for more tokens, up to all that does not stay."""
+    target = load(checkpoint, 1)
+    plan = target.offload.plan
+    sizes = [plan.bytes_of(count) for count in (1, 2, 8, 1_000)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == pytest.approx(plan.pass_bytes)
+    assert sizes[0] == pytest.approx(plan.pass_bytes * (0.5 if plan.unit == "expert" else 1.0))
+    target.close()
 
 
 def stored(target: TargetModel) -> list[StoredTensor]:

@@ -52,6 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"'{target.name}' takes at most {target.max_length} tokens; lower --context or --tokens")
     begin("measuring forward passes")
     costs = measure_costs(target, settings.batch, settings.tokens, settings.context, settings.time)
+    points = [point for point in costs.points if point.is_measured]
     figures: dict[str, Any] = {
         "points": [
             {
@@ -60,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
                 "ms": round(point.ms, 4),
                 "relative": round(costs.relative(point.batch, point.tokens), 4),
             }
-            for point in costs.points
+            for point in points
         ],
         "context": costs.context,
         **describe(target),
@@ -68,8 +69,8 @@ def run(arguments: Sequence[str]) -> int:
     print_report("verify-cost", figures, arguments, as_json=settings.json_output)
     if settings.output is not None:
         batch = settings.batch[0]
-        tokens = [point.tokens for point in costs.points if point.batch == batch]
-        times = [point.ms for point in costs.points if point.batch == batch]
+        tokens = [point.tokens for point in points if point.batch == batch]
+        times = [point.ms for point in points if point.batch == batch]
         content = {"tokens": tokens, "ms": times, "batch": batch, **describe(target)}
         replace_bytes(settings.output, json_text(content).encode() + b"\n")
     return 0

@@ -17,7 +17,7 @@ from speculant_graph.machine import available_bytes
 from speculant_graph.types import Fingerprint
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def check_devices() -> Iterator[CheckResult]:
@@ -52,17 +52,17 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
     quiet_transformers()
     device = device_named(config.device)
     is_local = is_model_local(config)
-    _, fingerprint = load_tokenizer(config)
-    tokenizers["the model"] = fingerprint
     try:
         described = AutoConfig.from_pretrained(config.model_name, token=access_token(config), local_files_only=is_local)
-        count = _parameters(described, config.model_name)
+        model = _without_weights(described, config.model_name)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ConfigError(
             f"can't load model '{config.model_name}': {first_line(error)}", fix="check the name or the folder"
         ) from error
+    yield _size(config, described, model, device)  # known without weights
+    _, fingerprint = load_tokenizer(config)
+    tokenizers["the model"] = fingerprint
     _require_weights(Path(config.model_name))
-    yield _size(config, described, count, device)
     if not load:
         yield CheckResult("model", "ok", f"{config.model_name}, {described.model_type}; --verify loads it")
         return
@@ -70,17 +70,17 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
     yield CheckResult("model", "ok", f"{config.model_name}, {described.model_type}, loaded on {target.device}")
 
 
-def _parameters(described: PreTrainedConfig, name: str) -> int:
-    """Return how many numbers a model has; refuse architectures that can't be verified with."""
+def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
+    """Return a model's shapes; refuse architectures that can't be verified with."""
     from transformers import AutoModelForCausalLM
 
     from speculant_verifier.model.loading import check_architecture, sliding_layers
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(described)
     check_architecture(model, name)
     sliding_layers(described.get_text_config(), name)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return model
 
 
 def _require_weights(folder: Path) -> None:
@@ -102,8 +102,12 @@ def _require_weights(folder: Path) -> None:
         raise ConfigError(f"{folder} holds no weights", fix="download the model again")
 
 
-def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, device: torch.device) -> CheckResult:
+def _size(
+    config: VerifierConfig, described: PreTrainedConfig, model: PreTrainedModel, device: torch.device
+) -> CheckResult:
+    """Say what a model needs, and what is streamed of it; what can't be done about that is the result, not an error."""
     from speculant_verifier.offload import plan_for
+    from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pack
     from speculant_verifier.offload.weight_files import bytes_per_second
 
     declared = getattr(described, "dtype", None) or torch.float32
@@ -112,19 +116,33 @@ def _size(config: VerifierConfig, described: PreTrainedConfig, count: int, devic
         if config.dtype == "auto"
         else getattr(torch, config.dtype)
     )
+    count = sum(each.numel() for each in model.parameters())
     needed = count * kind.itemsize
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
     detail = f"{count / 1e6:,.1f}M parameters, {needed / 1e9:.2f} GB as {str(kind).removeprefix('torch.')}"
+    is_quantised = getattr(described, "quantization_config", None) is not None
+    if packed := is_packed(described):
+        try:
+            pack(model, kind)
+        except ConfigError as error:
+            return CheckResult("model size", "fail", error.message, error.fix)
+        num_bytes = sum(each.numel() * (2 if each.is_floating_point() else 1) for each in model.parameters())
+        detail += f", {num_bytes / 1e9:.2f} GB with its experts in MXFP4, as in the checkpoint"
+        if device.type == "cuda" and has_kernels():
+            needed = num_bytes
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
     if free is None:
         return CheckResult("model size", "ok", detail)
     detail += f"; {free / 1e9:.1f} GB are free on {device}"
-    is_quantised = getattr(described, "quantization_config", None) is not None
-    plan = plan_for(described, kind, config, device) if device.type == "cpu" or not is_quantised else None
+    can_stream = device.type == "cpu" or not is_quantised or packed
+    try:
+        plan = plan_for(described, kind, config, device) if can_stream else None
+    except ConfigError as error:
+        return CheckResult("model size", "fail", f"{detail}\n{error.message}", error.fix)
     if plan is not None:
         rate = bytes_per_second(Path(config.model_name)) if device.type == "cpu" else 0.0
         detail = "\n".join([detail, *(f"{name}: {value}" for name, value in plan.rows(rate))])
         return CheckResult("model size", "warn", detail, "more memory makes it faster: see docs/offloading.md")
-    if needed > free and not (device.type == "cuda" and is_quantised):
+    if needed > free and can_stream:
         return CheckResult("model size", "fail", detail, "choose a smaller model, or --dtype bfloat16")
     if needed > 0.8 * free:
         return CheckResult("model size", "warn", detail, "lower verifier.max_kv_tokens, as keys and values come on top")

@@ -33,6 +33,7 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
         "model_name": config.name,
         "tokenizer_name": None,
         "memory_budget": 0,  # it comes on top of the target's budget
+        "host_budget": 0,
         "resident_layers": None,
     }
     loading = (verifier or VerifierConfig()).model_copy(update=own)

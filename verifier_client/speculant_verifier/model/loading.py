@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +29,7 @@ from speculant_graph.types import Fingerprint
 from speculant_verifier.model.attention import register
 from speculant_verifier.model.progress import patient_progress
 from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
+from speculant_verifier.offload.packed_experts import is_packed, keep_packed
 from speculant_verifier.offload.weight_files import bytes_per_second
 from speculant_verifier.sources import (
     MODEL_SETTING,
@@ -54,7 +56,8 @@ def prepare_cpu(config: VerifierConfig) -> None:
 def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: bool = True) -> PreTrainedModel:
     """Load the weights, complete and in the wanted number type, to where they stay.
 
-    Weights in MXFP4 stay so on a GPU that transformers has kernels for; elsewhere they are decoded.
+    Weights in MXFP4 stay so on a GPU that transformers has kernels for, and where they are streamed; elsewhere they are
+    decoded.
 
     Args:
         config: the model.
@@ -72,18 +75,22 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
     options: dict[str, Any] = {}
     plan = folder = None
     device_map: dict[str, Any] = {"": device}
-    try:
-        model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
-        if (device.type == "cpu" or not may_pack) and _is_mxfp4(model_config):
-            options["quantization_config"] = Mxfp4Config(dequantize=True)
-        plan = _plan(model_config, dtype, config, device, may_stream)
-        if plan is not None:
-            # oneDNN keeps what it compiled for up to 1,024 shapes: of experts, which get any number of tokens, 200 MB.
-            os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
-            folder = TemporaryDirectory(prefix="speculant-weights-")
-            device_map = dict.fromkeys(plan.resident, device) | dict.fromkeys(plan.streamed, "disk")
-            options["offload_folder"] = folder.name
-        with patient_progress():
+    with ExitStack() as if_it_fails, patient_progress():
+        try:
+            model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
+            plan = _plan(model_config, dtype, config, device, may_stream)
+            if plan is not None:
+                # oneDNN keeps what it compiled for up to 1,024 shapes: of experts, which get any number of tokens,
+                # 200 MB.
+                os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
+                folder = TemporaryDirectory(prefix="speculant-weights-")
+                if_it_fails.callback(folder.cleanup)
+                device_map = dict.fromkeys(plan.resident, device) | dict.fromkeys(plan.streamed, "disk")
+                options["offload_folder"] = folder.name
+            if plan is not None and plan.is_packed:
+                keep_packed(model_config)
+            elif (device.type == "cpu" or not may_pack) and is_packed(model_config):
+                options["quantization_config"] = Mxfp4Config(dequantize=True)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 config.model_name,
                 config=model_config,
@@ -96,28 +103,28 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
                 output_loading_info=True,
                 **options,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
-        # On a CPU torch reports full memory by an error without a type of its own.
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
+            # On a CPU torch reports full memory by an error without a type of its own.
+            if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
+                raise ConfigError(
+                    f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}",
+                    field=MODEL_SETTING,
+                ) from error
             raise ConfigError(
-                f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}",
-                field=MODEL_SETTING,
+                f"can't load model '{config.model_name}': {sentence(error)} {_FIX}", field=MODEL_SETTING
             ) from error
-        raise ConfigError(
-            f"can't load model '{config.model_name}': {sentence(error)} {_FIX}", field=MODEL_SETTING
-        ) from error
-    model: PreTrainedModel
-    model, report = loaded
-    # transformers fills what is missing with random numbers, which would decode without complaint.
-    if missing := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
-        raise ConfigError(
-            f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
-            f"first {missing[0]}; download it again, or give another with {{field}}",
-            field=MODEL_SETTING,
-        )
-    if plan is not None and folder is not None:
-        with patient_progress():
+        model: PreTrainedModel
+        model, report = loaded
+        # transformers fills what is missing with random numbers, which would decode without complaint.
+        if missing := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
+            raise ConfigError(
+                f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
+                f"first {missing[0]}; download it again, or give another with {{field}}",
+                field=MODEL_SETTING,
+            )
+        if plan is not None and folder is not None:
             setattr(model, OFFLOAD, Offload(model, plan, folder))
+        if_it_fails.pop_all()
     return model
 
 
@@ -178,11 +185,6 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def _is_mxfp4(config: PreTrainedConfig) -> bool:
-    quantization = getattr(config, "quantization_config", None)
-    return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
-
-
 def _plan(
     model_config: PreTrainedConfig, dtype: str, config: VerifierConfig, device: torch.device, may_stream: bool
 ) -> Plan | None:
@@ -191,7 +193,8 @@ def _plan(
     Raises:
         ConfigError: they do not fit, and can't be streamed.
     """
-    if device.type != "cpu" and getattr(model_config, "quantization_config", None) is not None:
+    is_quantised = getattr(model_config, "quantization_config", None) is not None
+    if device.type != "cpu" and is_quantised and not is_packed(model_config):
         return None  # its size is known when it is loaded
     declared = getattr(model_config.get_text_config(), "dtype", None) or torch.float32
     number_type = declared if dtype == "auto" else getattr(torch, dtype)

@@ -2,8 +2,9 @@
 
 All layers share one pool. A narrow pass reads the experts that the router chose and the pool does not hold, and, while
 a layer is computed, what the next one's router would choose of its input: hidden states change little from layer to
-layer. What was guessed wrong and has not begun to be read is given up. A pass that needs most experts of a layer will
-need those of the next one, too, and they are read while this one is computed.
+layer, so that most guesses are right; of models of which they are not, fewer are made. What was guessed wrong and has
+not begun to be read is given up. A pass that needs most experts of a layer will
+need as many of the next one, and these are read while this one is computed.
 Which one is evicted is drawn: passes go through the layers in order, so that the longest unused expert would be the
 very next one that is needed.
 """
@@ -18,10 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space
+from speculant_verifier.offload.host_memory import HostMemory
+from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
-"""Of a layer's experts: where so many are wanted, all of the next one are expected to be."""
+"""Of a layer's experts: where so many are wanted, nearly as many of the next one are read before it is known which."""
+
+_MEMORY = 0.95
+"""What a guess weighs after that for the next layer."""
+_LEAST_SHARE, _TRIED = 0.75, 16
+"""Where fewer guesses are right than this share, only every so many layers one is made, to see whether that changes."""
 
 _Expert = tuple[int, int]
 """Layer and index."""
@@ -35,7 +42,7 @@ class ExpertPool:
         modules: Sequence[tuple[nn.Module, Mapping[str, StoredTensor | Tensor]]],
         num_slots: int,
         like: Tensor,
-        source: WeightReader | PinnedWeights,
+        source: WeightReader | PinnedWeights | HostMemory,
         routers: Sequence[tuple[Tensor, Tensor | None] | None],
     ) -> None:
         """Take all layers, in order.
@@ -43,7 +50,7 @@ class ExpertPool:
         Args:
             modules: with their weights, whose rows are experts.
             num_slots: experts that fit into memory.
-            like: the pool has its number type and device.
+            like: the pool has its device, and its number type but where weights are packed.
             source: where weights come from.
             routers: weight and bias of what chooses the experts; None where that is not known.
         """
@@ -55,7 +62,8 @@ class ExpertPool:
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
         """Whether memory is given back if there are fewer slots."""
-        spaces = {name: new_space((num_slots, *shape), like) for name, shape in shapes.items()}
+        kinds = {name: like.to(type_in_memory(each, like.dtype)) for name, each in modules[0][0].named_parameters()}
+        spaces = {name: new_space((num_slots, *shape), kinds[name]) for name, shape in shapes.items()}
         self._pool = {name: pool for name, (pool, _) in spaces.items()}
         self._memory = [memory for _, memory in spaces.values()]
         self._vectors = [  # such as biases, which are too short to be read one by one: they stay, and are copied
@@ -70,6 +78,7 @@ class ExpertPool:
         self._reading: dict[_Expert, list[Any]] = {}
         self._routers = routers
         self._guessed: list[_Expert] = []
+        self._right, self._num_guesses = 1.0, 0  # the share of guesses that came true, recently
         self._leaving: list[tuple[int, list[Any]]] = []  # slots that are still written to, and by what
         self._random = random.Random(0)
         shared = {name: nn.Parameter(pool, requires_grad=False) for name, pool in self._pool.items()}
@@ -117,24 +126,38 @@ class ExpertPool:
         self._give_up(wanted)
         self.num_wanted += len(wanted)
         self.num_found += sum(expert in self._held for expert in wanted)
-        self._fetch(layer, wanted)
+        self._fetch(layer, wanted, hidden)
         if layer + 1 < len(self._modules) and len(wanted) < _MOST * self._num_experts:
             self._guess(layer + 1, hidden, wanted)
         self._is_torn = False
         return (hidden, self._slots[layer][chosen], *rest), kwargs
 
     def _guess(self, layer: int, hidden: Tensor, kept: Sequence[_Expert]) -> None:
-        """Begin to read as many experts of the next layer as this one wanted, the surest first."""
+        """Begin to read experts of the next layer, the surest first, of as many as this one wanted."""
         router = self._routers[layer]
         if router is None or not self.gives_back:  # copies to a GPU can't be given up
             return
-        scores = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), *router).amax(0)
-        order = scores.topk(min(len(kept), self._num_slots - len(kept))).indices.tolist()
-        self._guessed = [(layer, index) for index in order]
+        self._num_guesses += 1
+        most = round(self._right * len(kept))
+        if self._right < _LEAST_SHARE:
+            most = 0 if self._num_guesses % _TRIED else 1
+        self._guessed = self._likely(layer, hidden)[: min(most, self._num_slots - len(kept))]
         self._take(self._guessed, [*kept, *self._guessed])
+
+    def _likely(self, layer: int, hidden: Tensor) -> list[_Expert]:
+        """Return the experts of a layer, first those that its router would choose of these hidden states."""
+        router = self._routers[layer]
+        order: Iterable[int] = range(self._num_experts)
+        if router is not None and layer:  # these states tell nothing of the next pass's first layer
+            scores = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), *router).amax(0)
+            order = scores.argsort(descending=True).tolist()
+        return [(layer, index) for index in order]
 
     def _give_up(self, wanted: Sequence[_Expert]) -> None:
         """Read no more of what was guessed wrong than is being read."""
+        if self._guessed:
+            came_true = sum(expert in wanted for expert in self._guessed) / len(self._guessed)
+            self._right = _MEMORY * self._right + (1.0 - _MEMORY) * came_true
         for expert in self._guessed:
             parts = self._reading.get(expert, ()) if expert not in wanted else ()
             running = [part for part in parts if not part.cancel()]
@@ -143,13 +166,14 @@ class ExpertPool:
                 self._leaving.append((self._held.pop(expert), running))
         self._guessed = []
 
-    def _fetch(self, layer: int, wanted: Sequence[_Expert]) -> None:
-        """Return when experts of a layer are there."""
+    def _fetch(self, layer: int, wanted: Sequence[_Expert], hidden: Tensor) -> None:
+        """Return when experts of a layer are there, whose router chose them of these hidden states."""
         self._take(wanted, wanted)
         if len(wanted) >= _MOST * self._num_experts:
             following = (layer + 1) % len(self._modules)
-            coming = [(following, index) for index in range(self._num_experts)]
-            self._take(coming, [*wanted, *coming])
+            if following or len(wanted) == self._num_experts:
+                coming = self._likely(following, hidden)[: len(wanted)]
+                self._take(coming, [*wanted, *coming])
         for expert in wanted:
             self._wait(expert)
 

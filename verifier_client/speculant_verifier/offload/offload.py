@@ -14,13 +14,16 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from speculant_verifier.offload.experts import ExpertPool
+from speculant_verifier.offload.host_memory import HostMemory
 from speculant_verifier.offload.placement import Plan
 from speculant_verifier.offload.weight_files import (
     PinnedWeights,
     StoredTensor,
     WeightReader,
     new_space,
+    require_same,
     stored_tensors,
+    type_in_memory,
 )
 
 _Weights = Sequence[tuple[nn.Module, str, StoredTensor | Tensor]]
@@ -44,7 +47,7 @@ class LayerStream:
         layers: Sequence[tuple[nn.Module, _Weights]],
         num_slots: int,
         like: Tensor,
-        source: WeightReader | PinnedWeights,
+        source: WeightReader | PinnedWeights | HostMemory,
     ) -> None:
         """Take layers and their weights; they get slabs of the number type and the device of a tensor."""
         self._source, self._layers = source, layers
@@ -167,14 +170,20 @@ class Offload:
             if not parameter.is_meta:  # else they are pages of the file, which the system takes away when it likes
                 parameter.data = parameter.data.clone()
         like = next(each for each in model.parameters() if not each.is_meta).new_empty(0, dtype=model.dtype)
-        reader = WeightReader()
-        self._source: WeightReader | PinnedWeights = reader
         modules = [(name, model.get_submodule(name)) for name in plan.streamed]
-        if like.is_cuda:
-            self._source = pinned = PinnedWeights(like.device)
-            names = [f"{name}.{inner}" for name, module in modules for inner, _ in module.named_parameters()]
-            for name in logging.tqdm(names, desc="Reading weights"):
-                stored[name] = pinned.hold(stored[name], like.dtype, reader)
+        weights = {f"{name}.{inner}": each for name, module in modules for inner, each in module.named_parameters()}
+        for name, weight in weights.items():
+            require_same(name, stored[name], weight)
+        reader, copier = WeightReader(), copier_of(like.device)
+        self._source: WeightReader | PinnedWeights | HostMemory = reader
+        if copier is not None and plan.host_bytes is not None:
+            self._source = HostMemory(plan.host_bytes, reader, copier)
+        elif copier is not None:
+            self._source = copier
+            for name, weight in logging.tqdm(weights.items(), desc="Reading weights"):
+                held = copier.space(stored[name].shape, type_in_memory(weight, like.dtype))
+                reader.wait(reader.read([(stored[name], held)]))
+                stored[name] = held
             reader.close()
         self._stream: LayerStream | ExpertPool
         if plan.unit == "layer":
@@ -233,6 +242,11 @@ class Offload:
         """Stop reading; the model can't be run any more."""
         self._source.close()
         self._folder.cleanup()
+
+
+def copier_of(device: torch.device) -> PinnedWeights | None:
+    """Return what copies from this machine's memory to a device; None if that is its own memory."""
+    return PinnedWeights(device) if device.type == "cuda" else None
 
 
 def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | None] | None:

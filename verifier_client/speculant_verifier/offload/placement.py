@@ -2,8 +2,8 @@
 
 Of a dense model as many decoder layers stay as fit, and every n-th is streamed, so that the next one is read while
 those between are computed. Of a mixture of experts the experts are streamed, one by one, and all else stays. SpecExec
-(Svirschevski et al. 2024) puts whole layers on one side. On a GPU what is streamed lies in this machine's memory, on a
-CPU on the disk.
+(Svirschevski et al. 2024) puts whole layers on one side. On a GPU what is streamed lies in this machine's memory as far
+as it fits there, and else, as on a CPU, on the disk. Experts in MXFP4 are streamed, and stay, packed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.machine import anonymous_bytes, available_bytes
+from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pack
 from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
@@ -76,6 +77,12 @@ class Plan:
     """Of them, what it took before."""
     most_bytes: int | None
     """Beyond them memory is short; None if it has no bound."""
+    num_chosen: int = 0
+    """Experts of all layers that compute one token; of layers none."""
+    host_bytes: int | None = None
+    """Of a GPU's model, bytes of units that lie in this machine's memory, others being on the disk; None if all do."""
+    is_packed: bool = False
+    """Whether units are experts in MXFP4."""
 
     @property
     def placement(self) -> tuple[object, ...]:
@@ -92,6 +99,13 @@ class Plan:
         """Bytes that a pass over many tokens reads."""
         return (self.num_units - self.num_kept) * self.file_bytes
 
+    def bytes_of(self, num_tokens: int) -> float:
+        """Return the bytes that a pass over so many tokens reads where all experts are used alike."""
+        if self.unit == "layer":
+            return self.pass_bytes
+        wanted = 1.0 - (1.0 - self.num_chosen / self.num_units) ** num_tokens
+        return wanted * self.pass_bytes
+
     def rows(self, rate: float = 0.0) -> list[tuple[str, str]]:
         """Return the plan for people, as rows of a table.
 
@@ -103,11 +117,19 @@ class Plan:
         if self.unit == "layer":
             space += f", {_readable(self.least_slots * self.unit_bytes)} for {self.least_slots} that are read in turn"
         seconds = f": {self.pass_bytes / rate:.2g} s at {rate / 1e9:.1f} GB/s" if rate else ""
+        most = self.num_chosen * self.file_bytes
+        evenly = f"{_readable(self.bytes_of(1))} if experts are used evenly, {_readable(most)} at most"
+        one = [("read in a pass over one token", evenly)]
+        on_host = []
+        if self.host_bytes is not None:
+            on_host = [("in this machine's memory", f"{_readable(self.host_bytes)} of the others")]
         return [
             ("always in memory", _readable(self.resident_bytes)),
             ("space for the others", space),
+            *(one if self.unit == "expert" else ()),
             ("read in a pass over many tokens", _readable(self.pass_bytes) + seconds),
             ("keys and values", f"{self.kv_tokens:,} tokens"),
+            *on_host,
             ("budget", f"{_readable(self.budget)}, of which the process had taken {_readable(self.process_bytes)}"),
         ]
 
@@ -130,12 +152,24 @@ def plan_for(
         may_stream: whether passes may read weights from the disk.
 
     Raises:
-        ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed.
+        ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed; or there is
+            a budget of memory beside the device's where there is none.
     """
+    if device.type == "cpu" and verifier.host_budget:
+        raise ConfigError(
+            "{field} is memory beside that of a GPU, and the model runs on the CPU",
+            fix="leave {field} out: verifier.memory_budget bounds this machine's memory",
+            field="verifier.host_budget",
+        )
     in_file = getattr(config.get_text_config(), "dtype", None) or dtype  # the next lines change it
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    total, on_cpu = _size(model), device.type == "cpu"
+    on_cpu, packed, needed = device.type == "cpu", is_packed(config), _size(model)
+    if packed:
+        pack(model, dtype)
+    total = _size(model)
+    if not on_cpu and packed and has_kernels():
+        needed = total
     process = anonymous_bytes() if on_cpu else torch.cuda.memory_allocated(device)
     free = available_bytes() if on_cpu else torch.cuda.mem_get_info(device)[0]
     bound = int(verifier.memory_budget)
@@ -143,7 +177,7 @@ def plan_for(
     wanted = verifier.resident_layers
     # Without a budget there is no setting for keys and values: they take what is left.
     left = budget - process - (int(_RESERVED * budget) if bound else 0)
-    if wanted is None and total <= left:
+    if wanted is None and needed <= left:
         return None
     layers = decoder_layers(model)
     if wanted is not None and wanted >= len(layers):
@@ -151,7 +185,7 @@ def plan_for(
     experts = {f"{name}.{inner}": found for name, layer in layers.items() for inner, found in _experts_of(model, layer)}
     share = _RESERVED_WITH_EXPERTS if experts else _RESERVED
     reserved = int(share * budget)
-    size = f"{_readable(total)} as {str(dtype).removeprefix('torch.')}"
+    size = f"{_readable(needed)} as {str(dtype).removeprefix('torch.')}"
     reason = f"needs {size}, and {_readable(max(0, left))} are left for weights"
     if wanted is not None:
         reason = f"can't be streamed, as verifier.resident_layers {wanted} asks for"
@@ -180,8 +214,6 @@ def plan_for(
         )
     if not experts:
         num_slots = min(num_slots, least + len(modules) - 1)
-    if not on_cpu:
-        _require_memory(total - fixed, verifier)
     streamed = tuple(modules)
     logit_bytes = int((1.0 - _KV_SHARE) * reserved) // verifier.max_batch_size
     return Plan(
@@ -189,7 +221,7 @@ def plan_for(
         streamed=streamed,
         resident=tuple(_beside(model, streamed)),
         unit_bytes=unit,
-        file_bytes=unit * in_file.itemsize // dtype.itemsize,
+        file_bytes=unit if packed else unit * in_file.itemsize // dtype.itemsize,
         num_units=len(streamed) * divisor,
         num_slots=num_slots,
         least_slots=least,
@@ -199,6 +231,9 @@ def plan_for(
         budget=budget,
         process_bytes=process,
         most_bytes=int(_TOLERANCE * bound) if bound else None,
+        num_chosen=len(experts) * int(getattr(config.get_text_config(), "num_experts_per_tok", divisor)),
+        host_bytes=None if on_cpu else _host_bytes(total - fixed, verifier),
+        is_packed=packed,
     )
 
 
@@ -239,8 +274,8 @@ def _require_streamable(
     quantization = getattr(model.config, "quantization_config", None)
     if not may_stream:
         why = f"its weights are not streamed; {SMALLER}"
-    elif quantization is not None:
-        why = "quantised weights can't be streamed: give a checkpoint in bfloat16 ({field})"
+    elif quantization is not None and not is_packed(model.config):
+        why = "of quantised weights only MXFP4 can be streamed: give a checkpoint in that or in bfloat16 ({field})"
     elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):
         why = f"layers of a {type(model).__name__} can't be streamed, as they hold more than weights; {SMALLER}"
     else:
@@ -248,19 +283,13 @@ def _require_streamable(
     raise ConfigError(f"model '{name}' {reason}; {why}", field=MODEL_SETTING)
 
 
-def _require_memory(num_bytes: int, verifier: VerifierConfig) -> None:
-    """Refuse weights that this machine's memory does not hold for its GPU.
-
-    Raises:
-        ConfigError: it does not.
-    """
+def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
+    """Return the bytes of this machine's memory for weights of a GPU, where not all that it does not hold fit there."""
     available = available_bytes()
-    if available is not None and num_bytes + anonymous_bytes() > available:
-        raise ConfigError(
-            f"of model '{verifier.model_name}' {_readable(num_bytes)} must lie in this machine's memory, more than the "
-            f"{_readable(available)} that it may take; {SMALLER}",
-            field=MODEL_SETTING,
-        )
+    free = _UNKNOWN if available is None else available
+    if num_bytes <= (int(verifier.host_budget) or free - anonymous_bytes()):
+        return None
+    return int(verifier.host_budget) or int(_FREE_SHARE * free)
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:

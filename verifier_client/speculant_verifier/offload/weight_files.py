@@ -47,6 +47,11 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return prod(self.shape) * self.dtype.itemsize
+
     def __getitem__(self, index: int) -> StoredTensor:
         """Return one of its rows."""
         shape = self.shape[1:]
@@ -71,14 +76,38 @@ def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTe
                 headers[path] = _header(path)
             start, header = headers[path]
             described = header[entry["weight_name"]]
-            offset = start + int(described["data_offsets"][0])
-            found[name] = StoredTensor(path, offset, _DTYPES[described["dtype"]], tuple(described["shape"]))
+            first, last = map(int, described["data_offsets"])
+            weight = StoredTensor(path, start + first, _DTYPES[described["dtype"]], tuple(described["shape"]))
+            if first < 0 or last - first != weight.num_bytes or start + last > os.path.getsize(path):
+                raise ValueError(f"bytes {first} to {last} are not {weight.shape} of {weight.dtype}")
+            found[name] = weight
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"weight '{name}' can't be read from {path} ({error!r}); download the model again, "
-                "or give one in bfloat16"
+                "or give one in bfloat16",
+                field=MODEL_SETTING,
             ) from error
     return found
+
+
+def require_same(name: str, stored: StoredTensor, expected: Tensor) -> None:
+    """Refuse a weight that is not what the model's description says.
+
+    Raises:
+        ConfigError: its shape is another one, or it is packed where it should not be, or the other way round.
+    """
+    of_file, wanted = ((tuple(each.shape), each.dtype.is_floating_point) for each in (stored, expected))
+    if of_file != wanted:
+        raise ConfigError(
+            f"weight '{name}' in {stored.path} has the shape {of_file[0]} and the number type {stored.dtype}, and "
+            f"config.json says {wanted[0]} and {expected.dtype}; download the model again, or set {{field}} to another",
+            field=MODEL_SETTING,
+        )
+
+
+def type_in_memory(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the number type that a weight has where it is used: that of the model, unless it is packed."""
+    return dtype if weight.dtype.is_floating_point else weight.dtype
 
 
 def _header(path: str) -> tuple[int, dict[str, Any]]:
@@ -225,13 +254,13 @@ class PinnedWeights:
         self.num_bytes = 0
         """Copied so far."""
 
-    def hold(self, stored: StoredTensor, dtype: torch.dtype, reader: WeightReader) -> Tensor:
-        """Read weights into memory, to be copied from.
+    def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory to copy from.
 
         Raises:
             ConfigError: there is no memory that the GPU can reach.
         """
-        tensor = torch.empty(stored.shape, dtype=dtype)
+        tensor = torch.empty(tuple(shape), dtype=dtype)
         # torch's own pinned memory comes in powers of two.
         failure = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         if int(failure):
@@ -241,7 +270,6 @@ class PinnedWeights:
                 field=MODEL_SETTING,
             )
         self._held.append(tensor)
-        reader.wait(reader.read([(stored, tensor)]))
         return tensor
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[torch.cuda.Event]:

@@ -32,6 +32,8 @@ class CostPoint:
     """Tokens of each row: the last known one and the drafted nodes."""
     ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Milliseconds of the pass."""
+    is_measured: bool = True
+    """Or predicted, by what it reads."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Measures what forward passes cost, within a budget of time, and keeps it in the user's cache folder.
 
-One file holds the costs of one model, machine and way of running it. A damaged one is measured again.
+One file holds the costs of one model, machine and way of running it. A damaged one is measured again. Passes that read
+weights take seconds, so that only two of them are run; what others cost follows from the bytes that they will read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _FEWEST_WIDTHS = 2
 """Of a batch, or it is left out: one alone does not tell what a token more costs."""
 _SILENCE_S = 2.0
 """Time without a line in the log."""
-_VERSION = 4
+_VERSION = 5
 """Of what is measured and how it is written; files of other versions are not found."""
 _FOLDER_MODE = 0o700
 _FILE = TypeAdapter(CostTable)
@@ -80,7 +81,8 @@ def load_or_measure(
         pass
     except (OSError, ValueError) as error:
         logger.warning("{} holds no measured costs ({}), measuring again", path, type(error).__name__)
-    logger.info("measuring what passes of '{}' cost on this machine, once, for about {:.0f} s", target.name, BUDGET_S)
+    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two passes, as each one reads weights"
+    logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, time)
     tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
     table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
     try:
@@ -138,33 +140,36 @@ def measure_costs(
         tokens: tokens of each row; 1 is always measured.
         context: tokens that every row has in the cache; None: :data:`CONTEXT`, and none of a slow model.
         budget_s: time, in seconds. The first two passes are run however long they take, and none is begun that may not
-            end in time. Of a model whose weights are read for every pass, what is ``urgent`` is measured once.
+            end in time. Of a model whose weights are read for every pass, only two are run, without a context: over one
+            token, and over two or as many as there may be, whichever tells more. What others cost is predicted.
         urgent: tokens of each row that are measured before all others, as far as they are of ``tokens``.
     """
     rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}
     plan, most = None if target.offload is None else target.offload.plan, target.max_length
+    predicted: list[int] = []
     if plan is not None:
-        context, rows, wanted, most = 0, rows[:1], first, min(most, 1 + plan.most_nodes)
+        context, rows, most = 0, rows[:1], min(most, 1 + plan.most_nodes)
+        if plan.unit == "expert":  # the widest pass would read the whole model
+            predicted = sorted({min(width, most) for width in wanted if width > 2})
+        wanted = first = {1, 2} if predicted else {1, max(wanted)}
     widths = sorted({min(width, most) for width in wanted})
     capacity = max(0, most - widths[-1] - 1)
     measurement = _Measurement(target, context, capacity, widths[-1], budget_s)
-    for point in _order(rows, widths, first, is_streamed=plan is not None):
+    for point in _order(rows, widths, first):
         if measurement.may_run(point, is_urgent=point[0] == rows[0] and point[1] in first):
             measurement.run(point)
     if plan is None:
         measurement.repeat()
-    return measurement.table()
+    return measurement.table([(rows[0], width) for width in predicted])
 
 
-def _order(rows: list[int], widths: list[int], urgent: set[int], *, is_streamed: bool) -> Iterator[_Point]:
+def _order(rows: list[int], widths: list[int], urgent: set[int]) -> Iterator[_Point]:
     """Yield all passes, the most important first.
 
     The other widths of the first two batches precede further batches: a straight line between two batches errs less
     than a typical curve between two widths.
     """
     first = [width for width in widths if width in urgent] or widths[:1]
-    if is_streamed:  # what a wide pass costs is the question, not what one token more does
-        first = [*dict.fromkeys((widths[0], widths[-1], *widths))]
     for some in (rows[:2], rows[2:]):
         yield from ((batch, width) for batch in some for width in first)
         yield from ((batch, width) for batch in some for width in widths if width not in first)
@@ -177,6 +182,7 @@ class _Measurement:
         self._started_s = self._told_s = time.perf_counter()
         self._target, self._budget_s = target, budget_s
         self._best_s: dict[_Point, float] = {}
+        self._first_byte = 0 if target.offload is None else target.offload.num_bytes
         self._num_passes = 0
         self._probe = _Probe(target, 0, widest)
         self._context = min(CONTEXT, capacity) if context is None else min(context, capacity)
@@ -200,8 +206,6 @@ class _Measurement:
         if len(self._best_s) < _FEWEST_WIDTHS:
             return True
         batch, width = point
-        if self._target.offload is not None:
-            return self._spent_s < self._budget_s
         known = [(rows * tokens, seconds) for (rows, tokens), seconds in self._best_s.items()]
         size, seconds = max((each for each in known if each[0] <= batch * width), default=min(known))
         left_s = (1.0 if is_urgent else _SHARE_OF_SETUP) * self._budget_s - self._spent_s
@@ -237,8 +241,19 @@ class _Measurement:
             self._told_s = time.perf_counter()
             logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
-    def table(self) -> CostTable:
-        """Return what was measured."""
+    def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
+        """Yield what other passes take if they read as fast as those that were run, and no less time than these."""
+        offload = self._target.offload
+        if offload is None:
+            return
+        least_s = max(self._best_s.values())
+        rate = (offload.num_bytes - self._first_byte) / sum(self._best_s.values())
+        for batch, width in wanted:
+            read_s = offload.plan.bytes_of(batch * width) / rate if rate else 0.0
+            yield CostPoint(batch, width, 1e3 * max(least_s, read_s), is_measured=False)
+
+    def table(self, predicted: list[_Point]) -> CostTable:
+        """Return what was measured, and predictions of other passes of a model whose weights are read for them."""
         num_widths = [sum(rows == batch for rows, _ in self._best_s) for batch, _ in self._best_s]
         most = max(num_widths)
         points = tuple(
@@ -246,7 +261,7 @@ class _Measurement:
             for (point, seconds), widths in zip(self._best_s.items(), num_widths, strict=True)
             if widths >= min(most, _FEWEST_WIDTHS)
         )
-        points = tuple(sorted(points, key=lambda each: (each.batch, each.tokens)))
+        points = tuple(sorted((*points, *self._predicted(predicted)), key=lambda each: (each.batch, each.tokens)))
         return CostTable(points, self._context, self._target.typical_curve)
 
 

@@ -27,7 +27,7 @@ class ObservedCosts:
     def __init__(self, table: CostTable) -> None:
         """Begin with what was measured."""
         self._table = table
-        self._measured = {(point.batch, point.tokens) for point in table.points}
+        self._measured = {(point.batch, point.tokens) for point in table.points if point.is_measured}
         self._errors: dict[int, dict[int, tuple[float, float]]] = {}  # by rows and width: weight, and weighted error
         self._corrections: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 

@@ -1,0 +1,95 @@
+"""What gpt-oss as it is released takes where memory does not hold it: random weights in MXFP4, of the released shapes.
+
+    python tests/perf/packed.py FOLDER [--layers 24] [--vocabulary 201088] [--budget 6GB] [--nodes 16]
+
+FOLDER takes a checkpoint of 13.8 GB unless one is there. Passes over one token, over trees and over as many tokens as
+make every expert wanted follow each other on random tokens; the routers of random weights choose evenly, so that little
+is found in memory. The last line is JSON: peak of anonymous memory, and of every kind of pass its seconds, its bytes,
+and those against the bytes of the experts that its routers chose, whether memory held them or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from pydantic import ByteSize, TypeAdapter
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
+from speculant_graph.graph.build.build_report import BuildReport
+from speculant_graph.machine import describe_machine
+from speculant_graph.types import Draft
+from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.model import TargetModel
+from support.packed_checkpoint import full_config, write_packed
+from support.tiny_models import byte_tokenizer
+
+
+def _passes(target: TargetModel, width: int, count: int) -> dict[str, float]:
+    """Run passes over trees of so many nodes, and one token each before it; the first is not counted."""
+    offload = target.offload
+    assert offload is not None
+    cache, rows = target.new_cache(1, widest_pass=max(2, width)), []
+    for _ in range(count + 1):
+        tokens = torch.randint(target.vocabulary_size, (width,)).tolist()
+        draft = Draft(tuple(tokens[1:]), tuple(max(0, node // 2) for node in range(width - 1)))
+        before = offload.num_bytes, offload.num_wanted
+        started_s = time.perf_counter()
+        target.forward([tokens[:1]], cache, [0], [draft])
+        took_s = time.perf_counter() - started_s
+        num_bytes, wanted = offload.num_bytes - before[0], offload.num_wanted - before[1]
+        rows.append((took_s, num_bytes, wanted * offload.plan.file_bytes))
+    seconds, num_bytes, chosen = zip(*rows[1:], strict=True)
+    return {
+        "nodes": width - 1, "median_s": median(seconds), "least_s": min(seconds), "bytes": sum(num_bytes) / count,
+        "bytes_over_chosen": sum(num_bytes) / sum(chosen),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocabulary", type=int, default=201_088)
+    parser.add_argument("--budget", type=TypeAdapter(ByteSize).validate_python, default=ByteSize(6_000_000_000))
+    parser.add_argument("--nodes", type=int, nargs="*", default=[0, 16, 64])
+    parser.add_argument("--passes", type=int, default=8)
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    if not (folder / "config.json").is_file():
+        byte_tokenizer().save_pretrained(folder)
+        write_packed(folder, full_config(arguments.layers, arguments.vocabulary))
+    config = VerifierConfig(
+        model_name=str(folder), dtype="bfloat16", memory_budget=arguments.budget, max_batch_size=1, device="cpu"
+    )
+    report = BuildReport()  # which watches memory
+    with report.watching():
+        started_s = time.perf_counter()
+        target = TargetModel.load(config)
+        loaded_s = time.perf_counter() - started_s
+        assert target.offload is not None, "it fits into the budget"
+        results = [_passes(target, 1 + nodes, arguments.passes) for nodes in arguments.nodes]
+        decoder = SpeculativeDecoder(None, config, DraftConfig(k=max(arguments.nodes)), target=target)
+        first_s = time.perf_counter()
+        decoder.generate([[5, 6, 7, 8]], GenerationConfig(max_tokens=8))
+        first_s = time.perf_counter() - first_s
+        decoder.close()
+    figures = {
+        "plan": dict(target.offload.plan.rows()), "load_s": loaded_s, "eight_tokens_s": first_s,
+        "budget_bytes": int(arguments.budget), "peak_anon_bytes": report.peak_anon_bytes, "passes": results,
+        "machine": describe_machine(),
+    }  # fmt: skip
+    target.close()
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Experts of gpt-oss as they are published, in MXFP4: they stay packed, and are decoded while they are multiplied.
+
+32 numbers of four bits (E2M1) share one exponent (E8M0): 17 bytes for 32 weights. A stretch of an expert's rows is
+decoded into a buffer that the processor's cache holds, and multiplied with the tokens of that expert: decoding an
+expert as a whole would write, and read again, four or eight times as many bytes as it was read from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.import_utils import is_kernels_available, is_triton_available
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from speculant_graph import _core
+from speculant_graph.errors import ConfigError
+from speculant_verifier.sources import MODEL_SETTING
+
+BLOCK = 32
+"""Numbers that share an exponent."""
+_STRETCH = 1 << 21
+"""Bytes of decoded rows."""
+_METHOD = "speculant-packed"
+_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Of four bits each."""
+
+
+def is_packed(config: PreTrainedConfig) -> bool:
+    """Whether a checkpoint has its experts in MXFP4."""
+    quantization = getattr(config, "quantization_config", None)
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
+
+
+def has_kernels() -> bool:
+    """Whether transformers multiplies with packed experts on a GPU by kernels of its own; else it decodes them all."""
+    return bool(is_triton_available("3.4.0") and is_kernels_available())
+
+
+class PackedExperts(nn.Module):
+    """Experts of one layer, or of all of them: every weight has a row for each of them."""
+
+    _apply_gate: Any = GptOssExperts._apply_gate
+
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
+        """Take shapes and numbers' type from a model's description; the weights are zeros."""
+        super().__init__()
+        self.num_experts, self.hidden_size = config.num_local_experts, config.hidden_size
+        self.intermediate_size = config.intermediate_size
+        self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
+        for name, rows, columns in (
+            ("gate_up_proj", 2 * self.intermediate_size, self.hidden_size),
+            ("down_proj", self.hidden_size, self.intermediate_size),
+        ):
+            blocks = (self.num_experts, rows, columns // BLOCK)
+            for part, shape, kind in (
+                ("_blocks", (*blocks, BLOCK // 2), torch.uint8),
+                ("_scales", blocks, torch.uint8),
+                ("_bias", blocks[:2], dtype),
+            ):
+                weight = torch.zeros(shape, dtype=kind)
+                self.register_parameter(name + part, nn.Parameter(weight, requires_grad=False))
+
+    def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
+        """Compute tokens by their experts.
+
+        Args:
+            hidden_states: ``[n, hidden]``.
+            router_indices: numbers of the experts of every token, ``[n, k]``.
+            routing_weights: theirs, ``[n, k]``.
+
+        Returns:
+            ``[n, hidden]``.
+        """
+        num_tokens, num_chosen = router_indices.shape
+        chosen, order = router_indices.reshape(-1).sort(stable=True)
+        experts, counts = chosen.unique_consecutive(return_counts=True)
+        outputs = hidden_states.new_empty(num_tokens * num_chosen, self.hidden_size)
+        for expert, of_expert in zip(experts.tolist(), order.split(counts.tolist()), strict=True):
+            states = self._project("gate_up_proj", expert, hidden_states[of_expert // num_chosen])
+            outputs[of_expert] = self._project("down_proj", expert, self._apply_gate(states))
+        weighted = outputs * routing_weights.reshape(-1, 1)
+        return weighted.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
+
+    def _project(self, name: str, expert: int, inputs: Tensor) -> Tensor:
+        """Multiply rows of numbers with a matrix of an expert, and add its bias."""
+        parts: Any = self._parameters
+        blocks, scales, bias = (parts[f"{name}{part}"][expert] for part in ("_blocks", "_scales", "_bias"))
+        num_rows, width = len(blocks), inputs.shape[1]
+        stretch = max(1, _STRETCH // (width * inputs.element_size()))
+        buffer, outputs = inputs.new_empty(min(stretch, num_rows), width), inputs.new_empty(len(inputs), num_rows)
+        for first in range(0, num_rows, stretch):
+            rows = slice(first, first + stretch)
+            decoded = decode(blocks[rows], scales[rows], buffer[: len(blocks[rows])])
+            outputs[:, rows] = nn.functional.linear(inputs, decoded)
+        return outputs.add_(bias)
+
+
+def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
+    """Decode rows of MXFP4 (OCP Microscaling Formats 1.0); all numbers are exact.
+
+    Args:
+        blocks: two numbers a byte, the low half first, ``[rows, n, 16]``.
+        scales: exponents, 127 more than they mean, ``[rows, n]``.
+        into: takes the numbers, contiguous, ``[rows, 32 n]``.
+    """
+    if into.device.type == "cpu" and into.dtype in (torch.float32, torch.bfloat16):
+        numbers = into.view(torch.uint16) if into.dtype == torch.bfloat16 else into
+        _core.decode_mxfp4(blocks.view(-1).numpy(), scales.view(-1).numpy(), numbers.view(-1).numpy())
+        return into
+    table = torch.tensor(_NUMBERS, device=into.device)
+    halves = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
+    values = table[halves.long()] * torch.exp2(scales.float() - 127.0)[..., None]
+    return into.copy_(values.flatten(-2))
+
+
+def pack(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Let a model without weights have its experts packed.
+
+    Raises:
+        ConfigError: their sizes are not whole blocks.
+    """
+    config = model.config
+    if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
+        raise ConfigError(
+            f"experts of {config.hidden_size} times {config.intermediate_size} numbers can't be in MXFP4, whose blocks "
+            f"have {BLOCK}; correct hidden_size and intermediate_size in the checkpoint's config.json ({{field}})",
+            field=MODEL_SETTING,
+        )
+    with torch.device("meta"):
+        for name, module in list(model.named_modules()):
+            if type(module) is GptOssExperts:
+                model.set_submodule(name, PackedExperts(config, dtype))
+
+
+def keep_packed(config: PreTrainedConfig) -> None:
+    """Let transformers load the experts of a checkpoint as they are."""
+    config.quantization_config = {"quant_method": _METHOD}
+
+
+@register_quantization_config(_METHOD)
+class _PackedConfig(QuantizationConfigMixin):
+    """What :func:`keep_packed` tells transformers."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__(quant_method=_METHOD)  # type: ignore[arg-type]
+
+
+@register_quantizer(_METHOD)
+class _PackedQuantizer(HfQuantizer):
+    """Transformers' way to exchange modules before weights are loaded."""
+
+    is_trainable = False
+
+    def is_serializable(self) -> bool:
+        return False
+
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
+        pack(model, model.dtype)
