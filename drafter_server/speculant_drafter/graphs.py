@@ -34,6 +34,7 @@ from speculant_graph.errors import (
     UnavailableError,
     UnknownGraphError,
 )
+from speculant_graph.graph.layers import require_few
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.step_messages import public_name
@@ -117,14 +118,16 @@ class GraphRegistry:
         """Whether all configured graphs are loaded."""
         if self.default in config.graphs:
             raise ConfigError(f"two graphs are named {self.default}; rename the one in server.graphs")
-        for setting, layers in (
-            ("server.default", config.default),
-            *((f"server.tenant_graphs.{tenant}", each) for tenant, each in config.tenant_graphs.items()),
-        ):
-            for name in filter(None, layers.split(_LAYERS)):
+        for setting, layers in self._defaults():
+            names = layers.split(_LAYERS) if layers else []
+            try:
+                require_few(names)
+            except ConfigError as error:
+                raise ConfigError(f"{{field}}: {error.message}", fix=error.fix, field=setting) from None
+            for name in names:
                 if name not in self._configured:
                     raise ConfigError(
-                        f"{{field}} names {name}, which is not served",
+                        f"{{field}} names {name or 'a graph without a name'}, which is not served",
                         fix=f"name some of {', '.join(self._configured)}",
                         field=setting,
                     )
@@ -158,6 +161,12 @@ class GraphRegistry:
     def names_of(self, name: str) -> list[str]:
         """Return the names of the graphs that a name means, served or not."""
         return (name or self._config.default or self.default).split(_LAYERS)
+
+    def _defaults(self) -> Iterator[tuple[str, str]]:
+        """Iterate over the settings that name graphs to draft from, and these names."""
+        yield "server.default", self._config.default
+        for tenant, layers in self._config.tenant_graphs.items():
+            yield f"server.tenant_graphs.{tenant}", layers
 
     def default_of(self, tenant: str) -> str:
         """Return what a tenant's sessions draft from if they name nothing; empty for the default of all."""
@@ -216,6 +225,11 @@ class GraphRegistry:
         """
         for name, path in self._configured.items():
             await self._load(name, path)
+        for setting, layers in self._defaults():
+            try:
+                self.get(layers)
+            except DraftRequestError as error:
+                raise ConfigError(f"{{field}}: {error.message}", fix=error.fix, field=setting) from error
         self.is_ready = True
 
     async def reload(self, name: str) -> ServedGraph:

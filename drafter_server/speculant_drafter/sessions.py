@@ -137,8 +137,9 @@ class SessionStore:
         return self._sessions.get(session_id)
 
     def num_by_graph(self) -> Counter[str]:
-        """Return how many sessions there are by the name of their graph, of all its generations."""
-        return Counter(session.graph.name for session in list(self._sessions.values()))
+        """Return how many sessions there are by the name of each graph that they draft from, of all its generations."""
+        graphs = [session.graph for session in list(self._sessions.values())]
+        return Counter(each.name for graph in graphs for each in graph.layers or (graph,))
 
     def end(self, session_id: int) -> None:
         """End a session; what it accepted is learned if it was opened so."""

@@ -95,9 +95,12 @@ class SessionDrafter:
         has_graph = bool(graphs)
         strategy, sources = self.config.strategy, self.config.sources
         if "sources" in STRATEGIES[strategy].reads and not sources - _absent(graphs):
+            lacks_model = bool(graphs) and sources == {"neural"}
             raise ConfigError(
-                f"strategy {strategy} has nothing to draft from",
-                fix="give a graph, or add the source session",
+                "no graph has a neural model" if lacks_model else f"strategy {strategy} has nothing to draft from",
+                fix="build it without --no-neural, or add another source"
+                if lacks_model
+                else "give a graph, or add the source session",
                 field="draft.sources",
             )
         require_source(self.config, has_graph)

@@ -53,10 +53,13 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
     name = name_of(tenant)
     database, folder = learned / f"{name}.sqlite", folder_of(learned, name)
     if not database.exists() and not folder.is_dir():
+        if not learned.is_dir():
+            raise ConfigError(f"there is no folder {learned}", fix="check its name", field="learned")
         is_one = (learned / "shared.sqlite").exists()
+        named = "check the tenant" if tenant else "name one by --tenant"
         raise ConfigError(
-            f"nothing was learned of this tenant in {learned}",
-            fix="check the tenant" if is_one else "name the folder of one graph, below the folder of all",
+            f"nothing was learned of {'this tenant' if tenant else 'requests without a tenant'} in {learned}",
+            fix=named if is_one else "name the folder of one graph, below the folder of all",
             field="learned",
         )
     for _ in range(_TRIES):
