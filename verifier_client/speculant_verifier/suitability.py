@@ -19,7 +19,8 @@ _ALL: tuple[StrategyName, ...] = tuple(STRATEGIES)
 _DRAWN = tuple(name for name, each in STRATEGIES.items() if each.has_proposals)
 _CHAINS: tuple[StrategyName, ...] = (  # drawn ones first: they bring q, and more of them is accepted
     *_DRAWN,
-    *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)))
+    *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)),
+)
 _MOST_ADVISED = 2
 
 FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
@@ -51,7 +52,7 @@ class Sources:
         if wanted.runs_by == "draft-model" and not self.has_model:
             return f"strategy {strategy} drafts by a draft model, and there is none"
         if self.has_model and (self.has_drafter or not wanted.takes_model):
-            able = " and ".join(name for name, each in STRATEGIES.items() if each.takes_model)
+            able = ", ".join(name for name, each in STRATEGIES.items() if each.takes_model)
             return f"a draft model drafts by the strategies {able}, with no drafter of your own"
         if not wanted.number and self.has_ngrams:
             return f"strategy {strategy} drafts from {wanted.evidence} alone, without a graph or a sidecar"
