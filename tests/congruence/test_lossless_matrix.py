@@ -18,7 +18,15 @@ from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
-KINDS = (*NGRAM_STRATEGIES, "nasd", "scripted chain", "scripted tree", "model", "model beside n-grams", "model by specexec")
+KINDS = (
+    *NGRAM_STRATEGIES,
+    "nasd",
+    "scripted chain",
+    "scripted tree",
+    "model",
+    "model beside n-grams",
+    "model by specexec",
+)
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
 NUM_TOKENS = 16
 BOUND = 464 * 4
@@ -40,9 +48,7 @@ def plain(family, seed=0):
 
 def strategy_of(kind):
     own = {"model": "model", "model beside n-grams": "tree", "model by specexec": "specexec", "nasd": "nasd"}
-    return own.get(
-        kind, kind if kind in NGRAM_STRATEGIES else "greedy"
-    )
+    return own.get(kind, kind if kind in NGRAM_STRATEGIES else "greedy")
 
 
 def drafter_for(kind, family, seed, budget, rng, failures=0.0):
