@@ -82,7 +82,7 @@ class DraftConfig(Config):
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64
-    """Most children of a node."""
+    """Most children of a node. 'specexec' with a draft model: also the most nodes of one pass of that model."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""
     n: Annotated[int, Field(ge=2, le=16)] = 4

@@ -58,7 +58,7 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
     "specexec": Capabilities(
         summary="the paths of tree, however much verifying them costs", evidence="all sources",
         runs_by="best-first", number=5, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
-        makes_trees=True, is_calibrated=True, fills_budget=True,
+        makes_trees=True, is_calibrated=True, fills_budget=True, takes_model=True,
     ),
     "sampling": Capabilities(
         summary="tokens drawn from the distribution after the longest known context, which is returned as q; a tree "

@@ -18,7 +18,15 @@ from support.drafters import ScriptedDrafter, knowing, knowing_tree
 from support.lossless import WINDOW, Job, Moody, alone, decode, graph_like, local_drafter, mixed_jobs
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
-KINDS = (*NGRAM_STRATEGIES, "nasd", "scripted chain", "scripted tree", "model", "model beside n-grams")
+KINDS = (
+    *NGRAM_STRATEGIES,
+    "nasd",
+    "scripted chain",
+    "scripted tree",
+    "model",
+    "model beside n-grams",
+    "model by specexec",
+)
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
 NUM_TOKENS = 16
 BOUND = 464 * 4
@@ -39,9 +47,8 @@ def plain(family, seed=0):
 
 
 def strategy_of(kind):
-    return {"model": "model", "model beside n-grams": "tree", "nasd": "nasd"}.get(
-        kind, kind if kind in NGRAM_STRATEGIES else "greedy"
-    )
+    own = {"model": "model", "model beside n-grams": "tree", "model by specexec": "specexec", "nasd": "nasd"}
+    return own.get(kind, kind if kind in NGRAM_STRATEGIES else "greedy")
 
 
 def drafter_for(kind, family, seed, budget, rng, failures=0.0):
@@ -50,7 +57,9 @@ def drafter_for(kind, family, seed, budget, rng, failures=0.0):
         beside = kind.endswith("n-grams")
         ngrams = Moody(local_drafter(graph, "tree", budget), failures, rng.randrange(99)) if beside else None
         model = noisy(target_of(family), rng.choice([0.0, 0.02, 0.2]))
-        return model_drafter(model, ngrams, budget=budget, rows=rng.choice([2, 8]), max_depth=rng.choice([4, 24]))
+        rows, max_depth = rng.choice([2, 8]), rng.choice([4, 24])
+        options = {"strategy": "specexec"} if kind == "model by specexec" else {}
+        return model_drafter(model, ngrams, budget=budget, rows=rows, max_depth=max_depth, **options)
     if kind == "nasd":
         drafter = NasdDrafter()
     elif kind in NGRAM_STRATEGIES:

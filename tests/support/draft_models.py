@@ -53,10 +53,10 @@ def model_drafter(
     budget: int = 8,
     rows: int = 8,
     draft_s: float = 1e-9,
+    passes: DraftPasses | None = None,
     **options,
 ) -> ModelDrafter:
     """A drafter whose model costs next to nothing, so that it is always asked, unless said otherwise."""
-    passes = DraftPasses(model, rows)
     price = FixedPrice(StepBudget(flat(1e6, 1.0)), flat(draft_s, draft_s))
-    config = DraftConfig(k=budget, strategy="model" if ngrams is None else "tree", **options)
-    return ModelDrafter(passes, price, config, ngrams)
+    options.setdefault("strategy", "model" if ngrams is None else "tree")
+    return ModelDrafter(passes or DraftPasses(model, rows), price, DraftConfig(k=budget, **options), ngrams)

@@ -97,7 +97,8 @@ class SpeculativeDecoder:
             draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter the strategies that draft
                 from the sequence itself do so in this process; with 'greedy' and 'sampling' it is plain decoding.
             client_config: draft by the sidecar at its address instead.
-            draft_model: a small language model that drafts with them (strategy 'tree') or alone ('model').
+            draft_model: a small language model that drafts with them (strategies 'tree' and 'specexec') or alone
+                ('model', and 'specexec' without a graph or a sidecar).
             drafter: or by this drafter; the caller closes it.
             target: a model that is already loaded.
             must_fit: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
@@ -136,14 +137,20 @@ class SpeculativeDecoder:
         drafts = not STRATEGIES[strategy].needs_graph or bool(graphs) or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
         """What passes cost here, if that was measured."""
-        self.drafter: Drafter = drafter if drafter is not None else self._opened_drafter(graphs, sidecar, drafts=drafts)
+        # SpecExec's tree is the draft model's own where there are no n-grams but those of the sequence.
+        model_alone = STRATEGIES[strategy].runs_by == "draft-model" or (
+            base is not None and STRATEGIES[strategy].fills_budget and not has_ngrams
+        )
+        self.drafter: Drafter = (
+            drafter if drafter is not None else self._opened_drafter(graphs, sidecar, drafts=drafts and not model_alone)
+        )
         budget = StepBudget(ObservedCosts(self.costs)) if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
         """What records hold that does not come from the engine."""
         self.adapters: Adapters | None = None
         """The draft model's adapters, if there is a draft model."""
         if wanted is not None and base is not None:
-            ngrams = None if STRATEGIES[strategy].runs_by == "draft-model" else self.drafter
+            ngrams = None if model_alone else self.drafter
             self.drafter = open_model_drafter(
                 base, self.target, self.verifier_config, self.draft_config, ngrams, budget
             )
@@ -187,7 +194,7 @@ class SpeculativeDecoder:
             )
         if wanted.runs_by == "verifier":
             return _OWN_DRAFTERS[strategy](self.draft_config, self.target.vocabulary_size)
-        if drafts and wanted.runs_by != "draft-model":
+        if drafts:
             return LocalDrafter(None, self.draft_config, vocabulary_size=self.target.vocabulary_size)
         return NullDrafter()  # the other strategies draft from a graph alone
 

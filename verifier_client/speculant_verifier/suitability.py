@@ -52,7 +52,7 @@ class Sources:
         if wanted.runs_by == "draft-model" and not self.has_model:
             return f"strategy {strategy} drafts by a draft model, and there is none"
         if self.has_model and (self.has_drafter or not wanted.takes_model):
-            able = " and ".join(name for name, each in STRATEGIES.items() if each.takes_model)
+            able = ", ".join(name for name, each in STRATEGIES.items() if each.takes_model)
             return f"a draft model drafts by the strategies {able}, with no drafter of your own"
         if not wanted.number and self.has_ngrams:
             return f"strategy {strategy} drafts from {wanted.evidence} alone, without a graph or a sidecar"

@@ -1,8 +1,9 @@
 """``speculant bench offload``: a model that memory does not hold, plainly, with drafts, and by accelerate's offloading.
 
 Weights are random: what a pass takes does not depend on them. What is decoded are recorded outputs, forced upon the
-model; their tokens are numbered anew, so that a small vocabulary suffices. Every way has a process of its own, so that
-its memory can be told.
+model; their tokens are numbered anew, so that a small vocabulary suffices. A draft model has real
+weights: it drafts the recorded outputs in its own vocabulary, by SpecExec's trees. Every way has a process of its own,
+so that its memory can be told.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pydantic import ByteSize, Field
 from pydantic_settings import CliVariadicArg
 
 from speculant_graph.bench.report import COMMAS, begin, print_report
+from speculant_graph.config import DraftModelConfig
 from speculant_graph.errors import SpeculantError
 from speculant_graph.settings import ReportingSettings, TypedPath, load_settings
 
@@ -29,14 +31,17 @@ if TYPE_CHECKING:
 class BenchOffloadSettings(ReportingSettings):
     """Decode recorded outputs with a model that a budget of memory does not hold, and with the same one in memory.
 
-    Plainly and with trees of so many nodes, and plainly with accelerate's disk offloading under the same budget. The
-    exit status is 1 if a logit differs.
+    Plainly and with trees of so many nodes, and plainly with accelerate's disk offloading under the same budget. With a
+    draft model trees are those of strategy specexec, of depth 16 and of 64 nodes in a pass of the draft model. The exit
+    status is 1 if a logit differs.
     """
 
     replay: CliVariadicArg[list[TypedPath]]
     """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
     tokenizer: str
     """Tokenizer of the recorded outputs: a folder."""
+    draft_model: DraftModelConfig = DraftModelConfig()
+    """Drafts, with the tokenizer of the recorded outputs. Without it the outputs' own n-grams do."""
     family: Literal["llama", "gpt-oss"] = "llama"
     """Of the random weights."""
     size: ByteSize = ByteSize(3_000_000_000)
@@ -59,8 +64,8 @@ def run(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         begin("writing random weights")
         plan = runs.OffloadPlan(
-            Path(folder), settings.tokenizer, settings.family, int(settings.size), int(settings.ram_budget),
-            tuple(settings.nodes), runs.numbered_anew(settings),
+            Path(folder), settings.tokenizer, settings.draft_model.name, settings.family, int(settings.size),
+            int(settings.ram_budget), tuple(settings.nodes), *runs.workloads_of(settings),
         )  # fmt: skip
         _in_process(runs.write_weights, plan)
         figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}

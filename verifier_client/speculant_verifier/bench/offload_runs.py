@@ -19,14 +19,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaCo
 from speculant_graph.bench.texts import read_workloads
 from speculant_graph.budget import StepBudget
 from speculant_graph.client import LocalDrafter, NullDrafter
-from speculant_graph.config import DraftConfig, VerifierConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.build_report import BuildReport
 from speculant_graph.machine import anonymous_bytes
-from speculant_graph.types import Draft
+from speculant_graph.types import Draft, Drafter
 from speculant_verifier.bench.decoding import DecodingStatistics, EngineDecoding
 from speculant_verifier.bench.workload import BenchRequest
+from speculant_verifier.draft_model.factory import load_draft_model, open_model_drafter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.progress import quiet_transformers
 from speculant_verifier.offload.weight_files import bytes_per_second
@@ -39,6 +40,8 @@ _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
 """Decoded without drafts: every one takes as long as the others."""
 _NUM_PASSES = 5
+_DEPTH, _BRANCHES = 16, 64
+"""Of trees by a draft model, as SpecExec's document has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class OffloadPlan:
     folder: Path
     """For the checkpoint and what processes leave for others."""
     tokenizer: str
+    draft_model: str
+    """Drafts, by strategy specexec; empty: n-grams do, as many as pay."""
     family: str
     size: int
     """Bytes of the weights."""
@@ -57,6 +62,8 @@ class OffloadPlan:
     """Most nodes of trees, each."""
     workloads: Mapping[str, Sequence[BenchRequest]]
     """Recorded outputs."""
+    vocabulary_size: int
+    """Of the weights."""
 
     @property
     def checkpoint(self) -> Path:
@@ -64,8 +71,10 @@ class OffloadPlan:
         return self.folder / "model"
 
 
-def numbered_anew(settings: BenchOffloadSettings) -> dict[str, list[BenchRequest]]:
-    """Read recorded outputs and number their tokens in the order in which they come.
+def workloads_of(settings: BenchOffloadSettings) -> tuple[dict[str, list[BenchRequest]], int]:
+    """Read recorded outputs; return them and the size of their vocabulary.
+
+    Without a draft model, to which they mean something, tokens are numbered in the order in which they come.
 
     Raises:
         ConfigError: they have more different tokens than the vocabulary.
@@ -77,20 +86,22 @@ def numbered_anew(settings: BenchOffloadSettings) -> dict[str, list[BenchRequest
         requests = workloads[workload.name] = []
         for trace in workload.traces:
             prompt, output = (
-                tuple(ids.setdefault(token, len(ids)) for token in text)
+                tuple(ids.setdefault(token, token if settings.draft_model.name else len(ids)) for token in text)
                 for text in (trace.prompt, trace.output[: settings.max_tokens])
             )
             requests.append(BenchRequest(prompt, len(output), output))
+    if settings.draft_model.name:
+        return workloads, tokenizer.fingerprint.vocabulary_size
     if len(ids) > _VOCABULARY:
         raise ConfigError(f"the outputs have {len(ids)} different tokens, more than {_VOCABULARY}; lower --limit")
-    return workloads
+    return workloads, _VOCABULARY
 
 
 def write_weights(plan: OffloadPlan) -> dict[str, Any]:
     """Write a checkpoint of random weights."""
     quiet_transformers()
     torch.manual_seed(0)
-    config = _architecture(plan.family, plan.size)
+    config = _architecture(plan.family, plan.size, plan.vocabulary_size)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plan.checkpoint)
     return {}
 
@@ -109,13 +120,14 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
         for name, requests in plan.workloads.items():
             plain = 0.0
             for nodes in (0, *plan.nodes):
-                statistics = _decode(target, costs, requests, nodes)
+                statistics = _decode(target, plan, costs, requests, nodes)
                 seconds += statistics.total_s
                 rate = statistics.tokens_per_s_without_prompts  # which is the same everywhere
                 plain = plain or rate
                 results.append({
                     "workload": name, "nodes": nodes, "tokens_per_s": rate, "speedup": rate / plain,
                     "tokens_per_pass": statistics.mean_accepted_tokens,
+                    "drafted_per_pass": statistics.num_drafted / statistics.num_steps,
                 })  # fmt: skip
         num_bytes += offload.num_bytes
         torch.save(_logits(target, plan), plan.folder / "streamed.pt")
@@ -161,7 +173,7 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
                         os.fsync(file.fileno())
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 started_s = time.perf_counter()
-                model(torch.randint(_VOCABULARY, (1, 1)))
+                model(torch.randint(plan.vocabulary_size, (1, 1)))
                 times.append(time.perf_counter() - started_s)
     median_s = float(np.median(times))
     return {"accelerate_pass_ms": 1e3 * median_s, "accelerate_tokens_per_s": 1.0 / median_s}
@@ -177,20 +189,20 @@ def resident(plan: OffloadPlan) -> dict[str, Any]:
     return figures
 
 
-def _architecture(family: str, size: int) -> LlamaConfig | GptOssConfig:
+def _architecture(family: str, size: int, vocabulary_size: int) -> LlamaConfig | GptOssConfig:
     common: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    common |= {"vocab_size": _VOCABULARY, "tie_word_embeddings": True, "max_position_embeddings": 32_768}
+    common |= {"vocab_size": vocabulary_size, "tie_word_embeddings": True, "max_position_embeddings": 32_768}
     common |= {"num_attention_heads": 16, "num_key_value_heads": 4}
     if family == "llama":
         width = 2048
         per_layer = 2 * (width * width * 5 // 2 + 3 * width * 5632)
-        num_layers = max(1, (size - 2 * width * _VOCABULARY) // per_layer)
+        num_layers = max(1, (size - 2 * width * vocabulary_size) // per_layer)
         return LlamaConfig(hidden_size=width, intermediate_size=5632, num_hidden_layers=num_layers, **common)
     width = 1024
     per_layer = 2 * (32 * 3 * width * width + 3 * width * width)
     return GptOssConfig(
         hidden_size=width, intermediate_size=width, head_dim=64, num_local_experts=32, num_experts_per_tok=4,
-        num_hidden_layers=2 * max(1, (size - 2 * width * _VOCABULARY) // per_layer // 2), **common,
+        num_hidden_layers=2 * max(1, (size - 2 * width * vocabulary_size) // per_layer // 2), **common,
     )  # fmt: skip
 
 
@@ -202,7 +214,9 @@ def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
     return TargetModel.load(config)
 
 
-def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchRequest], nodes: int) -> DecodingStatistics:
+def _decode(
+    target: TargetModel, plan: OffloadPlan, costs: CostTable, requests: Sequence[BenchRequest], nodes: int
+) -> DecodingStatistics:
     """Decode with trees of so many nodes at most; without drafts the beginnings only."""
     if not nodes:
         beginnings = [(request.forced or ())[:_PLAIN_TOKENS] for request in requests]
@@ -211,7 +225,12 @@ def _decode(target: TargetModel, costs: CostTable, requests: Sequence[BenchReque
             for request, forced in zip(requests, beginnings, strict=True)
         ]
     draft = DraftConfig(k=nodes, max_depth=min(255, max(24, nodes)))
-    drafter = LocalDrafter(None, draft, vocabulary_size=_VOCABULARY) if nodes else NullDrafter()
+    drafter: Drafter = LocalDrafter(None, draft, vocabulary_size=plan.vocabulary_size) if nodes else NullDrafter()
+    if nodes and plan.draft_model:
+        draft = DraftConfig(k=nodes, strategy="specexec", max_depth=_DEPTH, max_branches=_BRANCHES)
+        verifier = VerifierConfig(dtype="bfloat16", max_batch_size=1)
+        model = load_draft_model(DraftModelConfig(name=plan.draft_model), verifier, target)
+        drafter = open_model_drafter(model, target, verifier, draft, None, None)
     decoding = EngineDecoding(target, drafter, draft, 1, budget=StepBudget(ObservedCosts(costs)))
     runs = [decoding.decode([request]) for request in requests]
     drafter.close()
@@ -234,7 +253,7 @@ def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
 
 def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
     """Return the seconds of a pass over random tokens, and the bytes that it reads."""
-    tokens = torch.randint(_VOCABULARY, (width,)).tolist()
+    tokens = torch.randint(target.vocabulary_size, (width,)).tolist()
     draft = Draft(tuple(tokens[1:]), (0,) * (width - 1))
     before = target.offload.num_bytes if target.offload else 0
     started_s = time.perf_counter()

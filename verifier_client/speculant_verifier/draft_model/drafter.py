@@ -1,6 +1,7 @@
 """A drafter that asks a language model where that pays: with n-grams, or alone.
 
-For every step n-grams draft first. The price then decides pass by pass whether the model is asked about nodes of these
+For every step n-grams draft first. Strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`). In the
+others the price decides pass by pass whether the model is asked about nodes of these
 trees, and about how many; its candidates are mixed with the n-grams' (:class:`~.tree.Reliability`), and the most
 probable nodes are drafted. No q is known of them: rules that weigh p against q follow such drafts. All sequences of a
 batch share the passes. The text can't depend on any of it.
@@ -11,9 +12,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
 from loguru import logger
 
 from speculant_graph.budget.allowance import Allowance
@@ -26,18 +26,17 @@ from speculant_graph.types import (
     DrafterState,
     DrafterStatistics,
     DraftSourceName,
-    Feedback,
     PassReport,
     SequenceStep,
     SessionOptions,
 )
 from speculant_verifier.draft_model.draft_budget import MOST_NODES, DraftPrice
-from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, TopRows
-from speculant_verifier.draft_model.tree import Candidate, DraftTree, Reliability
+from speculant_verifier.draft_model.passes import CachedSequence, DraftPasses, candidates_of
+from speculant_verifier.draft_model.session import Session
+from speculant_verifier.draft_model.specexec import MIXED_WIDTH, Shape, frontier, grow
+from speculant_verifier.draft_model.tree import DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 
-_MIXED_WIDTH = 16
-"""Tokens of the model's rows that are mixed."""
 _LONGEST_READ = 64
 """Of a sequence with more pending tokens, these are read before the model drafts for it."""
 _LEAST_PAUSE = 8
@@ -45,66 +44,9 @@ _LEAST_PAUSE = 8
 HIT_WINDOW = 1_000
 """Judged tokens that the acceptance of an adapter is measured by: those at which the model was asked, and those that it
 read with its first pass over a sequence."""
-_FIRST_HIT_RATE = 0.6
 _HIT_SHARE = 0.12
 """What one outcome counts in the rate of a sequence."""
 _NGRAMS: tuple[DraftSourceName] = ("ngrams",)
-_NO_STEP = SequenceStep(-1, (), 0)
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    """One sequence, and its latest step; mutable."""
-
-    options: SessionOptions | None = None
-    hit_rate: float = _FIRST_HIT_RATE
-    """How often the model was right lately."""
-    num_unasked: int = 0
-    """Steps that were weighed since the model was asked last."""
-    cached: CachedSequence | None = None
-    """What the model has read of it."""
-    step: SequenceStep = _NO_STEP
-    num_tokens: int = 0
-    """Tokens it had at this step; the caller's list of them grows."""
-    tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
-    """Empty if the model was not weighed in this step."""
-    is_asked: bool = False
-    """Whether the model was asked in it."""
-    charged_s: float = 0.0
-    """Seconds of it that were taken from what the model may spend, and that its outcome may still earn back."""
-    baseline: frozenset[int] = frozenset()
-    """Nodes that would have been drafted without the model then."""
-    inner_id: int = 0
-    """The n-grams' draft of this step."""
-    ngrams_indices: Sequence[int] | None = None
-    """Per node of our draft, its index from 1 in the n-grams' draft, or 0 if it is not of it. None: it is theirs."""
-
-    @property
-    def tenant(self) -> str:
-        """Whose text it is; empty if the caller named none."""
-        return (self.options.tenant if self.options is not None else None) or ""
-
-    def begin(self, step: SequenceStep, draft: Draft) -> None:
-        """Begin a step for which n-grams have drafted."""
-        self.step, self.num_tokens = step, len(step.token_ids)
-        self.inner_id, self.ngrams_indices = draft.draft_id, None
-        self.tree = DraftTree(EMPTY_DRAFT)
-        self.is_asked, self.baseline, self.charged_s = False, frozenset(), 0.0
-
-    def forget_model(self) -> None:
-        """Begin anew with another model."""
-        self.cached, self.tree, self.is_asked = None, DraftTree(EMPTY_DRAFT), False
-        self.hit_rate, self.num_unasked = _FIRST_HIT_RATE, 0
-
-    def translated(self, feedback: Feedback | None) -> Feedback | None:
-        """Return the target's feedback on our draft, as far as its nodes are of the n-grams' draft."""
-        if feedback is None or self.ngrams_indices is None:
-            return feedback
-        if not self.inner_id:
-            return None
-        indices = [0, *self.ngrams_indices]
-        known = [index for index, node in enumerate(feedback.nodes) if node == 0 or indices[node]]
-        return Feedback(self.inner_id, [indices[feedback.nodes[index]] for index in known], feedback.rows[known])
 
 
 class ModelDrafter:
@@ -132,7 +74,7 @@ class ModelDrafter:
         self.capabilities = STRATEGIES[config.strategy]
         """What its drafts are like."""
         self._reliability = Reliability()
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._has_failed = False
         self._next: tuple[TargetModel, frozenset[str] | None] | None = None
         self._tenants: frozenset[str] | None = None
@@ -183,12 +125,15 @@ class ModelDrafter:
         for session in self._sessions.values():
             session.forget_model()
 
-    def _may_ask(self, session: _Session) -> bool:
+    def _may_ask(self, session: Session) -> bool:
         return self._tenants is None or session.tenant in self._tenants
+
+    def _is_unpriced(self, session: Session) -> bool:
+        return self.capabilities.fills_budget or not session.step.is_priced
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence; see :class:`~speculant_graph.types.Drafter`."""
-        self._sessions.setdefault(session_id, _Session(options))
+        self._sessions.setdefault(session_id, Session(options))
         if self._ngrams is None:
             return None
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
@@ -221,7 +166,7 @@ class ModelDrafter:
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch; see :class:`~speculant_graph.types.Drafter`."""
         self._take_model()
-        batch = [self._sessions.setdefault(step.session_id, _Session()) for step in steps]
+        batch = [self._sessions.setdefault(step.session_id, Session()) for step in steps]
         for session, step in zip(batch, steps, strict=True):
             self._learn(session, step)
         drafts = self._from_ngrams(batch, steps)
@@ -231,7 +176,7 @@ class ModelDrafter:
         allowed = [
             index
             for index, each in enumerate(batch)
-            if each.step.node_budget > 0 and (is_covered or not each.step.is_priced) and self._may_ask(each)
+            if each.step.node_budget > 0 and (is_covered or self._is_unpriced(each)) and self._may_ask(each)
         ]
         if self._has_failed or not allowed:
             return drafts
@@ -239,7 +184,8 @@ class ModelDrafter:
         try:
             for index in allowed:
                 batch[index].tree = DraftTree(drafts[index], batch[index].hit_rate)
-            if self._search([batch[index] for index in allowed]):
+            search = self._fill if self.capabilities.fills_budget else self._search
+            if search([batch[index] for index in allowed]):
                 for index in allowed:
                     drafts[index] = self._best_of(batch[index])
         except (RuntimeError, MemoryError, IndexError) as error:  # of torch, such as memory that has ended
@@ -252,7 +198,7 @@ class ModelDrafter:
             session.charged_s = elapsed_s / len(asked)
         return drafts
 
-    def _learn(self, session: _Session, step: SequenceStep) -> None:
+    def _learn(self, session: Session, step: SequenceStep) -> None:
         """Learn from what followed the sequence's latest step."""
         emitted = step.token_ids[session.num_tokens :]
         if session.is_asked and self._price.rate:
@@ -260,13 +206,13 @@ class ModelDrafter:
             self._price.allowance.add(num_saved / self._price.rate)
         self._note_hits(session, session.tree.learn(emitted, self._reliability))
 
-    def _note_hits(self, session: _Session, hits: Sequence[bool]) -> None:
+    def _note_hits(self, session: Session, hits: Sequence[bool]) -> None:
         """Note whether the model was right, token by token."""
         self._hits.extend(hits)
         for is_right in hits:
             session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
 
-    def _from_ngrams(self, batch: Sequence[_Session], steps: Sequence[SequenceStep]) -> list[Draft]:
+    def _from_ngrams(self, batch: Sequence[Session], steps: Sequence[SequenceStep]) -> list[Draft]:
         if self._ngrams is None:
             return [EMPTY_DRAFT] * len(batch)
         translated = [
@@ -275,7 +221,7 @@ class ModelDrafter:
         ]
         return [replace(draft, sources=_NGRAMS * len(draft)) for draft in self._ngrams.draft(translated)]
 
-    def _best_of(self, session: _Session) -> Draft:
+    def _best_of(self, session: Session) -> Draft:
         tree = session.tree
         chosen = tree.best(session.step.node_budget)
         session.ngrams_indices = [tree.nodes[index].ngrams_index for index in chosen]
@@ -284,7 +230,32 @@ class ModelDrafter:
     def _max_depth(self, step: SequenceStep) -> int:
         return min(step.node_budget, step.options.max_depth or self._config.max_depth)
 
-    def _search(self, batch: Sequence[_Session]) -> bool:
+    def _shape(self, step: SequenceStep) -> Shape:
+        return Shape(step.node_budget, self._max_depth(step), self._config.max_branches)
+
+    def _fill(self, batch: Sequence[Session]) -> bool:
+        """Grow the trees as SpecExec does, whatever that costs; return whether the model was asked."""
+        members = self._members(batch)
+        shapes = {index: self._shape(batch[index].step) for index in members}
+        for index, cached in members.items():
+            started_s = self._clock()
+            while len(cached.pending) > _LONGEST_READ:
+                self._passes.read(cached)
+            self.passes_s += self._clock() - started_s
+            batch[index].num_unasked, batch[index].is_asked = 0, True
+        for number in range(max((shape.max_depth for shape in shapes.values()), default=0)):
+            asked = {
+                index: nodes
+                for index in members
+                if number < shapes[index].max_depth and (nodes := frontier(batch[index].tree, shapes[index]))
+            }
+            members = {index: members[index] for index in asked}
+            if not members:
+                break
+            self._expand(batch, members, asked)
+        return any(each.is_asked for each in batch)
+
+    def _search(self, batch: Sequence[Session]) -> bool:
         """Ask the model about nodes of the trees as long as that pays; return whether it was asked.
 
         Trees of sequences whose drafts are not priced grow until they are as large as was asked for.
@@ -319,34 +290,31 @@ class ModelDrafter:
             members = {index: members[index] for index in sorted(rows) if opened[index]}
             if not members:
                 break
-            started_s = self._clock()
             pending = 0 if num_passes else max(len(cached.pending) for cached in members.values())
             asked = {
                 index: [node for node, _ in opened[index][: MOST_NODES if index in growing else width]]
                 for index in members
             }
-            self._expand(batch, members, asked)
-            elapsed_s = self._clock() - started_s
+            elapsed_s = self._expand(batch, members, asked)
             self._price.observe(len(members), max(1, pending) + max(map(len, asked.values())) - 1, elapsed_s)
-            self.passes_s += elapsed_s
-            self.num_passes += 1
             num_passes += 1
         return num_passes > 0
 
-    def _members(self, batch: Sequence[_Session]) -> dict[int, CachedSequence]:
+    def _members(self, batch: Sequence[Session]) -> dict[int, CachedSequence]:
         """Return the sequences that the model can be asked about, by their index, brought up to what was emitted."""
         members = {}
         for index, each in enumerate(batch):
             if each.cached is None:
                 each.cached = self._passes.add()
-            capacity = self._passes.model.max_length - len(each.step.token_ids) - each.step.node_budget
+            # Positions go by depth, however many nodes share one.
+            capacity = self._passes.model.max_length - len(each.step.token_ids) - self._max_depth(each.step)
             if each.cached is not None and capacity > 0:
                 members[index] = each.cached
         self._passes.follow(list(members.values()), [batch[index].step.token_ids for index in members])
         return members
 
     def _first(
-        self, batch: Sequence[_Session], members: Mapping[int, CachedSequence], paying: Sequence[int]
+        self, batch: Sequence[Session], members: Mapping[int, CachedSequence], paying: Sequence[int]
     ) -> list[int]:
         """Return the sequences of a step's first pass: those that it pays for, or else those that are to be tried.
 
@@ -371,19 +339,25 @@ class ModelDrafter:
         return chosen
 
     def _expand(
-        self, batch: Sequence[_Session], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
-    ) -> None:
-        """Run one pass over nodes of the trees and mix its candidates in."""
+        self, batch: Sequence[Session], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
+    ) -> float:
+        """Run one pass over nodes of the trees and mix its candidates in; return the seconds that this took."""
+        started_s = self._clock()
+        fills = self.capabilities.fills_budget
         nodes = [batch[index].tree.write(chosen[index], len(cached.tokens)) for index, cached in members.items()]
-        rows = self._passes.run(list(members.values()), nodes, _MIXED_WIDTH)
+        width = self._config.max_branches if fills else MIXED_WIDTH
+        rows = self._passes.run(list(members.values()), nodes, width)
         for (index, cached), top in zip(members.items(), rows, strict=True):
-            self._note_hits(batch[index], cached.hits)  # what it was right about in what it has just read
+            each = batch[index]
+            self._note_hits(each, cached.hits)  # what it was right about in what it has just read
             cached.hits = []
-            for node, row in zip(chosen[index], _candidates(top), strict=True):
-                batch[index].tree.expand(node, row, self._reliability, self._config.max_branches)
-            batch[index].tree.update()
-
-
-def _candidates(rows: TopRows) -> list[list[Candidate]]:
-    probabilities = np.exp(rows.logprobs).tolist()
-    return [list(zip(*each, strict=True)) for each in zip(rows.token_ids.tolist(), probabilities, strict=True)]
+            if fills:
+                grow(each.tree, chosen[index], top, self._reliability, self._shape(each.step))
+                continue
+            for node, row in zip(chosen[index], candidates_of(top, MIXED_WIDTH), strict=True):
+                each.tree.expand(node, row, self._reliability, self._config.max_branches)
+            each.tree.update()
+        elapsed_s = self._clock() - started_s
+        self.passes_s += elapsed_s
+        self.num_passes += 1
+        return elapsed_s

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from speculant_graph.budget import RowCurve, StepBudget
 from speculant_graph.config import DraftConfig, DraftModelConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, TokenizerMismatchError
+from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import Drafter, Fingerprint
 from speculant_verifier.draft_model.draft_budget import WIDEST, DraftPrice
 from speculant_verifier.draft_model.drafter import ModelDrafter
@@ -82,7 +83,7 @@ def open_model_drafter(
         budget: what drafts for the target may cost; None: typical costs are assumed for both models.
     """
     passes = DraftPasses(model, verifier.max_batch_size)
-    if budget is None:
+    if budget is None or STRATEGIES[draft.strategy].fills_budget:  # what ignores the price need not know it
         own = RowCurve(model.typical_cost.curve, _size(model) / _size(target))
         price = DraftPrice(StepBudget(target.typical_cost), own)
     else:

@@ -25,6 +25,11 @@ class TopRows:
     logprobs: NDArray[np.float64]
     """``[nodes, width]``, of the raw logits over the whole vocabulary."""
 
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """``[nodes, width]``."""
+        return np.exp(self.logprobs)
+
 
 @dataclass(eq=False, slots=True)
 class CachedSequence:
@@ -156,6 +161,12 @@ class DraftPasses:
             TopRows(token_ids[index, start : start + len(new)], logprobs[index, start : start + len(new)])
             for index, (new, start) in enumerate(zip(nodes, offsets, strict=True))
         ]
+
+
+def candidates_of(rows: TopRows, width: int) -> list[list[tuple[TokenId, float]]]:
+    """Return per node its so many most probable tokens and their probabilities, best first."""
+    found = zip(rows.token_ids[:, :width].tolist(), rows.probabilities[:, :width].tolist(), strict=True)
+    return [list(zip(*each, strict=True)) for each in found]
 
 
 def _agreeing(sequence: CachedSequence, text: Sequence[TokenId]) -> list[int]:

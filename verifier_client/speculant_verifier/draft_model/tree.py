@@ -248,18 +248,23 @@ class DraftTree:
         """Take the model's candidates after a node; :meth:`update` then."""
         node = self.nodes[index]
         node.row = row
+        for token_id, probability, source in self.mix_in(index, row, reliability, max_branches):
+            node.children.append(len(self.nodes))
+            self.nodes.append(Node(token_id, index, node.depth + 1, probability, source))
+
+    def mix_in(self, index: int, row: Sequence[Candidate], reliability: Reliability, max_branches: int) -> list[Mixed]:
+        """Give a node's children the probabilities of the mixture; return those of the mixture that it lacks."""
+        node = self.nodes[index]
         known = {self.nodes[child].token_id: child for child in node.children}
         mixed = reliability.mix(node.ngrams, row)
-        for token_id, probability, source in mixed[:max_branches]:
-            child = known.pop(token_id, None)
-            if child is None:
-                node.children.append(len(self.nodes))
-                self.nodes.append(Node(token_id, index, node.depth + 1, probability, source))
-            else:
-                self.nodes[child].conditional, self.nodes[child].source = probability, source
-        rest = {each.token_id: each.probability for each in mixed}
+        added = [each for each in mixed[:max_branches] if each.token_id not in known]
+        found = {each.token_id: each for each in mixed}
+        kept = {each.token_id for each in mixed[:max_branches]}
         for token_id, child in known.items():
-            self.nodes[child].conditional = rest.get(token_id, 0.0)
+            self.nodes[child].conditional = found[token_id].probability if token_id in found else 0.0
+            if token_id in kept:
+                self.nodes[child].source = found[token_id].source
+        return added
 
     def update(self) -> None:
         """Work out the probabilities of all paths again, after a pass."""

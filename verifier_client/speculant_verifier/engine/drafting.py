@@ -26,7 +26,7 @@ from speculant_verifier.engine.sequence import ActiveSequence
 from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 from speculant_verifier.rules import WANTS_PROPOSALS
-from speculant_verifier.speculation.controller import AcceptanceHistory, DraftLengthController
+from speculant_verifier.speculation.controller import DraftLengthController
 from speculant_verifier.structured.constraint import with_forced
 
 _ROUNDING = 1e-6
@@ -52,7 +52,8 @@ class Drafting:
         """Take the drafter and how it drafts, and of the batch how many rows it has."""
         self._target, self._drafter, self._most_nodes = target, drafter, draft.k
         self._drafted_nodes, self._num_rows = draft.k, num_rows
-        self._makes_trees = capabilities_of(drafter, draft.strategy).makes_trees
+        capabilities = capabilities_of(drafter, draft.strategy)
+        self._makes_trees, self._is_unpriced = capabilities.makes_trees, capabilities.fills_budget
         self._controller, self._totals = controller, totals
         self._has_warned = False
 
@@ -86,7 +87,7 @@ class Drafting:
         """Return drafts that could all be emitted; anything unusable becomes no draft."""
         started_s = time.perf_counter()
         limits = [self._limit(sequence) for sequence in sequences]
-        histories = [_history(sequence) for sequence in sequences]
+        histories = [each.history if self._is_priced(each) else None for each in sequences]
         budgets = self._controller.budgets(histories, limits) if any(limits) else limits
         if not any(budgets) and not any(map(_is_formed, sequences)):
             return [EMPTY_DRAFT] * len(sequences)
@@ -107,8 +108,8 @@ class Drafting:
                     each.config.draft_filler_top_k,
                     each.config.draft_stop_if_unknown,
                 ),
-                least_probability=least if each.config.speculation == "auto" else 0.0,
-                is_priced=each.config.speculation == "auto",
+                least_probability=least if self._is_priced(each) else 0.0,
+                is_priced=self._is_priced(each),
             )
             for index, each in ((index, sequences[index]) for index in asked)
         ]
@@ -196,6 +197,9 @@ class Drafting:
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
         budget = self._budget(sequence)
         return budget if makes_trees and most_depth else min(budget, most_depth)
+
+    def _is_priced(self, sequence: ActiveSequence) -> bool:
+        return sequence.config.speculation == "auto" and not self._is_unpriced
 
     def _budget(self, sequence: ActiveSequence) -> int:
         wanted = sequence.config.node_budget
@@ -303,7 +307,3 @@ def _options(
         filler_top_k=filler_top_k,
         stop_if_unknown=stop_if_unknown,
     )
-
-
-def _history(sequence: ActiveSequence) -> AcceptanceHistory | None:
-    return sequence.history if sequence.config.speculation == "auto" else None
