@@ -184,6 +184,12 @@ class CorpusTokenizer:
         self.revision = revision
         self.fingerprint = fingerprint_of(name, tokenizer)
 
+    def __reduce__(self) -> tuple[Callable[..., CorpusTokenizer], tuple[Any, ...]]:
+        """Return what makes the same again in another process."""
+        special_tokens = "text" if self._tokenizer.encode_special_tokens else "parse"
+        name = self.fingerprint.name
+        return CorpusTokenizer, (name, self._tokenizer, self.bos_id, self.eos_id, self.revision, special_tokens)
+
     @classmethod
     def load(
         cls, name_or_folder: str | Path, hf_token: str | None = None, special_tokens: SpecialTokensName = "text"
@@ -278,6 +284,12 @@ class CorpusTokenizer:
 def may_be_cut(token: str) -> bool:
     """Return whether :func:`cut_text` may cut inside of these characters, whatever is around them."""
     return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
+
+
+def first_cut(text: str, start: int) -> int | None:
+    """Return the first position from ``start`` on where :func:`cut_text` may cut, whatever is around the text."""
+    cut = _CUT.search(text, start)
+    return None if cut is None else cut.start()
 
 
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
