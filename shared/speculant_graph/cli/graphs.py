@@ -38,7 +38,7 @@ class BuildSettings(ReportingSettings):
     output: Path = Path("graph.pkl")
     """Where the graph goes. An older file there stays intact until the new one is complete."""
     ray: str = ""
-    """Address of a Ray cluster whose workers tokenise, such as 'auto' or 'ray://head:10001'; 'local' starts one here."""
+    """Address of a Ray cluster whose workers tokenise, such as 'auto' or 'head:6379'; 'local' starts one here."""
     graph: GraphConfig = GraphConfig()
     """How to build."""
 

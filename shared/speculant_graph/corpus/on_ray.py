@@ -7,6 +7,7 @@ build of one machine, so its graph is the same. Nothing else in the project know
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ _RETRIES = 5
 """How often a task is begun again whose worker died."""
 _AHEAD = 2
 """Tasks for each core that are under way or wait to be written, so that their ids don't fill the object store."""
+_PATIENCE_S = 10
+"""With a host that does not answer."""
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 _tokenizers: dict[str, CorpusTokenizer] = {}
 """The tokenizer that this worker has, by the name of its object: making it takes a second."""
@@ -52,6 +55,7 @@ def encoding_on_ray(address: str) -> Iterator[Encode]:
         import ray
     local = {"include_dashboard": False} if address == "local" else {}
     try:
+        _reach(address)
         ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
     except (OSError, RuntimeError, TimeoutError, ValueError) as error:
         raise ConfigError(
@@ -61,6 +65,13 @@ def encoding_on_ray(address: str) -> Iterator[Encode]:
         yield partial(_encode, ray)
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise an OSError where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _PATIENCE_S).close()
 
 
 def _encode(

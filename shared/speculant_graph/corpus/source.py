@@ -197,7 +197,8 @@ class Source:
                 yield file
         else:
             with (self.stored or self.path).open("rb") as file:
-                file.seek(self.span[0] if self.span else 0)
+                if self.span is not None:  # pipes can't be sought in
+                    file.seek(self.span[0])
                 yield file
 
     @contextmanager

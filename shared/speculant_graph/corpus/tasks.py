@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from speculant_graph.corpus.source import UTF_8, Source
 from speculant_graph.corpus.tokenize import first_cut
@@ -55,7 +56,7 @@ def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int 
             group.append(source)
             num_bytes += size
             continue
-        for start, stop in zip(borders, borders[1:], strict=False):
+        for start, stop in pairwise(borders):
             part = source.reopened()
             part.span = (start, stop)
             yield Task((part,), source if stop == size else None)

@@ -18,7 +18,9 @@ from speculant_graph.corpus.stream import encode_sources
 from speculant_graph.corpus.tasks import Task, divide_corpus
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 
-TEXTS = st.lists(st.sampled_from(["the parties", " agree", "\n", "\r\n", "é", "語", " ", "1,2", "\nand", "😀"]), max_size=90)
+TEXTS = st.lists(
+    st.sampled_from(["the parties", " agree", "\n", "\r\n", "é", "語", " ", "1,2", "\nand", "😀"]), max_size=90
+)
 
 
 @pytest.fixture(scope="module")
