@@ -80,5 +80,6 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path, corpus: Path) -> No
 
 
 def test_no_cluster_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 "), encoding_on_ray("127.0.0.1:1"):
+    with pytest.raises(ConfigError) as caught, encoding_on_ray("127.0.0.1:1"):
         pass
+    assert "127.0.0.1:1" in caught.value.message

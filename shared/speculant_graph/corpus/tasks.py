@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from speculant_graph.corpus.source import UTF_8, Source
-from speculant_graph.corpus.tokenize import first_cut
+from speculant_graph.corpus.tokenize import CUT
 
 TASK_BYTES = 16_000_000
 """About the bytes of a task: some seconds of tokenising, so that little is lost with a worker."""
@@ -81,8 +81,8 @@ def _borders(source: Source, size: int, is_cuttable: bool, task_bytes: int) -> I
 def _cut_in_text(window: bytes) -> int | None:
     # What is cut off at both ends becomes half surrogate pairs, each of them one byte again.
     text = window.decode("utf-8", "surrogateescape")
-    cut = first_cut(text, _CONTEXT)
-    return None if cut is None else len(text[:cut].encode("utf-8", "surrogateescape"))
+    cut = CUT.search(text, _CONTEXT)
+    return None if cut is None else len(text[: cut.start()].encode("utf-8", "surrogateescape"))
 
 
 def _cut_in_lines(window: bytes) -> int | None:

@@ -36,7 +36,7 @@ _SETTING = "graph.tokenizer_name"
 # newline must follow a visible character: GPT-2's \s+(?!\S) takes a longer run of blanks whole at the end of
 # a text, but leaves its last blank over inside of one. And the letter must be one: "/" belongs to the newline
 # before it in o200k.
-_CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
+CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
 # Tables of numbers have no such position, and must not fill the memory. The published patterns of GPT-2 and its
 # successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
@@ -286,12 +286,6 @@ def may_be_cut(token: str) -> bool:
     return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
 
 
-def first_cut(text: str, start: int) -> int | None:
-    """Return the first position from ``start`` on where :func:`cut_text` may cut, whatever is around the text."""
-    cut = _CUT.search(text, start)
-    return None if cut is None else cut.start()
-
-
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
     """Cut a text into non-empty pieces whose token ids, one after another, are those of the whole.
 
@@ -309,7 +303,7 @@ def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
         pending += text
         start = 0
         while True:
-            cut = _CUT.search(pending, max(start + chunk_size, searched))
+            cut = CUT.search(pending, max(start + chunk_size, searched))
             if cut is None:
                 # A cut is known by the two characters behind it, which the next block may bring.
                 searched = max(start, len(pending) - 1)

@@ -10,7 +10,6 @@ import fsspec
 import pytest
 
 from speculant_graph.errors import GraphFileError
-from speculant_graph.graph import remote
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.remote import address_of, cache_folder, local_graph
 from support.graphs import assert_same_arrays, graph_of
@@ -68,16 +67,18 @@ def test_a_file_of_this_machine_may_have_an_address(storage: Any, tmp_path: Path
 
 
 def test_what_is_not_there_or_damaged_is_refused(storage: Any, tmp_path: Path) -> None:
-    with pytest.raises(GraphFileError, match=r"memory://bucket/graph\.pkl can't be fetched"):
+    with pytest.raises(GraphFileError) as caught:
         local_graph(ADDRESS)
+    assert "memory://bucket/graph.pkl" in caught.value.message
     put(storage, tmp_path, [1, 2, 3, 1, 2])
     content = bytearray((tmp_path / "graph.pkl").read_bytes())
     for position in (len(content) // 2, 200):
         damaged = content.copy()
         damaged[position] ^= 1
         storage.pipe_file("/bucket/graph.pkl", bytes(damaged))
-        with pytest.raises(GraphFileError, match=r"memory://bucket/graph\.pkl is damaged") as caught:
+        with pytest.raises(GraphFileError) as caught:
             local_graph(ADDRESS)
+        assert "memory://bucket/graph.pkl" in caught.value.message
         assert "\n" not in str(caught.value)
         assert list(cache_folder().iterdir()) == []
 
@@ -87,5 +88,6 @@ def test_a_package_that_is_missing_is_named_by_its_extra(monkeypatch: pytest.Mon
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(GraphFileError, match=rf"speculant-graph\[{remote._EXTRA}\]"):
+    with pytest.raises(GraphFileError) as caught:
         local_graph(Path("s3://bucket/graph.pkl"))
+    assert "speculant-graph[storage]" in caught.value.fix
