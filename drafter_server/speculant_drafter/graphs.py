@@ -301,7 +301,7 @@ class GraphRegistry:
             tokenizer=replace(tokenizer, name=public_name(tokenizer.name)),
         )
         self._served[name] = served
-        logger.info("graph {} is served from {}, generation {}", name, path, served.generation)
+        logger.info("graph {} is served from {}, generation {}", name, address_of(path) or path, served.generation)
         return served
 
 
