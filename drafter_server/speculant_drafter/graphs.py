@@ -207,10 +207,8 @@ class GraphRegistry:
         Raises:
             GraphError: one can't be opened.
         """
-        graphs = [
-            await asyncio.to_thread(lambda path=path: NgramGraph.load(local_graph(path)))
-            for path in self._configured.values()
-        ]
+        files = [await asyncio.to_thread(local_graph, path) for path in self._configured.values()]
+        graphs = [await asyncio.to_thread(NgramGraph.load, file) for file in files]
         return [graph.metadata.tokenizer for graph in graphs]
 
     async def load_configured(self) -> None:

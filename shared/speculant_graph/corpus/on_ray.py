@@ -89,10 +89,12 @@ def _encode(
     def take() -> EncodedPart:
         nonlocal has_documents
         try:
-            part, file = (each if each is None else ray.get(each) for each in waiting.popleft())
+            encoded, described = waiting.popleft()
+            part: EncodedPart = ray.get(encoded)
+            files = part.files if described is None else (ray.get(described),)
         except ray.exceptions.RayError as error:
             raise _explained(error) from None
-        part = part if file is None else replace(part, files=(file,))
+        part = replace(part, files=files)
         needs_separator = config.document_boundaries and has_documents and part.num_documents > 0
         has_documents = has_documents or part.num_documents > 0
         return _separated(part) if needs_separator else part
