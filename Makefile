@@ -18,7 +18,7 @@ PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-large test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures tables reference constraints stub stub-check test-sanitized clean
+.PHONY: help setup demo test test-slow test-faults test-ray test-large test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures tables reference constraints stub stub-check test-sanitized clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,10 +52,14 @@ test: $(TOOLS) ## run the tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not faults and not gpu and not engines and not clients"
 
 test-slow: $(TOOLS) ## run the tests that take longer
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu and not engines and not clients"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu and not engines and not clients and not ray"
 
 test-faults: $(TOOLS) ## run the tests that kill, flood and fuzz real processes
 	$(BIN)/python -m pytest -m "faults and not slow and not gpu and not engines and not clients"
+
+test-ray: $(TOOLS) ## install Ray, and run the tests that start a cluster with it
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt ray
+	$(BIN)/python -m pytest -m ray tests/integration/test_ray.py
 
 test-large: $(TOOLS) ## build from 100 MB, and check memory and counts; takes minutes
 	$(BIN)/python tests/perf/large.py

@@ -36,6 +36,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.graph.layers import require_few
 from speculant_graph.graph.ngrams import NgramGraph
+from speculant_graph.graph.remote import address_of, local_graph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.step_messages import public_name
 from speculant_graph.serving.process import in_uninterruptible_thread
@@ -56,7 +57,7 @@ class ServedGraph:
     generation: int
     """Number of its loading, in this process."""
     path: Path
-    """Its file."""
+    """Its file, or its address."""
     file_bytes: int
     """Size of the file."""
     graph: NgramGraph
@@ -213,7 +214,8 @@ class GraphRegistry:
         Raises:
             GraphError: one can't be opened.
         """
-        graphs = [await asyncio.to_thread(NgramGraph.load, path.absolute()) for path in self._configured.values()]
+        files = [await asyncio.to_thread(local_graph, path) for path in self._configured.values()]
+        graphs = [await asyncio.to_thread(NgramGraph.load, file) for file in files]
         return [graph.metadata.tokenizer for graph in graphs]
 
     async def load_configured(self) -> None:
@@ -276,7 +278,7 @@ class GraphRegistry:
             await asyncio.to_thread(store.close)
 
     async def _load(self, name: str, path: Path, old: ServedGraph | None = None) -> ServedGraph:
-        path = path.absolute()
+        path = path if address_of(path) else path.absolute()
         graph, file_bytes = await in_uninterruptible_thread(lambda: _read_graph(path))
         tokenizer = graph.metadata.tokenizer
         if old is not None and old.tokenizer.sha256 != tokenizer.sha256:
@@ -309,15 +311,16 @@ class GraphRegistry:
             tokenizer=replace(tokenizer, name=public_name(tokenizer.name)),
         )
         self._served[name] = served
-        logger.info("graph {} is served from {}, generation {}", name, path, served.generation)
+        logger.info("graph {} is served from {}, generation {}", name, address_of(path) or path, served.generation)
         return served
 
 
 def _read_graph(path: Path) -> tuple[NgramGraph, int]:
     # Verifying reads the whole file, so that no draft waits for a disk later.
-    graph = NgramGraph.load(path, verify=True)
+    file = local_graph(path)
+    graph = NgramGraph.load(file, verify=True)
     try:
-        return graph, path.stat().st_size
+        return graph, file.stat().st_size
     except OSError as error:
         raise GraphFileError(f"{path} went away while it was read; put it back") from error
 

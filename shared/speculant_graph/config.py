@@ -199,7 +199,8 @@ class ServerConfig(Config):
     """'host:port' of Prometheus metrics and /healthz over HTTP, and of the explorer, if only this machine can reach it;
     empty: not served."""
     graph: Path = Path("graph.pkl")
-    """Graph file to serve by default. Its name is the file's, without the suffix."""
+    """Graph file to serve by default, or an address such as s3://bucket/graph.pkl, which is fetched. Its name is the
+    file's, without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
     default: str = ""

@@ -23,6 +23,7 @@ from speculant_graph.terminal import PHASE_LABELS, counted, left_out_of, printab
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from speculant_graph.corpus.stream import Encode
     from speculant_graph.graph.build.build_report import BuildReport
     from speculant_graph.graph.build.builder import BuildProgress
     from speculant_graph.graph.ngrams import NgramGraph
@@ -36,6 +37,8 @@ class BuildSettings(ReportingSettings):
     patterns such as 'docs/**/*.md'; '-' for standard input."""
     output: Path = Path("graph.pkl")
     """Where the graph goes. An older file there stays intact until the new one is complete."""
+    ray: str = ""
+    """Address of a Ray cluster whose workers tokenise, such as 'auto' or 'head:6379'; 'local' starts one here."""
     graph: GraphConfig = GraphConfig()
     """How to build."""
 
@@ -47,10 +50,24 @@ def build(arguments: Sequence[str]) -> int:
 
     builder = GraphBuilder(**settings.graph.model_dump())
     log_to_stderr("INFO")
-    with show_progress() as progress:
-        graph = builder.build(settings.corpus, settings.output, progress=progress)
+    with _encoding(settings.ray) as encode, show_progress() as progress:
+        graph = builder.build(settings.corpus, settings.output, progress=progress, encode=encode)
     _print_graph(settings.output, graph, settings.json_output, builder.report)
     return 0
+
+
+@contextmanager
+def _encoding(ray: str) -> Iterator[Encode]:
+    """Yield what encodes a corpus: this process, or a cluster."""
+    if ray:
+        from speculant_graph.corpus.on_ray import encoding_on_ray
+
+        with encoding_on_ray(ray) as encode:
+            yield encode
+    else:
+        from speculant_graph.corpus.stream import encode_sources
+
+        yield encode_sources
 
 
 class UpdateSettings(ReportingSettings):

@@ -117,7 +117,7 @@ def _read_text(source: Source) -> Iterator[str]:
         text = reader.read(_BLOCK_CHARACTERS)
         if "\0" in text:
             raise CorpusError(f"{source.label}: looks binary; leave it out, or convert it to UTF-8 if it is text")
-        if text.isspace() and len(text) < _BLOCK_CHARACTERS:  # all of the file is blank
+        if source.span is None and text.isspace() and len(text) < _BLOCK_CHARACTERS:  # all of the file is blank
             return
         while text:
             yield text

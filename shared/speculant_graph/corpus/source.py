@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT, format_of
 from speculant_graph.errors import CorpusError
@@ -82,13 +82,16 @@ class Source:
         """
         self.path = path
         self.stored = stored
-        suffix, self._is_packed = format_of(path)
+        suffix, self.is_packed = format_of(path)
         self.format: FormatName = _FORMATS.get(suffix, "text")
         """How it is read."""
         self.encoding = UTF_8
         """What its text is decoded by."""
         self.extracted: Path | None = None
         """File of its text in UTF-8, if that was extracted before."""
+        self.span: tuple[int, int] | None = None
+        """First byte and the one after the last, if a part of the file is read alone, which is neither packed nor of
+        another encoding than UTF-8."""
         self.num_bytes = 0
         """Bytes of the stored file read so far."""
         self._on_bytes = on_bytes
@@ -98,12 +101,41 @@ class Source:
         """Return a source of the same file, read in the same way, of which nothing was read yet."""
         source = Source(self.path, stored=self.stored, on_bytes=on_bytes)
         source.format, source.encoding, source.extracted = self.format, self.encoding, self.extracted
+        source.span = self.span
         return source
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to read the same file anew: a digest can't be pickled."""
+        return {name: getattr(self, name) for name in ("path", "stored", "format", "encoding", "extracted", "span")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew."""
+        self.__init__(state["path"])  # type: ignore[misc]
+        self.__dict__ |= state
 
     @property
     def label(self) -> str:
         """The file's name in messages to people."""
         return "standard input" if self.path == STANDARD_INPUT else str(self.path)
+
+    def size(self) -> int:
+        """Return the bytes of the whole stored file.
+
+        Raises:
+            CorpusError: it can't be read.
+        """
+        with self._explained():
+            return (self.stored or self.path).stat().st_size
+
+    def window(self, start: int, num_bytes: int) -> bytes:
+        """Return some bytes of the stored file.
+
+        Raises:
+            CorpusError: it can't be read.
+        """
+        with self._explained(), self._open_stored() as stored:
+            stored.seek(start)
+            return stored.read(num_bytes)
 
     def describe(self, text_field: str) -> CorpusFile:
         """Return the record of the file, after all of it was read.
@@ -137,7 +169,7 @@ class Source:
         """
         with self._explained(), self._open_stored() as stored:
             counted = io.BufferedReader(_Counted(stored, self), _BLOCK_BYTES)
-            yield gzip.GzipFile(fileobj=counted) if self._is_packed else counted
+            yield gzip.GzipFile(fileobj=counted) if self.is_packed else counted
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -165,6 +197,8 @@ class Source:
                 yield file
         else:
             with (self.stored or self.path).open("rb") as file:
+                if self.span is not None:  # pipes can't be sought in
+                    file.seek(self.span[0])
                 yield file
 
     @contextmanager
@@ -210,7 +244,9 @@ class _Counted(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer)
-        block = self._stored.read(len(view))
+        span = self._source.span
+        most = len(view) if span is None else min(len(view), span[1] - span[0] - self._source.num_bytes)
+        block = self._stored.read(most)
         view[: len(block)] = block
         self._source.take(block)
         return len(block)

@@ -46,6 +46,50 @@ class TokenStream:
     """Files that were left out, or of which records were."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPart:
+    """A part of a token stream."""
+
+    token_ids: NDArray[np.uint32]
+    """Shape ``[num_ids]``, with the separators between its documents and before the first one of them."""
+    num_separators: int
+    """Ids that do not count as tokens."""
+    num_documents: int
+    """Documents that begin in it."""
+    num_bytes: int
+    """Bytes of files that were read for it."""
+    files: tuple[CorpusFile, ...]
+    """Files that end in it."""
+
+
+Encode = Callable[[CorpusTokenizer, Sequence[Source], GraphConfig], Iterator[EncodedPart]]
+"""Encodes files that were checked, and yields the parts of their stream in order."""
+
+
+def encode_sources(
+    tokenizer: CorpusTokenizer, sources: Sequence[Source], config: GraphConfig, jobs: int = 0
+) -> Iterator[EncodedPart]:
+    """Read and encode files, a batch at a time: an :data:`Encode`.
+
+    Args:
+        tokenizer: makes the ids.
+        sources: files that were checked, or parts of such.
+        config: as in :func:`write_token_stream`.
+        jobs: cores that the tokenizer takes; 0: all that there are.
+    """
+    corpus = _Corpus(tokenizer, config, jobs or num_cores())
+    num_documents = num_files = num_bytes = 0
+    for batch in corpus.batches(sources):
+        yield EncodedPart(
+            corpus.ids_of(batch),
+            batch.num_separators,
+            corpus.num_documents - num_documents,
+            batch.bytes_read - num_bytes,
+            tuple(corpus.files[num_files:]),
+        )
+        num_documents, num_files, num_bytes = corpus.num_documents, len(corpus.files), batch.bytes_read
+
+
 def write_token_stream(
     tokenizer: CorpusTokenizer,
     files: Sequence[ListedFile],
@@ -53,6 +97,7 @@ def write_token_stream(
     config: GraphConfig,
     on_progress: Callable[[int, int], None] | None = None,
     on_check: Callable[[int], None] | None = None,
+    encode: Encode = encode_sources,
 ) -> TokenStream:
     """Write the token ids of all documents of all files, one after another, to a file.
 
@@ -73,6 +118,7 @@ def write_token_stream(
             :data:`DOCUMENT_SEPARATOR` between documents) are used; what special tokens are is the tokenizer's.
         on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
         on_check: called with the bytes of files that were checked.
+        encode: encodes what was checked.
 
     Raises:
         CorpusError: files can't be read, and are not to be skipped; there is no text at all, or the tokenizer makes
@@ -83,7 +129,7 @@ def write_token_stream(
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="corpus-") as kept:
             checked = check_corpus(files, config, tokenizer.fingerprint.vocabulary_size, Path(kept), on_check)
-            return _write(tokenizer, checked, path, config, on_progress)
+            return _write(tokenizer, checked, path, config, on_progress, encode)
     except OSError as error:  # those of reading are CorpusErrors
         raise GraphError(
             f"{path} can't be written ({error.strerror}); free space there, or name another path"
@@ -96,18 +142,21 @@ def _write(
     path: Path,
     config: GraphConfig,
     on_progress: Callable[[int, int], None] | None,
+    encode: Encode,
 ) -> TokenStream:
-    corpus = _Corpus(tokenizer, config)
-    num_tokens = 0
+    num_tokens = num_documents = num_bytes = 0
+    files: list[CorpusFile] = []
     with path.open("wb") as output:
-        for batch in corpus.batches(checked.sources):
-            token_ids = corpus.ids_of(batch)
-            output.write(token_ids.astype("<u4", copy=False).data)
-            num_tokens += token_ids.size - batch.num_separators
+        for part in encode(tokenizer, checked.sources, config):
+            output.write(part.token_ids.astype("<u4", copy=False).data)
+            num_tokens += part.token_ids.size - part.num_separators
+            num_documents += part.num_documents
+            num_bytes += part.num_bytes
+            files += part.files
             if on_progress is not None:
-                on_progress(batch.bytes_read, num_tokens)
-    if corpus.num_documents == 0:
-        num_files = len(corpus.files)
+                on_progress(num_bytes, num_tokens)
+    if num_documents == 0:
+        num_files = len(files)
         named = checked.sources[0].label if num_files == 1 else f"none of {num_files} files"
         raise CorpusError(f"{named} holds {'no ' if num_files == 1 else ''}text; name files that do")
     if num_tokens == 0:
@@ -116,7 +165,7 @@ def _write(
             fix="set {field} to another, or name other files",
             field="graph.tokenizer_name",
         )
-    return TokenStream(path, num_tokens, corpus.num_documents, tuple(corpus.files), checked.skipped)
+    return TokenStream(path, num_tokens, num_documents, tuple(files), checked.skipped)
 
 
 @dataclass(slots=True)
@@ -141,12 +190,12 @@ class _Batch:
 class _Corpus:
     """Reads files into batches, and encodes them."""
 
-    def __init__(self, tokenizer: CorpusTokenizer, config: GraphConfig) -> None:
+    def __init__(self, tokenizer: CorpusTokenizer, config: GraphConfig, jobs: int) -> None:
         self.files: list[CorpusFile] = []
         self.num_documents = 0
         self._tokenizer = tokenizer
         self._config = config
-        self._batch_size = min(config.chunk_size * num_cores(), config.memory // _BYTES_PER_CHARACTER)
+        self._batch_size = min(config.chunk_size * jobs, config.memory // _BYTES_PER_CHARACTER)
         self._piece_characters = min(_PIECE_CHARACTERS, config.chunk_size) if tokenizer.is_cuttable else _WHOLE
 
     def ids_of(self, batch: _Batch) -> NDArray[np.uint32]:
@@ -163,7 +212,7 @@ class _Corpus:
             batch = _Batch()
             vocabulary_size = self._tokenizer.fingerprint.vocabulary_size
             for document in read_documents(source, self._config, vocabulary_size, on_bad_record):
-                for item in self._items(document):
+                for item in self._items(document, source):
                     batch.add(item)
                     if batch.size >= self._batch_size:
                         batch.bytes_read = finished_bytes + source.num_bytes
@@ -174,7 +223,10 @@ class _Corpus:
             batch.bytes_read = finished_bytes
             yield batch
 
-    def _items(self, document: Document) -> Iterator[str | NDArray[np.uint32]]:
+    def _items(self, document: Document, source: Source) -> Iterator[str | NDArray[np.uint32]]:
+        if source.span is not None and source.format == "text":  # a part of one document
+            yield from self._items_of_part(document, source, *source.span)
+            return
         items = items_of(document, self._tokenizer, self._piece_characters)
         first = next(items, None)
         if first is None:
@@ -184,6 +236,17 @@ class _Corpus:
         self.num_documents += 1
         yield first
         yield from items
+
+    def _items_of_part(
+        self, document: Document, source: Source, start: int, stop: int
+    ) -> Iterator[str | NDArray[np.uint32]]:
+        first_id, last_id = self._tokenizer.bos_id, self._tokenizer.eos_id
+        if start == 0:
+            self.num_documents += 1
+            yield from () if first_id is None else [np.array([first_id], np.uint32)]
+        yield from cut_text(document.texts, self._piece_characters)
+        if stop == source.size():
+            yield from () if last_id is None else [np.array([last_id], np.uint32)]
 
 
 def _leave_out(_: RecordError) -> None:

@@ -36,7 +36,7 @@ _SETTING = "graph.tokenizer_name"
 # newline must follow a visible character: GPT-2's \s+(?!\S) takes a longer run of blanks whole at the end of
 # a text, but leaves its last blank over inside of one. And the letter must be one: "/" belongs to the newline
 # before it in o200k.
-_CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
+CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
 # Tables of numbers have no such position, and must not fill the memory. The published patterns of GPT-2 and its
 # successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
@@ -184,6 +184,12 @@ class CorpusTokenizer:
         self.revision = revision
         self.fingerprint = fingerprint_of(name, tokenizer)
 
+    def __reduce__(self) -> tuple[Callable[..., CorpusTokenizer], tuple[Any, ...]]:
+        """Return what makes the same again in another process."""
+        special_tokens = "text" if self._tokenizer.encode_special_tokens else "parse"
+        name = self.fingerprint.name
+        return CorpusTokenizer, (name, self._tokenizer, self.bos_id, self.eos_id, self.revision, special_tokens)
+
     @classmethod
     def load(
         cls, name_or_folder: str | Path, hf_token: str | None = None, special_tokens: SpecialTokensName = "text"
@@ -297,7 +303,7 @@ def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
         pending += text
         start = 0
         while True:
-            cut = _CUT.search(pending, max(start + chunk_size, searched))
+            cut = CUT.search(pending, max(start + chunk_size, searched))
             if cut is None:
                 # A cut is known by the two characters behind it, which the next block may bring.
                 searched = max(start, len(pending) - 1)

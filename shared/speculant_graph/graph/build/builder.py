@@ -16,7 +16,7 @@ import numpy as np
 from speculant_graph.config import DEFAULT_MODEL, GraphConfig
 from speculant_graph.corpus.file_patterns import list_corpus_files
 from speculant_graph.corpus.source import CorpusFile, SkippedFile
-from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, write_token_stream
+from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, Encode, encode_sources, write_token_stream
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.files import workspace, writing
@@ -91,6 +91,7 @@ class GraphBuilder:
         progress: ProgressCallback | None = None,
         calibrate: Calibrate | bool = True,
         start: UInt32Array | None = None,
+        encode: Encode = encode_sources,
     ) -> NgramGraph:
         """Build the graph of a corpus into a file; a file that was there stays intact until the new one is complete.
 
@@ -102,6 +103,8 @@ class GraphBuilder:
                 :func:`~speculant_graph.draft.pretraining.pretrain` does, which takes about a second; False: nothing is
                 learned.
             start: the words of a neural model that is trained further, if one is trained.
+            encode: makes token ids of the files, here or elsewhere, such as
+                :func:`~speculant_graph.corpus.on_ray.encoding_on_ray` gives.
 
         Returns:
             The graph, mapped from the file.
@@ -116,7 +119,7 @@ class GraphBuilder:
         output = checked_output(output)
         with watch.watching(), workspace(output) as folder:
             learn = _standard_calibration() if calibrate is True else calibrate or None
-            self._build(corpus, output, folder, watch, progress or (lambda _: None), learn, start)
+            self._build(corpus, output, folder, watch, progress or (lambda _: None), learn, start, encode)
         self.report = watch
         return NgramGraph.load(output)
 
@@ -129,6 +132,7 @@ class GraphBuilder:
         report: ProgressCallback,
         calibrate: Calibrate | None,
         start: UInt32Array | None,
+        encode: Encode,
     ) -> None:
         with watch.measuring("tokenize"):
             files = list_corpus_files(corpus)
@@ -143,7 +147,7 @@ class GraphBuilder:
             def on_bytes(num_bytes: int, num_tokens: int) -> None:
                 report(BuildProgress("tokenize", num_bytes, total_bytes, num_tokens))
 
-            stream = write_token_stream(tokenizer, files, folder / "tokens", self.config, on_bytes, on_check)
+            stream = write_token_stream(tokenizer, files, folder / "tokens", self.config, on_bytes, on_check, encode)
             metadata = describe_tokens(
                 map_tokens(stream.path),
                 tokenizer.fingerprint,

@@ -1,0 +1,89 @@
+"""A corpus divided into tasks of about equal work: some files, or a range of one large file's bytes.
+
+The token streams of the tasks, one after another, are the stream of the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from speculant_graph.corpus.source import UTF_8, Source
+from speculant_graph.corpus.tokenize import CUT
+
+TASK_BYTES = 16_000_000
+"""About the bytes of a task: some seconds of tokenising, so that little is lost with a worker."""
+_WINDOW_BYTES = 1 << 18
+_CONTEXT = 8
+"""Characters at the head of a window in which nothing is cut: the first ones may be half of a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Files, or a part of one, that are encoded at once."""
+
+    sources: tuple[Source, ...]
+    """What is read; one source if it is a part of a file."""
+    completes: Source | None = None
+    """The file of which this is the last part, if there are several."""
+
+
+def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int = TASK_BYTES) -> Iterator[Task]:
+    """Yield the tasks of files that were checked, in order.
+
+    Plain text and JSON Lines in UTF-8 that are not packed are divided; large files of other kinds are tasks of their
+    own. Only some bytes around each border are read.
+
+    Args:
+        sources: the files.
+        is_cuttable: whether the tokenizer's texts can be
+            (:attr:`~speculant_graph.corpus.tokenize.CorpusTokenizer.is_cuttable`).
+        task_bytes: about the bytes of a task.
+
+    Raises:
+        CorpusError: a file can't be read.
+    """
+    group: list[Source] = []
+    num_bytes = 0
+    for source in sources:
+        size = source.size()
+        if group and num_bytes + size > task_bytes:
+            yield Task(tuple(group))
+            group, num_bytes = [], 0
+        borders = [0, *_borders(source, size, is_cuttable, task_bytes), size]
+        if len(borders) == 2:
+            group.append(source)
+            num_bytes += size
+            continue
+        for start, stop in pairwise(borders):
+            part = source.reopened()
+            part.span = (start, stop)
+            yield Task((part,), source if stop == size else None)
+    if group:
+        yield Task(tuple(group))
+
+
+def _borders(source: Source, size: int, is_cuttable: bool, task_bytes: int) -> Iterator[int]:
+    """Yield where a file is divided, in bytes; nothing if it is small or can't be divided."""
+    is_text = source.format == "text" and is_cuttable
+    if not (is_text or source.format == "lines") or source.is_packed or source.encoding != UTF_8:
+        return
+    before = 0
+    for start in range(task_bytes, size - task_bytes // 2, task_bytes):
+        window = source.window(start, _WINDOW_BYTES)
+        border = _cut_in_text(window) if is_text else _cut_in_lines(window)
+        if border is not None and before < start + border < size:
+            before = start + border
+            yield before
+
+
+def _cut_in_text(window: bytes) -> int | None:
+    # What is cut off at both ends becomes half surrogate pairs, each of them one byte again.
+    text = window.decode("utf-8", "surrogateescape")
+    cut = CUT.search(text, _CONTEXT)
+    return None if cut is None else len(text[: cut.start()].encode("utf-8", "surrogateescape"))
+
+
+def _cut_in_lines(window: bytes) -> int | None:
+    return window.find(b"\n") + 1 or None

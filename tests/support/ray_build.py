@@ -1,0 +1,68 @@
+"""A build on a Ray cluster of two workers, as a process of its own: ``python -m support.ray_build MODE CORPUS OUTPUT``.
+
+Its tasks are small. In the mode ``kill`` the first worker that is seen at a task is killed; in the mode ``version`` the
+build is of another release than the workers'; in the mode ``wait`` it tells when a worker is at a task.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from functools import partial
+
+import psutil
+
+from speculant_graph.corpus import on_ray
+from speculant_graph.corpus.tasks import divide_corpus
+from speculant_graph.errors import SpeculantError
+from speculant_graph.graph.build.builder import GraphBuilder
+from speculant_verifier.demo.run import MODEL_FOLDER
+
+TASK_BYTES = 20_000
+
+
+def at_a_task() -> psutil.Process:
+    """Wait for a worker that is at a task."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if process.cmdline()[:1] and "ray::encode_task" in process.cmdline()[0]:
+                    return process
+            except psutil.Error:
+                continue
+        time.sleep(0.002)
+
+
+def kill_one() -> None:
+    at_a_task().kill()
+    sys.stdout.write("killed\n")
+
+
+def tell() -> None:
+    at_a_task()
+    sys.stdout.write("working\n")
+    sys.stdout.flush()
+
+
+def main(mode: str, corpus: str, output: str) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    on_ray.divide_corpus = partial(divide_corpus, task_bytes=TASK_BYTES)
+    if mode == "version":
+        on_ray.VERSION = "0.0.0"
+    if mode in ("kill", "wait"):
+        threading.Thread(target=kill_one if mode == "kill" else tell, daemon=True).start()
+    try:
+        with on_ray.encoding_on_ray(cluster.address) as encode:
+            builder = GraphBuilder(MODEL_FOLDER, document_boundaries=True)
+            builder.build(corpus, output, encode=encode, progress=lambda state: sys.stdout.write(f"{state.phase}\n"))
+    except SpeculantError as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
