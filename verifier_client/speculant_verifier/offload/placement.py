@@ -153,11 +153,11 @@ def plan_for(
 
     Raises:
         ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed; or there is
-            a budget of memory beside the device's where there is none.
+            a budget of memory besides the device's where there is none.
     """
     if device.type == "cpu" and verifier.host_budget:
         raise ConfigError(
-            "{field} is memory beside that of a GPU, and the model runs on the CPU",
+            "{field} is memory besides that of a GPU, and the model runs on the CPU",
             fix="leave {field} out: verifier.memory_budget bounds this machine's memory",
             field="verifier.host_budget",
         )
