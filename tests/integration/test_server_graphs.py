@@ -287,10 +287,25 @@ def test_sessions_that_name_nothing_draft_from_the_layers_of_their_tenant(serve:
     assert tokens_after_one(server, session_id=server.open(tenant="other")) == {2, 3}
     assert tokens_after_one(server, session_id=server.open(tenant="acme")) == {2, 5}
     assert tokens_after_one(server, session_id=server.open(tenant="acme", graph="third")) == {3}
+    graphs = server.admin.ListGraphs(pb.ListGraphsRequest()).graphs
+    assert {each.name: each.open_sessions for each in graphs} == {"two": 2, "third": 2, "fifth": 1}
+    assert [server.metrics()[f'open_sessions{{graph="{name}"}}'] for name in ("two", "third", "fifth")] == [2, 2, 1]
 
 
-@pytest.mark.parametrize("settings", [{"default": "two+nobody"}, {"tenant_graphs": {"acme": "nobody"}}])
-def test_layers_of_settings_must_be_served(serve: Serve, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"default": "two+nobody"},
+        {"default": "two+"},
+        {"default": "two+two"},
+        {"default": "two+10+11+12+13"},
+        {"default": "two+other"},  # of another tokenizer
+        {"tenant_graphs": {"acme": "nobody"}},
+        {"tenant_graphs": {"acme": "10+10"}},
+    ],
+)
+def test_layers_of_settings_must_be_served(serve: Serve, tmp_path: Path, settings: dict[str, object]) -> None:
+    served = {"other": tmp_path / "four.pkl", **{str(number): tmp_path / "three.pkl" for number in range(10, 14)}}
     with pytest.raises(ConfigError) as refused:
-        serve(**settings)
+        serve(graphs=served, **settings)
     assert str(refused.value.field).startswith(f"server.{next(iter(settings))}")

@@ -46,11 +46,13 @@ class StepBudget:
     drafting included, steps go without.
     """
 
-    def __init__(self, cost: PassCost) -> None:
+    def __init__(self, cost: PassCost, *, is_cost_known: bool = True) -> None:
         """Begin without experience.
 
         Args:
             cost: what passes cost; learns from those that happen if it can.
+            is_cost_known: whether it knows that already; else every other of the first steps is not drafted for, so
+                that it sees both kinds of passes.
         """
         self.cost = cost
         """What passes cost."""
@@ -61,11 +63,12 @@ class StepBudget:
         self._prices: dict[tuple[int, int], StepPrices] = {}
         self._observed: list[tuple[int, int, int, float, float, int]] = []
         self._is_known = self._is_turn = False
+        self._takes_turns = not is_cost_known
         self._every, self._period_s = _FEWEST, 0.0
 
     def may_draft(self) -> bool:
-        """Return whether to draft at this step: at first at every other one, so that both kinds of passes are seen."""
-        if not self._is_known:
+        """Return whether to draft at this step."""
+        if self._takes_turns:
             self._is_turn = not self._is_turn
             return self._is_turn
         return self._allowance.allows()
@@ -98,11 +101,11 @@ class StepBudget:
 
     def observe_plain(self, num_rows: int, pass_s: float) -> None:
         """Take a pass that nothing was drafted for."""
-        if self._is_known:
+        if self._takes_turns:  # in order with the others, as the first passes of an engine are no measure
+            self.observe(num_rows, num_rows, num_rows, pass_s, 0.0, 0)
+        else:
             self.cost.observe(num_rows, num_rows, pass_s)
             self._allowance.add_pass(1.0)
-        else:  # in turn with the others, as the first passes of an engine are no measure
-            self.observe(num_rows, num_rows, num_rows, pass_s, 0.0, 0)
 
     def observe(
         self, num_rows: int, num_tokens: int, num_new: int, pass_s: float, draft_s: float, num_drafted: int
@@ -126,7 +129,7 @@ class StepBudget:
             self._observed.clear()
             self._every, self._period_s = 2 * self._every, 0.0
             self._prices.clear()
-            self._is_known = True
+            self._is_known, self._takes_turns = True, False
 
     def _learn(self) -> None:
         for num_rows, num_tokens, _, seconds, _, _ in self._observed:

@@ -96,7 +96,7 @@ class EngineSessions:
         self.counts = EngineCounts()
         """What was drafted so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
-        self._budget = None if cost is None else StepBudget(cost)
+        self._budget = None if cost is None else StepBudget(cost, is_cost_known=False)
         self._has_neural = has_neural
         self._choice = NeuralChoice() if has_neural and cost is not None else None
         self._tracker = RowTracker(most_drafted + 1)

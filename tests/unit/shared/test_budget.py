@@ -164,7 +164,7 @@ def _speed(budget: StepBudget, chance: np.random.Generator, num_steps: int, *, h
 @pytest.mark.parametrize("num_rows", [1, 8, 64])
 def test_an_engine_that_begins_loses_few_passes_to_drafts_that_say_too_much(curve, num_rows):
     """Nothing is known of its passes, drafts of 8 nodes are believed, and one token in ten of them is right."""
-    most, budget = 8 * num_rows, StepBudget(LearnedCost())
+    most, budget = 8 * num_rows, StepBudget(LearnedCost(), is_cost_known=False)
     seconds = CURVES[curve].seconds(num_rows, num_rows + most)
     lost, chance = 0.0, np.random.default_rng(5)
     draft = _chain([0.3, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,9 @@ def test_what_is_no_path_is_refused(value: object, elsewhere: Path) -> None:
 
 def test_an_engine_drafts_from_all_of_them(elsewhere: Path) -> None:
     settings = load_engine_settings({"graph_path": ["1.pkl", "2.pkl"]}, "x")
-    sessions = open_sessions(settings, TOKENIZER, most_drafted=3, vocabulary_size=100)
     for text, first in (([1, 30, 31, 32], 33), ([2, 40, 41, 42], 43)):
-        assert sessions.draft([text], [3]).lists()[0][:1] == [first]
-    sessions.close()
+        with closing(open_sessions(settings, TOKENIZER, most_drafted=3, vocabulary_size=100)) as sessions:
+            assert sessions.draft([text], [3]).lists()[0][:1] == [first]
 
 
 @pytest.mark.parametrize(
