@@ -20,7 +20,7 @@ constexpr std::int64_t kNeuralBefore = 3;
 constexpr std::int64_t kAskedOrders = 2;
 static_assert(kLookBack >= kMaxMatch && kLookBack >= neural::kLookBack);
 
-/// Count a token behind `start`.
+/// Count a token after `start`.
 void count_token(std::vector<Successor>& successors, std::size_t start, Token token, std::uint32_t count = 1) {
   const auto known = std::find_if(successors.begin() + static_cast<std::ptrdiff_t>(start), successors.end(),
                                   [=](const Successor& each) { return each.token == token; });

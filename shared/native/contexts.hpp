@@ -2,7 +2,7 @@
 //
 // Sources: the matching orders of each graph (corpus); positions of the sequence itself that end in the same tokens
 // (session); positions where the tokens before the last one match and the last one differs, so that a copy continues
-// behind a token that was changed (skip-gram); positions in what earlier sequences accepted (learned); the target's own
+// after a token that was changed (skip-gram); positions in what earlier sequences accepted (learned); the target's own
 // top tokens after the last two tokens, and after the last one (target rows); what a neural model of the corpus makes
 // of the last 80 tokens (neural), before the short contexts, which hold its share otherwise. A context that occurs
 // exactly where the next longer one of its source does says nothing new and is left out. calibration.hpp mixes the

@@ -97,7 +97,7 @@ void Trie::spell(std::int64_t length, std::int64_t start, std::span<std::uint32_
   for (std::int64_t depth = length - 1; depth > 0; --depth) {
     const Level& above = level(depth);
     const auto first_child = [&](std::int64_t node) { return static_cast<std::int64_t>(above.record(node)[kChild]); };
-    // The parent is the last record of the level above whose children do not begin behind the node.
+    // The parent is the last record of the level above whose children do not begin after the node.
     std::int64_t low = 0, high = above.size;
     while (high - low > 1) {
       const std::int64_t middle = (low + high) / 2;

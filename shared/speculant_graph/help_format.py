@@ -44,7 +44,7 @@ class HelpFormatter(RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _format_action_invocation(self, action: Action) -> str:
-        """Name the value once, behind all names of a flag."""
+        """Name the value once, after all names of a flag."""
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = ", ".join(action.option_strings)

@@ -24,7 +24,7 @@ KINDS = (
     "scripted chain",
     "scripted tree",
     "model",
-    "model beside n-grams",
+    "model with n-grams",
     "model by specexec",
 )
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
@@ -47,7 +47,7 @@ def plain(family, seed=0):
 
 
 def strategy_of(kind):
-    own = {"model": "model", "model beside n-grams": "tree", "model by specexec": "specexec", "nasd": "nasd"}
+    own = {"model": "model", "model with n-grams": "tree", "model by specexec": "specexec", "nasd": "nasd"}
     return own.get(kind, kind if kind in NGRAM_STRATEGIES else "greedy")
 
 
@@ -94,7 +94,7 @@ def test_every_drafter_in_a_ragged_batch(kind):
     ],
     ids=["tight", "feedback and target cache", "few rows"],
 )
-@pytest.mark.parametrize("kind", ["tree", "model beside n-grams"])
+@pytest.mark.parametrize("kind", ["tree", "model with n-grams"])
 def test_memory_and_company(options, kind):
     jobs, outputs, _ = plain("gpt_oss")
     joining = [replace(job, after_steps=3 * index) for index, job in enumerate(jobs)]

@@ -31,7 +31,7 @@ SAMPLED = [GREEDY.model_copy(update={"temperature": 0.4, "seed": seed}) for seed
 
 
 def noisy_text(texts):
-    """The texts a few times with wrong tokens in them, behind noise in which every token has many successors."""
+    """The texts a few times with wrong tokens in them, after noise in which every token has many successors."""
     generator = random.Random(3)
     noise = [generator.randrange(250) for _ in range(6_000)]
     repeated = [token for text in texts for _ in range(4) for token in text]
@@ -114,7 +114,7 @@ def sampler_of(text):
 
 
 def test_algorithm_1_without_a_memory_of_earlier_trees(model, texts, oracle):
-    """The cache is the latest tree: a pass is a miss, and every token behind the first one of a pass is a hit."""
+    """The cache is the latest tree: a pass is a miss, and every token after the first one of a pass is a hit."""
     expected, num_precomputed = speculative_execution(
         PROMPT, NUM_TOKENS, sampler_of(texts[0]), lambda x: paths_of(oracle, x), LatestTree()
     )

@@ -1,6 +1,6 @@
 """Who runs which block of the pages. What is not named here is run by ``test_follow.py``.
 
-A page's blocks of ``bash`` and ``python`` are run in order, those with a file name behind the language are saved as
+A page's blocks of ``bash`` and ``python`` are run in order, those with a file name after the language are saved as
 that file, and those without a language show what was printed. All others need a line here.
 """
 

@@ -107,7 +107,7 @@ def test_a_token_outside_the_vocabulary_costs_only_its_sequence(
     with make_client(shared_sidecar.address) as client:
         assert [bool(draft) for draft in client.draft([odd, good])] == [False, True]
         assert client.state == "ok"
-        odd = replace(odd, token_ids=[50, *good.token_ids])  # drafts go on behind it
+        odd = replace(odd, token_ids=[50, *good.token_ids])  # drafts go on after it
         assert tokens(client.draft([odd, good]))[0] == tokens(client.draft([good]))[0]
 
 

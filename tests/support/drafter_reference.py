@@ -115,7 +115,7 @@ class SlowDrafter:
             sequence.rows += [(ends[node], list(row)) for node, row in zip(nodes, rows, strict=True)]
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
-        """Add tokens; learn from those behind the prompt."""
+        """Add tokens; learn from those after the prompt."""
         sequence = self.sequences[session_id]
         if not token_ids:
             return
@@ -138,7 +138,7 @@ class SlowDrafter:
         sequence.rows, sequence.draft = [], None
 
     def close(self, session_id: int) -> None:
-        """End a sequence; learn what it accepted and still remembers, behind the end of its prompt."""
+        """End a sequence; learn what it accepted and still remembers, after the end of its prompt."""
         sequence = self.sequences.pop(session_id)
         if sequence.learns and len(sequence.text) > sequence.num_prompt_tokens and self._config.max_learned_tokens:
             learnable = sequence.text[max(0, sequence.num_prompt_tokens - WINDOW) :]

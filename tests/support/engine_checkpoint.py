@@ -21,7 +21,7 @@ _COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.\d+\.")
 
-# Name behind the layer's -> what its dimensions are: as wide as the model, as an expert, as gate and up of an expert.
+# Name after the layer's -> what its dimensions are: as wide as the model, as an expert, as gate and up of an expert.
 _HIDDEN, _INTERMEDIATE, _GATE_UP, _SAME = "hidden", "intermediate", "gate_up", ""
 _DIMENSIONS = {
     _EMBEDDING: (_SAME, _HIDDEN),

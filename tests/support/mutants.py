@@ -105,7 +105,7 @@ class Mutants:
 
 
 def framed(payload: bytes) -> bytes:
-    """Return bytes behind their length, as protobuf has them."""
+    """Return bytes after their length, as protobuf has them."""
     length, size = bytearray(), len(payload)
     while size > 127:
         length.append(size & 127 | 128)

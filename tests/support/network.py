@@ -64,7 +64,7 @@ class Network:
                     self.reports.append(action)
 
     def _check(self, payload: bytes) -> None:
-        """Assert that no message begins behind what was sent before it."""
+        """Assert that no message begins after what was sent before it."""
         assert len(payload) < MAX_MESSAGE_BYTES / 4
         draft = pb.StreamDraftRequest.FromString(payload).draft
         for index, wire_id in enumerate(draft.session_ids):

@@ -65,7 +65,7 @@ class OracleGraph:
         coupling: CouplingName = "none",
         temperature: float = 1.0,
     ) -> tuple[list[int], list[dict[int, float]]]:
-        """Draft by the loops of the requirements; return the tokens and the distribution behind each."""
+        """Draft by the loops of the requirements; return the tokens and the distribution after each."""
         draft_tokens: list[int] = []
         distributions: list[dict[int, float]] = []
         current_context = list(prompt)

@@ -14,7 +14,7 @@ class Block:
     """A fenced block of a page."""
 
     language: str
-    """First word behind the fence; empty if there is none."""
+    """First word after the fence; empty if there is none."""
     file_name: str
     """Second word: the file that a reader saves the block as; empty if there is none."""
     body: str

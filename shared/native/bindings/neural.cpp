@@ -31,7 +31,7 @@ std::vector<std::pair<Token, std::uint32_t>> propose(const Words& words, const I
 
 nb::object train(const Words& ids, const Table<const std::int64_t>& left_out, Token vocabulary_size,
                  std::int64_t num_positions, const std::optional<Words>& start, const nb::callable& goes_on) {
-  if (left_out.shape(1) != 2) throw std::invalid_argument("parts have a first position and one behind the last");
+  if (left_out.shape(1) != 2) throw std::invalid_argument("parts have a first position and one after the last");
   if (vocabulary_size < 1 || vocabulary_size > kMaxVocabulary) throw std::invalid_argument("no such vocabulary");
   std::vector<std::pair<std::int64_t, std::int64_t>> parts;
   for (std::size_t each = 0; each < left_out.shape(0); ++each) parts.emplace_back(left_out(each, 0), left_out(each, 1));
@@ -71,7 +71,7 @@ void bind_neural(nb::module_& module) {
               "numpy.typing.NDArray[numpy.uint32]"),
       "Train a neural model on a text, or one further; return its words. None of them if there is nothing to\n"
       "learn from, or if ``goes_on(done, all)``, called now and then, returned False.\n\n"
-      "``left_out``: parts of the text that nothing is learned from, (first, behind the last), ascending.\n"
+      "``left_out``: parts of the text that nothing is learned from, (first, after the last), ascending.\n"
       "``num_positions``: of the text that are learned from, which takes about 10 us each.");
 }
 

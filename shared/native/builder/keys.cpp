@@ -51,7 +51,7 @@ void insertion_sort(Keys source, Keys target) {
 /// How often every digit of a word occurs, then where the next key with it goes.
 using Histograms = std::vector<std::array<std::uint32_t, 1 << kWideDigit>>;
 
-/// Write `source`, which is overwritten, in order to `target`: by the tokens behind `depth`, digit by digit from the
+/// Write `source`, which is overwritten, in order to `target`: by the tokens after `depth`, digit by digit from the
 /// last one on.
 template <class Keys>
 void radix_sort(Keys source, Keys target, std::int64_t depth, const KeyLayout& layout, Histograms& histograms) {
@@ -87,7 +87,7 @@ void radix_sort(Keys source, Keys target, std::int64_t depth, const KeyLayout& l
   if (!is_in_target) std::ranges::copy(source, target.begin());
 }
 
-/// Scatter keys by the token at `depth` first, so that the passes over the tokens behind it work on buckets that mostly
+/// Scatter keys by the token at `depth` first, so that the passes over the tokens after it work on buckets that mostly
 /// fit into a core's cache.
 template <std::size_t kWords>
 void sort(std::span<Key<kWords>> keys, std::span<Key<kWords>> spare, std::int64_t depth, std::uint64_t low,

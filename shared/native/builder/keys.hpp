@@ -20,7 +20,7 @@ struct KeyLayout {
   std::int64_t word_of(std::int64_t depth) const { return depth / per_word; }
   /// How far a word's token is from its lowest bit.
   int shift_of(std::int64_t depth) const { return bits * (per_word - 1 - static_cast<int>(depth % per_word)); }
-  /// The value of one token: its id plus 1, or 0 behind the end.
+  /// The value of one token: its id plus 1, or 0 after the end.
   std::uint64_t value(const std::uint64_t* key, std::int64_t depth) const {
     return key[word_of(depth)] >> shift_of(depth) & mask();
   }

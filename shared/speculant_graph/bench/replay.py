@@ -1,6 +1,6 @@
 """``speculant bench replay``: what drafts would have saved on recorded outputs.
 
-An output is replayed as if a model wrote it again: draft, keep what agrees, go on behind it.
+An output is replayed as if a model wrote it again: draft, keep what agrees, go on after it.
 """
 
 from __future__ import annotations

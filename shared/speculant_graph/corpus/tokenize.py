@@ -305,7 +305,7 @@ def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
         while True:
             cut = CUT.search(pending, max(start + chunk_size, searched))
             if cut is None:
-                # A cut is known by the two characters behind it, which the next block may bring.
+                # A cut is known by the two characters after it, which the next block may bring.
                 searched = max(start, len(pending) - 1)
                 if len(pending) - start <= _PATIENCE:
                     break

@@ -50,7 +50,7 @@ class GraphMetadata:
     head_token_ids: tuple[TokenId, ...]
     """The first N tokens, which a graph that is put before this one continues into."""
     tail_token_ids: tuple[TokenId, ...]
-    """The last N tokens, which a graph that is put behind this one continues."""
+    """The last N tokens, which a graph that is put after this one continues."""
     built_at: str
     """ISO 8601 time, UTC."""
     build_seconds: float

@@ -193,7 +193,7 @@ class NgramGraph:
         Args:
             length: tokens of an n-gram, 1 to N+1.
             start: index of the first one.
-            stop: index of the one behind the last; all if None.
+            stop: index of the one after the last; all if None.
 
         Returns:
             Token ids, shape ``[stop - start, length]``.

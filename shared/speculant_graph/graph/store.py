@@ -244,7 +244,7 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 
 
 def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
-    """Return what a file states of its graph, with spaces behind it that align the block.
+    """Return what a file states of its graph, with spaces after it that align the block.
 
     Its size does not depend on the numbers that are known last, nor on the checksums.
 
@@ -258,13 +258,13 @@ def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str
 
 
 def aligned(text: bytes, block_bytes: int) -> bytes:
-    """Return a text with as many spaces behind it as align the block of a file."""
+    """Return a text with as many spaces after it as align the block of a file."""
     before, _ = around(text, block_bytes)
     return text.ljust(len(text) + -len(before) % _ALIGNMENT)
 
 
 def around(text: bytes, block_bytes: int, protocol: int = 5) -> tuple[bytes, bytes]:
-    """Return what a pickler writes before the block, the text included, and behind it.
+    """Return what a pickler writes before the block, the text included, and after it.
 
     Args:
         text: ASCII.
@@ -362,7 +362,7 @@ def _opened(name: str | Path, text: bytes, block: memoryview, *, verify: bool) -
 
 
 def _spans(block: memoryview, offsets: tuple[int, ...]) -> list[memoryview]:
-    """Cut a block into its arrays, each with the zeros behind it."""
+    """Cut a block into its arrays, each with the zeros after it."""
     starts = [_WORD_BYTES * offset for offset in offsets[:-1]]
     return [block[start:stop] for start, stop in zip(starts, [*starts[1:], block.nbytes], strict=True)]
 

@@ -10,7 +10,7 @@ import re
 from importlib.resources import files
 
 _MODULES = ("words", "api", "matches", "places", "successors", "tree", "main")
-"""Those of the page's script, each behind those that it imports."""
+"""Those of the page's script, each after those that it imports."""
 _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:const|function|class) (\w+))", re.MULTILINE)
 

@@ -49,7 +49,7 @@ def test_another_text_under_an_old_id_is_another_sequence(drafter: LocalDrafter,
 
 
 def taught(drafter: LocalDrafter, session_id: int, options: SessionOptions | None) -> None:
-    """Let a session accept a text behind its prompt."""
+    """Let a session accept a text after its prompt."""
     drafter.open(session_id, options)
     for end in (4, len(TEXT), len(TEXT) + 4):
         drafter.draft([SequenceStep(session_id, [*TEXT, 60, 61, 62, 63][:end], 4)])

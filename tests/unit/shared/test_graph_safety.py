@@ -59,7 +59,7 @@ def test_hostile_pickles_are_refused_and_nothing_runs(path: Path, tmp_path: Path
     whole, victim = path.read_bytes(), tmp_path / "victim"
     before = whole.index(b'{"format_version"')
     for name, pickled in hostile_pickles(victim).items():
-        # Alone, as long as a graph, and before, inside and behind what a graph begins and ends with.
+        # Alone, as long as a graph, and before, inside and after what a graph begins and ends with.
         for hostile in (
             pickled,
             pickled.ljust(len(whole), b"\x00"),

@@ -162,7 +162,7 @@ def test_files_of_another_size_are_refused(path: Path) -> None:
 
 def test_a_flipped_bit_anywhere_is_refused(path: Path) -> None:
     whole = path.read_bytes()
-    end = whole.index(bytes(8192))  # zeros behind the last array
+    end = whole.index(bytes(8192))  # zeros after the last array
     for offset in (*range(160), *range(160, end, 7), *range(end, len(whole), 999), *range(len(whole) - 20, len(whole))):
         flipped = bytearray(whole)
         flipped[offset] ^= 0x10

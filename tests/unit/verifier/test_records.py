@@ -139,7 +139,7 @@ def test_records_are_what_happened(target, tmp_path, kind, rows):
 
 
 def test_stop_tokens_and_limits_cut_records_as_they_cut_the_text(target, tmp_path):
-    """Ends lie inside of accepted paths, in their last tokens, and behind them."""
+    """Ends lie inside of accepted paths, in their last tokens, and after them."""
     requests, references = [], []
     for index, prompt in enumerate(PROMPTS):
         text = alone(target, prompt, CONFIG)

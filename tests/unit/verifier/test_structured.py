@@ -112,7 +112,7 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
     for known, path in sorted(places, key=lambda place: place[0]):
         fresh = llama.grammar(wanted, prompt).constraint(3)
         sequence = [*prompt, *text[:known]]
-        if path == len(text) and generator.random() < 0.5:  # behind an end nothing is asked, and nothing is spoilt
+        if path == len(text) and generator.random() < 0.5:  # after an end nothing is asked, and nothing is spoilt
             assert one.allows(sequence, [*text[known:], end], 5)
             assert one.forced(sequence, [*text[known:], end]) == []
             assert torch.equal(one.masked(logits, sequence, [*text[known:], end]), logits)

@@ -224,7 +224,7 @@ class SlotCache(Cache):
             pending: tokens of each row's chain, at least 1.
             drafts: the tree below each chain; None for none (a chunk of a prompt).
             num_written: nodes of every row, from its first pending token, that earlier passes since the last commit
-                have written: the pass is over those behind them. So trees can grow pass by pass.
+                have written: the pass is over those after them. So trees can grow pass by pass.
 
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.

@@ -40,7 +40,7 @@ def call_form(
 
 
 def _of_harmony(calls: Sequence[tuple[str, Form]], is_free: bool) -> list[str]:
-    """Return the rules of a message to a tool behind thoughts.
+    """Return the rules of a message to a tool after thoughts.
 
     Where the answer must call, its header is spelt in one way, so that all of it is known before; where it may, in all
     the ways in which models spell it.

@@ -44,7 +44,7 @@ class ChannelSplitter:
         decode: Callable[[Sequence[TokenId]], str],
         tool_names: Collection[str] | None = None,
     ) -> None:
-        """Start behind the prompt, which ends with the beginning of a header.
+        """Start after the prompt, which ends with the beginning of a header.
 
         Args:
             tokens: the control tokens.
@@ -163,7 +163,7 @@ class ChannelSplitter:
             self._pieces.append((self._channel, text))
             return
         if not self._header and self._is_harmony:
-            self._header_starts_well = False  # behind the end of a message only another header may come
+            self._header_starts_well = False  # after the end of a message only another header may come
         self._header.append(text)
         self._limit_header()
 

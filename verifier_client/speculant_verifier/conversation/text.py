@@ -31,7 +31,7 @@ Prompts = list[str] | list[list[TokenId]] | list[Prompt]
 
 
 def hint_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
-    """Return a prediction behind the end of its prompt, where drafters find it when the output begins."""
+    """Return a prediction after the end of its prompt, where drafters find it when the output begins."""
     return (*prompt[-_TAIL:], *prediction)
 
 
@@ -53,7 +53,7 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._token_ids: tuple[TokenId, ...] = ()
         self._num_context = 0  # of the tokens, those that are context
-        self._num_shown = 0  # characters behind the context that went on already
+        self._num_shown = 0  # characters after the context that went on already
         self._held = ""  # what may be the beginning of a stop text
         self.is_complete = False
         """Whether a stop text was found; nothing comes after it."""

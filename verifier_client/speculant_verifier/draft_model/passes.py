@@ -39,7 +39,7 @@ class CachedSequence:
     num_cached: int = 0
     """Committed tokens."""
     pending: list[TokenId] = field(default_factory=list)
-    """Those behind them, the last one of the sequence always among them."""
+    """Those after them, the last one of the sequence always among them."""
     tokens: list[TokenId] = field(default_factory=list)
     """Nodes of the tree that passes have written, and padding."""
     parents: list[int] = field(default_factory=list)

@@ -280,7 +280,7 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
     Drafters take the numbers of seed and position. *block* judges a draft as a whole: how much of it is accepted tells
     something of the numbers of the rest, which would be drawn by again in the next step, so its steps have seeds of
-    their own. The other rules never look behind the first token that they reject, and trees that are drawn for
+    their own. The other rules never look after the first token that they reject, and trees that are drawn for
     them take no number twice.
     """
     if config.rule != "block":

@@ -70,7 +70,7 @@ class LogitsCache:
 
         Args:
             sequence: as it was before the pass.
-            draft: what was verified behind it.
+            draft: what was verified after it.
             path: accepted nodes, which are the last to go.
             logits: after the sequence and after every node, shape ``[1 + nodes, V]``.
         """

@@ -2,7 +2,7 @@
 
 A chunk is bounded so that sequences that are running do not stall. Agents send everything with every call, so keys and
 values of sequences that ended are kept, as a copy apart from the cache's rows, which takes no part in the batch. Layers
-that see everything can go on behind any of its positions. Sliding layers hold only the window before the last one;
+that see everything can go on after any of its positions. Sliding layers hold only the window before the last one;
 therefore windows are copied where later requests may go on: at the end of the instructions and tools, if the request
 says where that is, at the end of the prompt, at the end of the output, and where a prompt was seen to part from what is
 kept.

@@ -97,7 +97,7 @@ class ActiveSequence:
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     num_tried: int = 0
-    """Positions for which a token was drafted; those behind a rejected token were not judged and do not count."""
+    """Positions for which a token was drafted; those after a rejected token were not judged and do not count."""
     rolling_acceptance: float | None = None
     """Accepted share of tried positions over the tenant's latest requests, this one included, once it has ended."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -222,7 +222,7 @@ def endpoint_of(path: str) -> str:
 
 
 def refuse(error: Exception) -> Response:
-    """Return the answer to a request that failed before or behind its endpoint."""
+    """Return the answer to a request that failed before or after its endpoint."""
     return ErrorResponse(error_of(error))
 
 

@@ -291,7 +291,7 @@ def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fi
         "prompt_tokens_details": {"cached_tokens": cached},
     }
     if predicted := context.predicted:
-        # A drafted token counts if it stands behind the same token as in the prediction, at most all of that.
+        # A drafted token counts if it stands after the same token as in the prediction, at most all of that.
         pairs = set(pairwise(predicted))
         shared = (min(len(predicted), sum(pair in pairs for pair in pairwise(each.token_ids))) for each in results)
         accepted = sum(min(each.num_accepted, count) for each, count in zip(results, shared, strict=True))

@@ -63,7 +63,7 @@ class CustomCalls:
 
 
 def input_of(written: str) -> str:
-    """Return the input that a model means with what it wrote behind the header of a call."""
+    """Return the input that a model means with what it wrote after the header of a call."""
     try:
         value = json.loads(written)
     except (ValueError, RecursionError):

@@ -131,7 +131,7 @@ class ContentLogprobs:
     def __init__(
         self, splitter: Splitter | None, texts: TokenTexts, decode: Callable[[Sequence[TokenId]], str]
     ) -> None:
-        """Begin behind the prompt.
+        """Begin after the prompt.
 
         Args:
             splitter: splits the same answer, for this alone; None: all of it is text.

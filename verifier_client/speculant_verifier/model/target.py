@@ -249,7 +249,7 @@ class TargetModel:
             rows: the cache's rows, in the same order.
             drafts: per row the tree below the last pending token; None for none.
             num_written: pending tokens and nodes of every row, the same number, that passes since the last commit
-                have written, all pending ones among them: only the nodes behind them are computed.
+                have written, all pending ones among them: only the nodes after them are computed.
             num_before: pending tokens before the last one after which logits are wanted, too.
 
         Returns:

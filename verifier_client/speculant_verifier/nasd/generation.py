@@ -258,7 +258,7 @@ def ngram_assisted_speculative_generate(
         logits_processor: how the target's token is chosen; one of the two classes here, or any with their two methods.
         max_gen_len: most tokens generated; fewer where the target's positions end.
         eos_tokens_id: the token, or tokens, after which to stop.
-        pad_token_id: fills the buffer behind the sequence; nothing reads it.
+        pad_token_id: fills the buffer after the sequence; nothing reads it.
         use_cache: keep keys and values between passes, which only models whose layers are all attention can; otherwise
             each pass computes the whole sequence.
         first_target: draft nothing for the first pass, whose token is learned without the target's other probable ones.
@@ -344,7 +344,7 @@ def ngram_assisted_speculative_generate(
 def _draft(
     storage: INgramStorage, input_ids: Tensor, position: int, size: int, vocabulary_size: int, stop_if_unknown: bool
 ) -> list[TokenId]:
-    """Return at most ``size`` tokens for ``position`` and behind it, and leave them there in ``input_ids``."""
+    """Return at most ``size`` tokens for ``position`` and after it, and leave them there in ``input_ids``."""
     draft: list[TokenId] = []
     for end in range(position, position + size):
         tokens, known = storage.next_token(input_ids[:, :end])

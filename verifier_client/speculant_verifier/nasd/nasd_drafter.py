@@ -249,7 +249,7 @@ def _learn(sequence: _Sequence, step: SequenceStep, n: int) -> None:
     known, feedback = len(sequence.token_ids), step.feedback
     fillers: dict[int, list[TokenId]] = {}
     if sequence.filler_top_k > 1 and feedback is not None and feedback.draft_id == sequence.draft_id:
-        # A chain's node j + 1 was followed by the position j + 1 behind the sequence that was drafted for.
+        # A chain's node j + 1 was followed by the position j + 1 after the sequence that was drafted for.
         rows = zip(feedback.nodes, feedback.rows[:, : sequence.filler_top_k].tolist(), strict=True)
         fillers = {known + node: row for node, row in rows}
     sequence.token_ids += step.token_ids[known:]

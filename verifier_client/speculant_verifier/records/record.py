@@ -54,7 +54,7 @@ class RequestRecord:
     output: tuple[Recorded, ...]
     """What the target wrote, an end token included."""
     drafted: tuple[tuple[Recorded, ...], ...]
-    """Per position the tokens that were drafted after the tokens before it, the drafter's best first; of those behind a
+    """Per position the tokens that were drafted after the tokens before it, the drafter's best first; of those after a
     rejected token none was judged, so they are not here. Empty where nothing was drafted."""
     sources: tuple[tuple[str, ...], ...]
     """Per position and drafted token what proposed it: 'ngrams', 'model', 'both', or the strategy's name."""

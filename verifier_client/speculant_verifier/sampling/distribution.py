@@ -149,7 +149,7 @@ def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
         count: how many tokens; at most V are returned.
 
     Returns:
-        The tokens, best first, and behind them their log-probabilities, float64, shape ``[..., 2 * min(count, V)]``.
+        The tokens, best first, and after them their log-probabilities, float64, shape ``[..., 2 * min(count, V)]``.
     """
     with torch.no_grad():
         token_ids = top_tokens(logits, count)

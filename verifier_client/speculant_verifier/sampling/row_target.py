@@ -30,7 +30,7 @@ class RowContext:
     token_ids: Sequence[TokenId]
     """Its sequence so far; the last token is the draft's root."""
     draft: Draft
-    """What was drafted behind it."""
+    """What was drafted after it."""
 
 
 class RowTarget:
@@ -54,7 +54,7 @@ class RowTarget:
             sampler: the request's.
             logits: ``[T, V]``, any float type; rows after the draft's last node are not looked at.
             token_ids: the sequence so far; must not change while the target is used.
-            draft: what was drafted behind it.
+            draft: what was drafted after it.
             chosen: per node the choice and a number that is finite unless the choice is void, where they are made.
         """
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft

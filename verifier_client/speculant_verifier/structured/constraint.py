@@ -33,7 +33,7 @@ class Constraint:
             matcher: of the form.
             prompt_length: tokens that come before the output.
             vocabulary_size: of the model's logits.
-            end_token_ids: what may come when the form is complete; nothing comes behind one of them.
+            end_token_ids: what may come when the form is complete; nothing comes after one of them.
         """
         self._ends = end_token_ids
         self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
@@ -101,7 +101,7 @@ class Constraint:
         return forced[: self._matcher.validate_tokens(forced)] if forced else []
 
     def _is_over(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> bool:
-        """Whether nothing that comes now is emitted. A matcher that has read an end can't go back behind it."""
+        """Whether nothing that comes now is emitted. A matcher that has read an end can't go back after it."""
         if path:
             return path[-1] in self._ends
         return len(token_ids) > self._prompt_length and token_ids[-1] in self._ends

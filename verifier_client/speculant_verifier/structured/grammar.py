@@ -153,7 +153,7 @@ class Grammars:
 
         Args:
             form: as :func:`form_of` returns it.
-            prompt: behind harmony's beginning of an answer, the form is that of its final message.
+            prompt: after harmony's beginning of an answer, the form is that of its final message.
 
         Raises:
             GenerationRequestError: it is none, is too large, or the model has no end tokens.

@@ -96,7 +96,7 @@ class LearnedFiles:
         self._next_sweep_s = 0.0
         self._open: OrderedDict[str, Database] = OrderedDict()  # the longest unused first
         self._failing: set[str] = set()
-        self._lock = Lock()  # held for moments, so that nothing is put behind the end
+        self._lock = Lock()  # held for moments, so that nothing is put after the end
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # It continues while the interpreter ends, when engines close what they have.
         self._worker = Thread(target=self._do_work, name="learned", daemon=True)
@@ -124,7 +124,7 @@ class LearnedFiles:
         return bool(self._failing)
 
     def append(self, tenant: str, token_ids: NDArray[np.integer]) -> None:
-        """Add a text behind all others, soon.
+        """Add a text after all others, soon.
 
         Args:
             tenant: any text.

@@ -96,7 +96,7 @@ class LearnedStore:
         folds = fold.enabled and folder is not None
         self._max_tokens = min(max_tokens, fold.young_tokens) if folds else max_tokens
         self._lock = threading.Lock()
-        self._forgetting = threading.Lock()  # held for moments: nothing of a tenant is written behind its removal
+        self._forgetting = threading.Lock()  # held for moments: nothing of a tenant is written after its removal
         # Sequences hold theirs: a tenant never has two memories.
         self._in_use: WeakValueDictionary[str, Memory] = WeakValueDictionary()
         self._naming = threading.Lock()  # held for moments, by the thread of the files, too

@@ -11,7 +11,7 @@ per context, all of them little-endian int32:
 
 .. code-block:: text
 
-    4    token ids of the context, -1 behind a shorter one
+    4    token ids of the context, -1 after a shorter one
     1    s, how many tokens followed it
     2 s  the tokens with their counts
 """

@@ -1,4 +1,4 @@
-"""Graphs from graphs: put one behind another, add text to one, drop what is rare.
+"""Graphs from graphs: put one after another, add text to one, drop what is rare.
 
 The result has the arrays that a build of all the text would have made, n-grams across the boundary included.
 """

@@ -25,7 +25,7 @@ class Slices:
     counted: tuple[slice, ...]
     """Counted parts, in order."""
     held_out: tuple[slice, ...]
-    """Held-out pieces, in order, each one behind the counted part of its index."""
+    """Held-out pieces, in order, each one after the counted part of its index."""
 
 
 def divide(num_tokens: int) -> Slices:

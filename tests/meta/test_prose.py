@@ -1,0 +1,43 @@
+"""Turns that no native engineer would write: sentences are in the field's words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from support.pages import ROOT
+
+TURNS = {
+    "goes on": "continues",
+    "beside": "next to, with, besides, compared with",
+    "behind": "after",
+}
+"""What is not written, and what is instead."""
+MEANT = re.compile(
+    r"(left|leaves?|leave nothing) behind|behind (the scenes|a network|one name|one middleware|its last node|itself)"
+    r"|(JSON|API) behind it|what is behind|says it goes on|@@SAY:It goes on|== \"It goes on"
+)
+"""Where it is the right word."""
+NAME = re.compile(
+    r"\b(beside|behind)\b *[=\[:.,})]|[({*] *(beside|behind)\b|(if|for|str\() ?(beside|behind)\b|\"beside"
+)
+"""Of variables, which are no sentences."""
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_sentences_are_without(turn: str) -> None:
+    command = ["git", "ls-files", "*.py", "*.md", "*.hpp", "*.cpp", "*.proto"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    names = listing.stdout.split()
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name in names
+        if name != "tests/meta/test_prose.py" and (ROOT / name).is_file()
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(rf"\b{turn}\b", line) and not MEANT.search(line) and not NAME.search(line)
+    ]
+    assert not found, f"instead of '{turn}' write: {TURNS[turn]}\n" + "\n".join(found)
