@@ -159,7 +159,7 @@ def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: numpy.
     Train a neural model on a text, or one further; return its words. None of them if there is nothing to
     learn from, or if ``goes_on(done, all)``, called now and then, returned False.
 
-    ``left_out``: parts of the text that nothing is learned from, (first, behind the last), ascending.
+    ``left_out``: parts of the text that nothing is learned from, (first, after the last), ascending.
     ``num_positions``: of the text that are learned from, which takes about 10 us each.
     """
 
