@@ -16,6 +16,8 @@ _MEMORY = 0.98
 _FEWEST, _PERIOD_S = 16, 0.5
 """Steps that are learned from together, and for which prices hold: no fewer, and twice as many each time until they
 take so many seconds. Learning takes about a millisecond, between two passes."""
+_MOST_TURNS = 64
+"""Steps in which drafts take turns with none, even if hardly any pass was a measure, as all of them read prompts."""
 _FEW_NODES = 8
 """So many are always likely."""
 _MOST_DRAFTING = 1.0
@@ -62,15 +64,15 @@ class StepBudget:
         self._drafting = DraftingCost()
         self._prices: dict[tuple[int, int], StepPrices] = {}
         self._observed: list[tuple[int, int, int, float, float, int]] = []
-        self._is_known = self._is_turn = False
-        self._takes_turns = not is_cost_known
+        self._is_known = False
+        self._turns_left = 0 if is_cost_known else _MOST_TURNS
         self._every, self._period_s = _FEWEST, 0.0
 
     def may_draft(self) -> bool:
         """Return whether to draft at this step."""
-        if self._takes_turns:
-            self._is_turn = not self._is_turn
-            return self._is_turn
+        if self._turns_left:
+            self._turns_left -= 1
+            return self._turns_left % 2 == 1
         return self._allowance.allows()
 
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:
@@ -101,7 +103,7 @@ class StepBudget:
 
     def observe_plain(self, num_rows: int, pass_s: float) -> None:
         """Take a pass that nothing was drafted for."""
-        if self._takes_turns:  # in order with the others, as the first passes of an engine are no measure
+        if self._turns_left:  # in order with the others, as the first passes of an engine are no measure
             self.observe(num_rows, num_rows, num_rows, pass_s, 0.0, 0)
         else:
             self.cost.observe(num_rows, num_rows, pass_s)
@@ -129,7 +131,7 @@ class StepBudget:
             self._observed.clear()
             self._every, self._period_s = 2 * self._every, 0.0
             self._prices.clear()
-            self._is_known, self._takes_turns = True, False
+            self._is_known, self._turns_left = True, 0
 
     def _learn(self) -> None:
         for num_rows, num_tokens, _, seconds, _, _ in self._observed:

@@ -201,3 +201,9 @@ def test_what_a_node_more_takes_is_learned():
             cost.observe(nodes, (1e-4 + 5e-6 * nodes) * noise + other_work)
         found.append(cost.node_s)
     assert np.mean(found) == pytest.approx(5e-6, rel=0.4)
+
+
+def test_turns_end_where_no_pass_is_a_measure():
+    budget = StepBudget(LearnedCost(), is_cost_known=False)
+    assert [budget.may_draft() for _ in range(4)] == [True, False, True, False]
+    assert all([budget.may_draft() for _ in range(200)][100:])
