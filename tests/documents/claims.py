@@ -19,8 +19,11 @@ NOT_RUN = {
     ("docs/engines.md", "vllm serve MODEL \\"),
     ("docs/engines.md", "SPECULANT_CLIENT__ADDRESS=unix:///run/speculant/drafter.sock sglang serve MODEL \\"),
     ("docs/gpt-oss.md", "python3 -m venv .venv"),
+    ("docs/corpus.md", "speculant build /shared/text --ray head:6379 --tokenizer my-model -o graph.pkl"),
+    ("docs/corpus.md", "speculant drafter --graph s3://bucket/graph.pkl --admin-listen 127.0.0.1:50052"),
+    ("docs/offloading.md", "python tests/perf/packed.py FOLDER --budget 6GB --nodes 0 16 64 --passes 4"),
 }
-"""(page, first line) of blocks of bash that would install or start what is not here."""
+"""(page, first line) of blocks of bash that would install or start what is not here, or take half an hour."""
 
 SLOW = {
     "README.md",
