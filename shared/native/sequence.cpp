@@ -82,8 +82,12 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
     addition.is_prompt |= size() == 0;
     if (history.is_small()) history.reserve(std::ssize(addition.tokens));
   }
-  const bool calibrates = !addition.is_prompt && (is_calibrated || settings.is_calibrated);
-  const auto part = take_first(addition.tokens, calibrates ? kMostLearned : kMostTaken);
+  bool calibrates = !addition.is_prompt && (is_calibrated || settings.is_calibrated);
+  std::size_t most = calibrates ? kMostLearned : kMostTaken;
+  if (calibrates && addition.tokens.size() > addition.most_learned) {
+    calibrates = false, most = std::min(kMostTaken, addition.tokens.size() - addition.most_learned);
+  }
+  const auto part = take_first(addition.tokens, most);
   if (addition.is_prompt) num_prompt_tokens_ = size() + std::ssize(part);
   // Rows are taken after learning, and the next draft is made from them.
   const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
@@ -94,9 +98,10 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
   if (calibrates && !waits) {
     Exclusive graph(calibration.lock);
     Shared tenant(memory->lock);
-    drafter.accept(sources(), calibration, history, contexts, part, true, !is_first);
+    drafter.accept(sources(), calibration, history, contexts, part, true, addition.is_inside);
+    addition.is_inside = true;
   } else {
-    drafter.accept(sources(), calibration, history, contexts, part, false, !is_first);
+    drafter.accept(sources(), calibration, history, contexts, part, false, false);
   }
   if (!addition.tokens.empty()) return;
   // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.

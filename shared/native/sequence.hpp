@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -49,6 +50,9 @@ struct Addition {
   bool is_prompt;
   bool has_begun = false;
   bool may_wait = false;  // what can be learned from them may be learned later
+  std::size_t most_learned =
+      std::numeric_limits<std::size_t>::max();  // of the tokens, the latest ones are learned from
+  bool is_inside = false;                       // the token before the next one was learned from, too
 };
 
 /// One sequence that is drafted for. All but finish() is called with its lock held.

@@ -114,18 +114,20 @@ class SlowDrafter:
             ends = [[*sequence.text[-2:], *path][-2:] for path in paths]
             sequence.rows += [(ends[node], list(row)) for node, row in zip(nodes, rows, strict=True)]
 
-    def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
-        """Add tokens; learn from those after the prompt."""
+    def accept(self, session_id: int, token_ids: Sequence[TokenId], most_learned: int | None = None) -> None:
+        """Add tokens; learn from those after the prompt, or from so many of them, the latest."""
         sequence = self.sequences[session_id]
         if not token_ids:
             return
         is_prompt = not sequence.text
         if is_prompt:
             sequence.num_prompt_tokens = len(token_ids)
+        first_learned = 0 if most_learned is None else max(0, len(token_ids) - most_learned)
+        is_calibrated = STRATEGIES[self._config.strategy].is_calibrated or sequence.is_calibrated
         for place, token_id in enumerate(token_ids):
             valid = token_id if 0 <= token_id < self._vocabulary_size else None
-            if not is_prompt and (STRATEGIES[self._config.strategy].is_calibrated or sequence.is_calibrated):
-                self.tables.learn(self.entries(sequence, [], 0.0), valid, inside=place > 0)
+            if not is_prompt and is_calibrated and place >= first_learned:
+                self.tables.learn(self.entries(sequence, [], 0.0), valid, inside=place > first_learned)
             sequence.text.append(valid)
         filled = sequence.memory.rows if sequence.learns else sequence.own_rows
         for end, row in sequence.rows:
