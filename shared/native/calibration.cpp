@@ -15,8 +15,6 @@ constexpr std::size_t kProbabilities = 20;  // half octaves from 1 down to kSmal
 constexpr std::size_t kSupports = 1 << 14;  // the fields of support_by, and kInside
 // Set where the token before was drafted itself. Without it figures are within 0.3 %.
 constexpr std::uint32_t kInside = 1 << 11;
-// Candidates of a position; more are left out, those of the shortest contexts. With 64 no figure changes.
-constexpr std::size_t kMaxCandidates = 256;
 // The probability of a token that no context holds. 1e-3 and 1e-6 are within 0.2 %.
 constexpr double kUnseen = 1e-4;
 // What a visit counts for after one more: the last 2,000 decide about a weight, the last 1,000 about a bin. 0.999 and
@@ -144,15 +142,18 @@ std::size_t Calibration::kind_of(const MatchedContext& context) {
 }
 
 void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixture& mixture) const {
-  auto& [candidates, index, used] = mixture;
+  auto& [candidates, index, used, members] = mixture;
   candidates.clear();
+  members.clear();
   for (std::size_t slot : used) index[slot] = -1;
   used.clear();
   double left = 1.0;
   for (const MatchedContext& context : found.contexts) {
+    members.resize(context.last, -1);
     const double unit = left * (1.0 - context.backoff) / static_cast<double>(context.total);
     const auto [field, value] = support_by(context.source, context.length);
-    for (const Successor& successor : found.of(context)) {
+    for (std::size_t place = context.first; place < context.last; ++place) {
+      const Successor& successor = found.successors[place];
       std::size_t slot = (static_cast<std::uint64_t>(successor.token) * kHashFactor >> 40) % index.size();
       while (index[slot] >= 0 && candidates[static_cast<std::size_t>(index[slot])].token != successor.token) {
         slot = (slot + 1) % index.size();
@@ -163,6 +164,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
         used.push_back(slot);
         candidates.push_back({.token = successor.token, .support = 0, .probability = 0.0});
       }
+      members[place] = index[slot];
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
       if (!(candidate.support & field)) {
@@ -193,6 +195,7 @@ double Calibration::calibrated(const Candidate& candidate) const {
 
 void Calibration::calibrate(Mixture& mixture) const {
   for (Candidate& candidate : mixture.candidates) {
+    candidate.interpolated = candidate.probability;
     if (candidate.probability >= kSmallestCandidate) candidate.probability = calibrated(candidate);
   }
 }

@@ -18,6 +18,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "contexts.hpp"
@@ -25,18 +26,26 @@
 
 namespace speculant {
 
+namespace mixer {
+struct Example;
+struct Weights;
+}  // namespace mixer
+
 /// Shorter contexts are left out once less than this share is left for them. With 0.1 drafts are as good, in 0.85 to 1
 /// of the time; 0.01 is no better (docs/experiments.md, "constants of the mixture").
 inline constexpr double kSmallestShare = 0.03;
 /// Less probable candidates are neither calibrated nor drafted: it is the lower end of the least probable bin. 2^-7
 /// loses up to 0.2 %, 2^-14 changes nothing (the same place).
 inline constexpr double kSmallestCandidate = 0x1p-10;
+/// Candidates of a position; more are left out, those of the shortest contexts. With 64 no figure changes.
+inline constexpr std::size_t kMaxCandidates = 256;
 
 struct Candidate {
   Token token;
   // The contexts that support it: the longest of the sequence, of the corpus, of what was learned, and others.
   std::uint32_t support;
   double probability;
+  double interpolated = 0.0;  // the same before the bins
   // In each graph its record below the longest context that holds it, and that context's order; 0 if none does.
   std::array<std::uint32_t, kMaxGraphs> children = {};
   std::array<std::uint8_t, kMaxGraphs> orders = {};
@@ -48,7 +57,8 @@ struct Mixture {
   std::vector<Candidate> candidates;
   // Hash table from tokens to candidates, -1 for none. Twice as large as kMaxCandidates, so it is half full at most.
   std::array<std::int16_t, 512> index;
-  std::vector<std::size_t> used;  // slots of it that are not -1
+  std::vector<std::size_t> used;      // slots of it that are not -1
+  std::vector<std::int16_t> members;  // of the successors that were mixed their candidates, -1 for none
 };
 
 class Calibration {
@@ -62,7 +72,8 @@ class Calibration {
 
   /// Tables that know nothing yet: longer contexts are more reliable.
   Calibration();
-  Calibration(const Calibration& other) : weights(other.weights), bins(other.bins) {}
+  Calibration(const Calibration& other)
+      : weights(other.weights), bins(other.bins), mixer_weights(other.mixer_weights) {}
 
   /// Kinds of a source: by length, occurrences and distinct successors. Tables are saved, so nothing may move: first
   /// come the kinds of the first six sources, then those of the corpus for each further graph, then those of later
@@ -87,6 +98,11 @@ class Calibration {
   mutable FairLock lock{LockKind::kGraph};  // for all that is below; held by the callers of all functions
   std::vector<BackoffWeight> weights;
   std::vector<Bin> bins;
+
+  /// What has the last word on candidates (mixer/mixer.hpp), if there is anything; set before the first draft.
+  std::shared_ptr<const mixer::Weights> mixer_weights;
+  /// Where positions are kept that a mixer is trained on, if they are.
+  std::shared_ptr<std::vector<mixer::Example>> examples;
 
  private:
   double calibrated(const Candidate& candidate) const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "mixer/training.hpp"
+
 namespace speculant {
 namespace {
 
@@ -54,6 +56,9 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.probability);
   calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
+  if (const auto& weights = calibration.mixer_weights) {
+    mixer_.mix(*weights, sources, found, index > 0, node.probability, mixture_);
+  }
   const auto is_full = [&] { return children_.size() == budget_left; };
   rank(max_branches, node, is_full() ? children_.front().rank : -1.0);
   for (const Candidate* candidate : best_) {
@@ -112,6 +117,21 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   }
 }
 
+/// Learn from the token that followed the window.
+void TreeDrafter::learn_from(const Sources& sources, Calibration& calibration, const Contexts& contexts, Token token,
+                             bool is_inside) {
+  const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
+  calibration.interpolate(found, is_inside, mixture_);
+  if (calibration.examples) {
+    Mixture calibrated = mixture_;
+    calibration.calibrate(calibrated);
+    if (mixer::Observer observer; observer.look(sources, found, calibrated, is_inside, 1.0)) {
+      calibration.examples->push_back({observer.features(), observer.place_of(calibrated, token)});
+    }
+  }
+  calibration.learn(sources.graphs, found, mixture_, token);
+}
+
 void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHistory& session, Contexts& contexts,
                          std::span<const Token> tokens, bool learns, bool is_inside) {
   // The contexts are kept up to date also while the corpus is not drafted from, as it may be later.
@@ -120,11 +140,7 @@ void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHisto
   session.fill(window_);
   collector_.successors.allow(kMostRead);
   for (Token token : tokens) {
-    if (learns) {
-      const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
-      calibration.interpolate(found, is_inside, mixture_);
-      calibration.learn(sources.graphs, found, mixture_, token);
-    }
+    if (learns) learn_from(sources, calibration, contexts, token, is_inside);
     session.push(token, window_);
     ++sources.session_size;
     if (!is_long) contexts = sources.graphs.extend(contexts, token);
@@ -138,9 +154,7 @@ void TreeDrafter::learn(Sources sources, Calibration& calibration, Contexts cont
   bool is_inside = false;
   for (Token token : tokens) {
     sources.session.fill(window_, sources.session_size);
-    const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
-    calibration.interpolate(found, is_inside, mixture_);
-    calibration.learn(sources.graphs, found, mixture_, token);
+    learn_from(sources, calibration, contexts, token, is_inside);
     contexts = sources.graphs.extend(contexts, token);
     ++sources.session_size, is_inside = true;
   }

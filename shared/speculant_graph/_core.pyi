@@ -60,8 +60,20 @@ def methods() -> list[str]:
 class Calibration:
     """How reliable each kind of context is; learned while drafting."""
 
-    def __init__(self) -> None:
-        """Make tables that know nothing yet."""
+    def __init__(self, mixer_weights: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
+        """
+        Make tables that know nothing yet. ``mixer_weights``: of what has the last word on candidates, if anything
+        has. ValueError where these are none.
+        """
+
+    @property
+    def records_examples(self) -> bool:
+        """
+        Whether positions that are learned from are kept, for :func:`train_mixer`.
+        """
+
+    @records_examples.setter
+    def records_examples(self, arg: bool, /) -> None: ...
 
     @property
     def weights(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
@@ -161,6 +173,20 @@ def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: numpy.
 
     ``left_out``: parts of the text that nothing is learned from, (first, after the last), ascending.
     ``num_positions``: of the text that are learned from, which takes about 10 us each.
+    """
+
+NUM_MIXER_WEIGHTS: int = 1817
+
+def train_mixer(calibrations: Sequence[Calibration], seed: int, num_passes: int, rate: float) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    Train weights of the mixer on the positions that calibrations recorded. Seconds for 100,000 of them; nothing
+    may be drafted with these calibrations meanwhile.
+    """
+
+def mixer_losses(weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], calibration: Calibration) -> list[float]:
+    """
+    Return what a true token of recorded positions costs on average, in natural units of information: before
+    the mixer, and after it. ValueError where the weights are none.
     """
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:

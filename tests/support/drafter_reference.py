@@ -14,6 +14,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import TokenId
+from support.mixer_reference import MixerTables, Position, mixed
 from support.neural_reference import NeuralTables
 from support.oracle import OracleGraph
 from support.tree_reference import (
@@ -91,9 +92,20 @@ class SlowDrafter:
         vocabulary_size: int = MAX_VOCABULARY,
         max_session_tokens: int = 131_072,
         models: Sequence[NeuralTables | None] = (),
+        mixer: MixerTables | None = None,
     ) -> None:
-        """Make a drafter without sequences. ``models``: of the graphs; the first that there is is asked."""
+        """Make a drafter without sequences.
+
+        Args:
+            graphs: what is drafted from.
+            config: how to draft.
+            vocabulary_size: ids below it are tokens.
+            max_session_tokens: of a sequence that are looked back on.
+            models: of the graphs; the first that there is is asked.
+            mixer: what has the last word on candidates, if anything has.
+        """
         self.tables = Tables()
+        self._mixer = mixer
         self.sequences: dict[int, SlowSequence] = {}
         self._graphs = graphs
         self._model = next(((number, each) for number, each in enumerate(models) if each is not None), None)
@@ -169,8 +181,7 @@ class SlowDrafter:
         while len(nodes) < budget:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0)
             if len(newest.path) < self._config.max_depth:
-                least_share = LEAST_ASKED / newest.probability
-                for token_id, probability in self.children(sequence, newest.path, least_share)[:branches]:
+                for token_id, probability in self.children(sequence, newest.path, newest.probability)[:branches]:
                     child = Node(len(nodes), [*newest.path, token_id], newest.probability * probability)
                     if child.probability >= least:
                         waiting.append(child)
@@ -181,11 +192,30 @@ class SlowDrafter:
             nodes.append(best)
         return nodes
 
-    def children(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[tuple[TokenId, float]]:
-        """Return what may follow a path from the end of a sequence, the most probable first."""
-        mixed = self.tables.mixture(self.entries(sequence, path, least_share)).items()
-        probable = [(token_id, each) for token_id, each in mixed if each.probability >= SMALLEST_CANDIDATE]
-        agreed = {token_id: self.tables.agreed(each, inside=bool(path)) for token_id, each in probable}
+    def children(self, sequence: SlowSequence, path: list[TokenId], reach: float) -> list[tuple[TokenId, float]]:
+        """Return what may follow a path of such a probability from the end of a sequence, the most probable first."""
+        entries = self.entries(sequence, path, LEAST_ASKED / reach)
+        mixture = self.tables.mixture(entries)
+        agreed = {
+            token_id: self.tables.agreed(each, inside=bool(path))
+            if each.probability >= SMALLEST_CANDIDATE
+            else each.probability
+            for token_id, each in mixture.items()
+        }
+        if self._mixer is not None:
+            position = Position(
+                self.tables.enough(entries),
+                sequence.text[-self._window :],
+                len(sequence.text),
+                self._config.sources,
+                self._graphs[0] if self._graphs else None,
+                self._model[1] if self._model is not None else None,
+                bool(path),
+                reach,
+            )
+            agreed = mixed(
+                self._mixer, position, agreed, {token_id: each.probability for token_id, each in mixture.items()}
+            )
         possible = [token_id for token_id, probability in agreed.items() if probability > SMALLEST_CANDIDATE]
         possible.sort(key=lambda token_id: -agreed[token_id])
         return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]

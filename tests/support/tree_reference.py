@@ -93,7 +93,7 @@ class Tables:
         """Mix entries, the longest first, until little is left."""
         candidates: dict[TokenId, Candidate] = {}
         left = 1.0
-        for entry in entries:
+        for entry in self.enough(entries):
             escape = self.escape(entry)
             unit = left * (1.0 - escape) / entry.total
             for token_id, count in entry.kept.items():
@@ -103,9 +103,16 @@ class Tables:
                     group = GAP if entry.source == RECYCLED else entry.source
                     candidate.support.setdefault(group, support_class(entry, count))
             left *= escape
-            if left < SMALLEST_SHARE:
-                break
         return candidates
+
+    def enough(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the first entries, after which little is left."""
+        left = 1.0
+        for number, entry in enumerate(entries, start=1):
+            left *= self.escape(entry)
+            if left < SMALLEST_SHARE:
+                return list(entries[:number])
+        return list(entries)
 
     def learn(self, entries: Sequence[Entry], token_id: TokenId | None, *, inside: bool) -> None:
         """Learn from the token that followed the context of some entries."""

@@ -2,13 +2,16 @@
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "arrays.hpp"
+#include "mixer/training.hpp"
 
 namespace speculant {
 namespace {
@@ -52,7 +55,25 @@ ReadSettings read_by(nb::object function) {
 
 void bind_calibration(nb::module_& module) {
   nb::class_<Calibration>(module, "Calibration", "How reliable each kind of context is; learned while drafting.")
-      .def(nb::init<>(), "Make tables that know nothing yet.")
+      .def(
+          "__init__",
+          [](Calibration* self, const std::optional<Vector<const float>>& mixer_weights) {
+            auto weights = mixer_weights
+                               ? std::make_shared<const mixer::Weights>(mixer::read_weights(as_span(*mixer_weights)))
+                               : nullptr;
+            new (self) Calibration;
+            self->mixer_weights = std::move(weights);
+          },
+          "mixer_weights"_a.none() = nb::none(),
+          nb::sig("def __init__(self, mixer_weights: numpy.typing.NDArray[numpy.float32] | None = None) -> None"),
+          "Make tables that know nothing yet. ``mixer_weights``: of what has the last word on candidates, if anything\n"
+          "has. ValueError where these are none.")
+      .def_prop_rw(
+          "records_examples", [](const Calibration& self) { return self.examples != nullptr; },
+          [](Calibration& self, bool records) {
+            self.examples = records ? std::make_shared<mixer::Examples>() : nullptr;
+          },
+          "Whether positions that are learned from are kept, for :func:`train_mixer`.")
       .def_prop_ro(
           "weights",
           [](const Calibration& self) {

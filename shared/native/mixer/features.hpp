@@ -1,0 +1,97 @@
+// What the mixer sees of a position: numbers about its contexts, and about each candidate.
+//
+// Contexts are told apart by slots, of their source and length. Where several fall into one slot, such as matches of 7
+// and of 9 tokens, or those of several graphs, the first one that holds a candidate counts, the longest. Features are
+// logarithms of counts to the base of 2, scaled to be about as large as 1; what is not known is 0. No feature knows a
+// token's id, so what was learned of one text holds of others.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "calibration.hpp"
+#include "contexts.hpp"
+
+namespace speculant::mixer {
+
+/// Orders 1 to 5 of graphs; matches of 1, 2, 3, 4, 6 and 12 tokens in the sequence; gaps; matches of 2 and 6 tokens in
+/// learned text; rows of the target after one token and two; the neural model.
+inline constexpr std::size_t kNumSlots = 17;
+
+/// Of a position: for each slot whether there is a context, its occurrences and its distinct successors; then these.
+enum Common { kInside = 3 * kNumSlots, kUnclaimed, kNumScored, kTokens, kLongestMatch, kNumCommon };
+/// Of a candidate: for each slot its share and its count; then these.
+enum Own {
+  kFirstShare = kNumCommon,
+  kCalibrated = kFirstShare + 2 * kNumSlots,
+  kInterpolated,
+  kIsFirst,
+  kIsSecond,
+  kRank,
+  kIsOthers,
+  kBehindBest,
+  kIsModelsBest,
+  kIsModelled,
+  kModelRow,
+  kModelBias,
+  kIsInSequence,
+  kRecency,
+  kIsInGraph,
+  kGraphCount,
+  kNumFeatures
+};
+
+/// Most candidates of a position that are scored, and the least probability of a path that one may end.
+inline constexpr std::size_t kMostScored = 32;
+inline constexpr double kLeastScored = 0x1p-9;
+/// The least probability of all others together.
+inline constexpr double kLeastOthers = 0.003;
+
+/// The features of a position that are not 0.
+struct Features {
+  struct CommonValue {
+    std::uint32_t feature;
+    float value;
+  };
+  struct OwnValue {
+    std::uint16_t candidate, feature;
+    float value;
+  };
+  std::vector<CommonValue> common;
+  std::vector<OwnValue> own;  // in any order of candidates
+  std::vector<float> scores;  // logarithms of the probabilities of the candidates, and of all others
+};
+
+/// Finds features; keeps its memory from one position to the next.
+class Observer {
+ public:
+  /// Look at a position and the candidates that were mixed and calibrated there; `reach`: the probability of the path
+  /// to it. Returns whether there is anything to score.
+  bool look(const Sources& sources, const MatchedContexts& found, const Mixture& mixture, bool is_inside, double reach);
+
+  const Features& features() const { return features_; }
+  /// Which candidates are scored, the most probable first.
+  std::span<const std::int16_t> scored() const { return scored_; }
+  /// Which of them a candidate is, -1 for none.
+  int place_of(std::size_t candidate) const { return places_[candidate]; }
+  /// Which of them a token is, or how many they are.
+  std::size_t place_of(const Mixture& mixture, Token token) const;
+
+ private:
+  void choose(const Mixture& mixture, double reach);
+  void add_contexts(const MatchedContexts& found, const Mixture& mixture);
+  void add_candidate(const Sources& sources, const Candidate& candidate, std::size_t place);
+  void add(Common feature, float value) { features_.common.push_back({static_cast<std::uint32_t>(feature), value}); }
+  void add(std::size_t place, std::size_t feature, float value) {
+    features_.own.push_back({static_cast<std::uint16_t>(place), static_cast<std::uint16_t>(feature), value});
+  }
+
+  Features features_;
+  std::vector<std::int16_t> scored_;
+  std::array<std::int8_t, kMaxCandidates> places_;
+};
+
+}  // namespace speculant::mixer
