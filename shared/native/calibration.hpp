@@ -12,6 +12,12 @@
 // contexts that support x, how often x was right, and moves P(x) towards that rate. Each candidate is moved by itself:
 // those of one position may add up to a little more than 1 (0.3 % of positions do).
 //
+// Paths. Of the paths that are drafted more or fewer are right than their probabilities, multiplied, say: tokens of one
+// text are right together, and a tree takes the candidates that are judged too well first. So a third table counts, for
+// ranges of depth and probability, how often drafted paths were right, and moves their probabilities the same way. It
+// counts what was drafted only, so it forgets with every step, or it would not notice that a range is worth drafting
+// again. It is not saved: a few hundred steps fill it.
+//
 // Sums are taken in the order of the reference in the tests, so that results are equal and not merely close; the build
 // switches contracted multiply-adds off for that.
 #pragma once
@@ -19,9 +25,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "contexts.hpp"
+#include "draft.hpp"
 #include "locks.hpp"
 
 namespace speculant {
@@ -73,7 +81,7 @@ class Calibration {
   /// Tables that know nothing yet: longer contexts are more reliable.
   Calibration();
   Calibration(const Calibration& other)
-      : weights(other.weights), bins(other.bins), mixer_weights(other.mixer_weights) {}
+      : weights(other.weights), bins(other.bins), paths(other.paths), mixer_weights(other.mixer_weights) {}
 
   /// Kinds of a source: by length, occurrences and distinct successors. Tables are saved, so nothing may move: first
   /// come the kinds of the first six sources, then those of the corpus for each further graph, then those of later
@@ -95,17 +103,21 @@ class Calibration {
   /// Learn from the token that followed in truth.
   void learn(const Graphs& graphs, const MatchedContexts& found, const Mixture& mixture, Token token);
 
+  /// The probability of a path of so many tokens, where `estimate` is the product of those of its tokens, positive.
+  double of_path(int depth, double estimate) const;
+  /// Learn from a step: the tokens that came after the end that `draft` was made for. Its probabilities are estimates;
+  /// a draft without any teaches nothing.
+  void learn_paths(const Draft& draft, std::span<const Token> tokens);
+
   mutable FairLock lock{LockKind::kGraph};  // for all that is below; held by the callers of all functions
   std::vector<BackoffWeight> weights;
   std::vector<Bin> bins;
+  std::vector<Bin> paths;
 
   /// What has the last word on candidates (mixer/mixer.hpp), if there is anything; set before the first draft.
   std::shared_ptr<const mixer::Weights> mixer_weights;
   /// Where positions are kept that a mixer is trained on, if they are.
   std::shared_ptr<std::vector<mixer::Example>> examples;
-
- private:
-  double calibrated(const Candidate& candidate) const;
 };
 
 }  // namespace speculant

@@ -206,7 +206,7 @@ void Drafter::draft_trees(std::span<SequenceDraft* const> batch, const DraftSett
     const std::int64_t size = sequence.size();
     (*trees[worker]).draft(sequence.sources(), *calibration, sequence.contexts, shape, least, pause, wanted.draft);
     // Of a sequence that went on meanwhile, nothing can be said about this draft.
-    if (sequence.size() == size) sequence.note(wanted.draft);
+    if (sequence.size() == size) sequence.note(wanted.draft, (*trees[worker]).estimates());
   });
 }
 

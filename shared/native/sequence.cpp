@@ -47,9 +47,11 @@ std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_byt
 
 Sources Sequence::sources() const {
   auto enabled = settings.sources;
+  // It costs time as the neural model does, and where that is not worth it, neither is.
+  const bool has_mixer = enabled[static_cast<std::size_t>(Source::kNeural)];
   if (!graphs.has_named()) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
   if (graphs.model().empty()) enabled[static_cast<std::size_t>(Source::kNeural)] = false;
-  return {graphs, history, size(), memory->history, rows_, enabled};
+  return {graphs, history, size(), memory->history, rows_, enabled, has_mixer};
 }
 
 void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
@@ -94,14 +96,17 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
   if (waits) {
     unlearned_.assign(part.begin(), part.end());
     unlearned_contexts_ = contexts;
+    std::swap(unlearned_draft_, draft);
   }
   if (calibrates && !waits) {
     Exclusive graph(calibration.lock);
     Shared tenant(memory->lock);
+    if (!addition.is_inside) calibration.learn_paths(draft, part);
     drafter.accept(sources(), calibration, history, contexts, part, true, addition.is_inside);
     addition.is_inside = true;
   } else {
     drafter.accept(sources(), calibration, history, contexts, part, false, false);
+    draft.probabilities.clear();  // the draft was made for the place before these tokens
   }
   if (!addition.tokens.empty()) return;
   // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
@@ -122,6 +127,7 @@ void Sequence::learn(TreeDrafter& drafter, Calibration& calibration) {
   Shared tenant(memory->lock);
   Sources before = sources();
   before.session_size -= std::ssize(unlearned_);
+  calibration.learn_paths(unlearned_draft_, unlearned_);
   drafter.learn(before, calibration, unlearned_contexts_, unlearned_);
   unlearned_.clear();
 }

@@ -27,20 +27,27 @@ constexpr double kLeastAsked = 0.03;
 
 /// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first. Those whose
 /// paths, after `parent`, rank no higher than `least` are left out.
-void TreeDrafter::rank(int most, const Node& parent, double least) {
+void TreeDrafter::rank(const Calibration& calibration, int most, const Node& parent, double least) {
   best_.clear();
   for (const Candidate& candidate : mixture_.candidates) {
-    const double probability = candidate.probability;
-    if (!(probability > kSmallestCandidate)) continue;
-    if (parent.probability * std::min(probability, 1.0) * parent.worth <= least) continue;
+    if (!(candidate.probability > kSmallestCandidate)) continue;
+    const double estimate = parent.estimate * std::min(candidate.probability, 1.0);
+    const double probability = std::min(calibration.of_path(parent.depth + 1, estimate), parent.probability);
+    if (probability * parent.worth <= least) continue;
     if (std::ssize(best_) == most) {
-      if (probability <= best_.back()->probability) continue;
+      if (probability <= best_.back().probability) continue;
       best_.pop_back();
     }
     auto slot = best_.end();
-    while (slot != best_.begin() && (*(slot - 1))->probability < probability) --slot;
-    best_.insert(slot, &candidate);
+    while (slot != best_.begin() && (slot - 1)->probability < probability) --slot;
+    best_.insert(slot, {&candidate, estimate, probability});
   }
+}
+
+std::vector<double> TreeDrafter::estimates() const {
+  std::vector<double> estimates;
+  for (std::size_t node = 1; node < nodes_.size(); ++node) estimates.push_back(nodes_[node].estimate);
+  return estimates;
 }
 
 /// Add the most probable successors of a node to what may be drafted, of which no more than are left of the budget can
@@ -56,15 +63,15 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.probability);
   calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
-  if (const auto& weights = calibration.mixer_weights) {
+  if (const auto& weights = calibration.mixer_weights; weights && sources.has_mixer) {
     mixer_.mix(*weights, sources, found, index > 0, node.probability, mixture_);
   }
   const auto is_full = [&] { return children_.size() == budget_left; };
-  rank(max_branches, node, is_full() ? children_.front().rank : -1.0);
-  for (const Candidate* candidate : best_) {
-    const double probability = node.probability * std::min(candidate->probability, 1.0);
+  rank(calibration, max_branches, node, is_full() ? children_.front().rank : -1.0);
+  for (const auto& [candidate, estimate, probability] : best_) {
     if (probability < least_probability) break;
     Child child{.rank = probability * node.worth,
+                .estimate = estimate,
                 .probability = probability,
                 .index = num_found_++,
                 .parent = index,
@@ -89,7 +96,7 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   sources.session.fill(window_);
   collector_.successors.allow(kMostRead);
   children_.clear();
-  nodes_.assign(1, {0, 0, 0, 1.0, 1.0, contexts});
+  nodes_.assign(1, {0, 0, 0, 1.0, 1.0, 1.0, contexts});
   num_found_ = 0;
   draft.clear();
   for (std::int32_t current = 0; current < shape.budget; ++current) {
@@ -111,8 +118,8 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
       const bool is_known = context.order > 0 && record != Successor::kNoChild;
       next[graph] = is_known ? trie.extend_to(context, record) : trie.extend(context, child.token);
     }
-    nodes_.push_back(
-        {child.token, child.parent, parent.depth + 1, child.probability, parent.worth * kLevelWorth, next});
+    const double worth = parent.worth * kLevelWorth;
+    nodes_.push_back({child.token, child.parent, parent.depth + 1, child.estimate, child.probability, worth, next});
     draft.add(child.parent, child.token, child.probability);
   }
 }
@@ -126,7 +133,7 @@ void TreeDrafter::learn_from(const Sources& sources, Calibration& calibration, c
     Mixture calibrated = mixture_;
     calibration.calibrate(calibrated);
     if (mixer::Observer observer; observer.look(sources, found, calibrated, is_inside, 1.0)) {
-      calibration.examples->push_back({observer.features(), observer.place_of(calibrated, token)});
+      calibration.examples->emplace_back(observer.features(), observer.place_of(calibrated, token));
     }
   }
   calibration.learn(sources.graphs, found, mixture_, token);

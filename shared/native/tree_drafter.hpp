@@ -12,7 +12,8 @@
 //   3. calibration.cpp moves every probability by the hit rate of its bin: of the candidates about as probable and
 //      supported by the same sources, how many were right?
 //   4. mixer/mixer.hpp moves the candidates of a position together, by what every context says about each of them.
-//   5. The most probable candidates join the children that wait. The best of all that wait becomes the next node.
+//   5. The most probable candidates join the children that wait, by the probabilities of their paths: products, moved by
+//      the hit rates of drafted paths of such a depth and probability. The best of all that wait becomes the next node.
 // When the target has written a token, b and the bins learn from it before the token joins the sequence.
 //
 // An example, without 4: a graph of orders 1 and 2 of "the cat sat . the cat ran . the cat sat .", nothing learned yet,
@@ -67,6 +68,9 @@ class TreeDrafter {
   /// them already. In a full history the oldest positions, which they have overwritten, are not found any more.
   void learn(Sources sources, Calibration& calibration, Contexts contexts, std::span<const Token> tokens);
 
+  /// What the probabilities of the latest draft were before its paths were calibrated, which is learned from them.
+  std::vector<double> estimates() const;
+
   /// Records of graphs that were read for the most frequent ones.
   std::int64_t num_read() const { return collector_.successors.num_read(); }
 
@@ -75,13 +79,13 @@ class TreeDrafter {
     Token token;
     std::int32_t parent;
     int depth;
-    double probability;
+    double estimate, probability;  // of the path, before and after it was calibrated
     double worth;  // of its children's level in ranks
     Contexts contexts;
   };
   /// What may become a node. Of equals the one found earlier comes first.
   struct Child {
-    double rank, probability;
+    double rank, estimate, probability;
     std::int32_t index;
     std::int32_t parent;
     Token token;
@@ -94,12 +98,16 @@ class TreeDrafter {
               std::size_t budget_left, double least_probability);
   void learn_from(const Sources& sources, Calibration& calibration, const Contexts& contexts, Token token,
                   bool is_inside);
-  void rank(int most, const Node& parent, double least);
+  void rank(const Calibration& calibration, int most, const Node& parent, double least);
 
   ContextCollector collector_;
   Mixture mixture_;
   mixer::Mixer mixer_;
-  std::vector<const Candidate*> best_;  // of the mixture, best first
+  struct Ranked {
+    const Candidate* candidate;
+    double estimate, probability;  // of the path that ends in it
+  };
+  std::vector<Ranked> best_;  // of the mixture, best first
   Window window_;
   std::vector<Node> nodes_;      // the root first
   std::vector<Child> children_;  // in order, the best last; no more than may still become nodes

@@ -87,6 +87,12 @@ class Calibration:
         A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.
         """
 
+    @property
+    def paths(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
+        """
+        A copy of the same of drafted paths, by depth and range of estimates, shape ``[depths * ranges, 3]``.
+        """
+
     def restore(self, weights: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], bins: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
         """Take tables of these shapes. ValueError where they are of others."""
 
@@ -175,7 +181,7 @@ def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: numpy.
     ``num_positions``: of the text that are learned from, which takes about 10 us each.
     """
 
-NUM_MIXER_WEIGHTS: int = 1817
+NUM_MIXER_WEIGHTS: int = 3529
 
 def train_mixer(calibrations: Sequence[Calibration], seed: int, num_passes: int, rate: float) -> numpy.typing.NDArray[numpy.float32]:
     """

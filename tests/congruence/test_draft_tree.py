@@ -194,6 +194,10 @@ def assert_same_tables(fast: Calibration, slow: Tables) -> None:
         assert agreements[row] == pytest.approx(values, abs=1e-9)
         met[row] = True
     assert (met | (agreements == 0)).all()
+    paths = np.zeros((4, 20, 3))
+    for row, values in slow.paths.items():
+        paths[row] = values
+    assert fast.paths.reshape(paths.shape) == pytest.approx(paths, abs=1e-9)
 
 
 def assert_well_formed(draft: Draft, config: DraftConfig) -> None:

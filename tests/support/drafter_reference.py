@@ -53,11 +53,12 @@ class Memory:
 
 @dataclass(slots=True)
 class Node:
-    """A node of a draft: number of its parent, path from the root, probability of that path."""
+    """A node of a draft: number of its parent, path from the root, that path's probability after and before it was moved."""
 
     parent: int
     path: list[TokenId]
     probability: float
+    estimate: float
 
 
 @dataclass(slots=True)
@@ -136,8 +137,11 @@ class SlowDrafter:
             sequence.num_prompt_tokens = len(token_ids)
         first_learned = 0 if most_learned is None else max(0, len(token_ids) - most_learned)
         is_calibrated = STRATEGIES[self._config.strategy].is_calibrated or sequence.is_calibrated
-        for place, token_id in enumerate(token_ids):
-            valid = token_id if 0 <= token_id < self._vocabulary_size else None
+        valid_ids = [token_id if 0 <= token_id < self._vocabulary_size else None for token_id in token_ids]
+        if not is_prompt and is_calibrated:
+            drafted = [(node.path, node.estimate) for node in sequence.draft or () if not first_learned]
+            self.tables.learn_paths(drafted, valid_ids[first_learned:][:32])
+        for place, valid in enumerate(valid_ids):
             if not is_prompt and is_calibrated and place >= first_learned:
                 self.tables.learn(self.entries(sequence, [], 0.0), valid, inside=place > first_learned)
             sequence.text.append(valid)
@@ -179,12 +183,15 @@ class SlowDrafter:
         nodes: list[Node] = []
         waiting: list[Node] = []  # as found, which decides between equals
         while len(nodes) < budget:
-            newest = nodes[-1] if nodes else Node(-1, [], 1.0)
+            newest = nodes[-1] if nodes else Node(-1, [], 1.0, 1.0)
             if len(newest.path) < self._config.max_depth:
-                for token_id, probability in self.children(sequence, newest.path, newest.probability)[:branches]:
-                    child = Node(len(nodes), [*newest.path, token_id], newest.probability * probability)
-                    if child.probability >= least:
-                        waiting.append(child)
+                children = []
+                for token_id, probability in self.children(sequence, newest.path, newest.probability):
+                    path, estimate = [*newest.path, token_id], newest.estimate * probability
+                    calibrated = min(self.tables.of_path(len(path), estimate), newest.probability)
+                    children.append(Node(len(nodes), path, calibrated, estimate))
+                children.sort(key=lambda child: -child.probability)
+                waiting += [child for child in children[:branches] if child.probability >= least]
             if not waiting:
                 break
             best = max(waiting, key=lambda node: node.probability * level_worth(len(node.path)))
@@ -193,7 +200,7 @@ class SlowDrafter:
         return nodes
 
     def children(self, sequence: SlowSequence, path: list[TokenId], reach: float) -> list[tuple[TokenId, float]]:
-        """Return what may follow a path of such a probability from the end of a sequence, the most probable first."""
+        """Return what may follow a path of such a probability from the end of a sequence."""
         entries = self.entries(sequence, path, LEAST_ASKED / reach)
         mixture = self.tables.mixture(entries)
         agreed = {
@@ -202,7 +209,7 @@ class SlowDrafter:
             else each.probability
             for token_id, each in mixture.items()
         }
-        if self._mixer is not None:
+        if self._mixer is not None and "neural" in self._config.sources and not sequence.omits_neural:
             position = Position(
                 self.tables.enough(entries),
                 sequence.text[-self._window :],
@@ -217,7 +224,6 @@ class SlowDrafter:
                 self._mixer, position, agreed, {token_id: each.probability for token_id, each in mixture.items()}
             )
         possible = [token_id for token_id, probability in agreed.items() if probability > SMALLEST_CANDIDATE]
-        possible.sort(key=lambda token_id: -agreed[token_id])
         return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]
 
     def entries(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[Entry]:

@@ -17,9 +17,9 @@ from support.neural_reference import NeuralTables
 from support.oracle import OracleGraph
 from support.tree_reference import CORPUS, GAP, LEARNED, NEURAL, RECYCLED, SESSION, Entry, Text
 
-NUM_SLOTS, NUM_COMMON, NUM_FEATURES, WIDTH = 17, 56, 105, 16
+NUM_SLOTS, NUM_COMMON, NUM_FEATURES, WIDTH = 17, 56, 105, 32
 """Slots of contexts; features of a position; features of both kinds; units of the hidden layer."""
-INSIDE, UNCLAIMED, NUM_SCORED, TOKENS, LONGEST_MATCH = range(3 * NUM_SLOTS, NUM_COMMON)
+INSIDE, UNCLAIMED, CANDIDATES, TOKENS, LONGEST_MATCH = range(3 * NUM_SLOTS, NUM_COMMON)
 (
     CALIBRATED, INTERPOLATED, IS_FIRST, IS_SECOND, RANK, IS_OTHERS, BEHIND_BEST, IS_MODELS_BEST, IS_MODELLED, MODEL_ROW,
     MODEL_BIAS, IS_IN_SEQUENCE, RECENCY, IS_IN_GRAPH, GRAPH_COUNT,
@@ -127,7 +127,7 @@ def mixed(
     features.append([(IS_OTHERS, F(1))])
     firsts = [octaves(min(calibrated[token_id], 1.0)) for token_id in scored]
     firsts.append(octaves(max(LEAST_OTHERS, 1.0 - total)))
-    common = weighed(tables, tables.bias, common_features(position, len(scored), total))
+    common = weighed(tables, tables.bias, common_features(position, list(calibrated.values())))
     scores = [score(tables, common, first, each) for first, each in zip(firsts, features, strict=True)]
     best = max(scores)
     powers = [exponential((each - best) * F(0.69314718)) for each in scores]
@@ -154,14 +154,16 @@ def score(tables: MixerTables, common: NDArray[np.float32], first: np.float32, f
     for feature, value in features:
         total += value * tables.linear[feature]
     products = np.maximum(weighed(tables, common, features), F(0)) * tables.output
-    parts = products[:8] + products[8:]
+    parts = products[:8]
+    for start in range(8, WIDTH, 8):
+        parts = parts + products[start : start + 8]
     for half in (4, 2, 1):
         parts = parts[:half] + parts[half:]
     return total + parts[0]
 
 
-def common_features(position: Position, num_scored: int, total: float) -> Features:
-    """Return the features of a position."""
+def common_features(position: Position, calibrated: list[float]) -> Features:
+    """Return the features of a position, of all candidates of which these are the probabilities."""
     features: Features = []
     for slot in dict.fromkeys(map(slot_of, position.entries)):
         entry = next(entry for entry in position.entries if slot_of(entry) == slot)
@@ -171,13 +173,16 @@ def common_features(position: Position, num_scored: int, total: float) -> Featur
             (3 * slot + 1, octaves_of(occurrences) * F(0.125)),
             (3 * slot + 2, octaves_of(len(entry.counts)) * F(0.125)),
         ]
+    total = 0.0
+    for probability in calibrated:
+        total += probability
     longest = max((entry.length for entry in position.entries if entry.source == SESSION), default=0)
     return [
         *features,
         (LONGEST_MATCH, octaves_of(longest) * F(0.25)),
         *([(INSIDE, F(1))] if position.inside else []),
         (UNCLAIMED, F(max(1.0 - total, 0.0))),
-        (NUM_SCORED, octaves(num_scored) * F(0.25)),
+        (CANDIDATES, octaves_of(len(calibrated)) * F(0.125)),
         (TOKENS, octaves_of(position.num_tokens) * F(0.125)),
     ]
 
@@ -204,16 +209,18 @@ def features_of(position: Position, token_id: TokenId, rank: int, calibrated: fl
     features += [(IS_FIRST + rank, F(1))] if rank < 2 else []
     features.append((RANK, octaves_of(rank) * F(0.25)))
     model, graph, text = position.model, position.graph, position.text
+    is_modelled = False
     if "neural" in position.sources and model is not None and token_id < len(model.index):
         row = int(model.index[token_id]) - 1
-        if 0 <= row < len(model.tokens):
+        if is_modelled := 0 <= row < len(model.tokens):
             features.append((IS_MODELLED, F(1)))
             features.append((MODEL_ROW, octaves_of(row) * F(0.125)))
             features.append((MODEL_BIAS, F(model.bias[row]) * F(2.0**-13)))
     if "session" in position.sources and token_id in text:
         features.append((IS_IN_SEQUENCE, F(1)))
         features.append((RECENCY, octaves_of(text[::-1].index(token_id)) * F(0.125)))
-    if "corpus" in position.sources and graph is not None and (counts := graph.context_index.get((token_id,))):
-        features.append((IS_IN_GRAPH, F(1)))
-        features.append((GRAPH_COUNT, octaves_of(counts.total()) * F(0.125)))
+    if not is_modelled and "corpus" in position.sources and graph is not None:
+        if counts := graph.context_index.get((token_id,)):
+            features.append((IS_IN_GRAPH, F(1)))
+            features.append((GRAPH_COUNT, octaves_of(counts.total()) * F(0.125)))
     return features

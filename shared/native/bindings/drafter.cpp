@@ -87,6 +87,13 @@ void bind_calibration(nb::module_& module) {
           },
           nb::rv_policy::move,
           "A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.")
+      .def_prop_ro(
+          "paths",
+          [](const Calibration& self) {
+            return as_table<double>(without_gil([&] { return Shared(self.lock), self.paths; }));
+          },
+          nb::rv_policy::move,
+          "A copy of the same of drafted paths, by depth and range of estimates, shape ``[depths * ranges, 3]``.")
       .def(
           "restore",
           [](Calibration& self, const Table<const double>& weights, const Table<const double>& bins) {

@@ -7,7 +7,7 @@ namespace speculant::mixer {
 namespace {
 
 /// The logarithm of a positive, normal number to the base of 2, within 0.00004: the same on every machine.
-float octaves(float value) {
+constexpr float octaves(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto whole = static_cast<float>(static_cast<std::int32_t>(bits >> 23) - 127);
   const float part = std::bit_cast<float>((bits & 0x007F'FFFF) | 0x3F80'0000) - 1.0F;
@@ -15,8 +15,19 @@ float octaves(float value) {
   return whole + (part + part * (1.0F - part) * sum);
 }
 
-/// The same of a count, and one more.
-float octaves_of(std::int64_t count) { return octaves(static_cast<float>(count) + 1.0F); }
+/// The same of whole numbers and a bit more, the first of which are in a table.
+template <int tenths>
+float octaves_of(std::int64_t count) {
+  static constexpr float kMore = static_cast<float>(tenths) * 0.1F;
+  static constexpr auto kTable = [] {
+    std::array<float, 512> table{};
+    for (std::size_t each = 0; each < table.size(); ++each) table[each] = octaves(static_cast<float>(each) + kMore);
+    return table;
+  }();
+  const auto place = static_cast<std::size_t>(count);
+  return place < kTable.size() ? kTable[place] : octaves(static_cast<float>(count) + kMore);
+}
+float octaves_of(std::int64_t count) { return octaves_of<10>(count); }
 
 std::size_t slot_of(const MatchedContext& context) {
   const std::int64_t length = std::max<std::int64_t>(context.length, 1);
@@ -43,7 +54,8 @@ bool Observer::look(const Sources& sources, const MatchedContexts& found, const 
                     double reach) {
   choose(mixture, reach);
   if (scored_.empty()) return false;
-  features_.common.clear(), features_.own.clear(), features_.scores.clear();
+  num_common_ = num_own_ = 0;
+  scores_.clear();
   add_contexts(found, mixture);
   double sum = 0.0;
   for (std::size_t place = 0; place < scored_.size(); ++place) {
@@ -51,11 +63,11 @@ bool Observer::look(const Sources& sources, const MatchedContexts& found, const 
     sum += std::min(candidate.probability, 1.0);
     add_candidate(sources, candidate, place);
   }
-  features_.scores.push_back(octaves(static_cast<float>(std::max(kLeastOthers, 1.0 - sum))));
+  scores_.push_back(octaves(static_cast<float>(std::max(kLeastOthers, 1.0 - sum))));
   add(scored_.size(), kIsOthers, 1.0F);
   if (is_inside) add(kInside, 1.0F);
-  add(kUnclaimed, static_cast<float>(std::max(1.0 - sum, 0.0)));
-  add(kNumScored, octaves(static_cast<float>(scored_.size())) * 0.25F);
+  add(kUnclaimed, static_cast<float>(std::max(1.0 - total_, 0.0)));
+  add(kCandidates, octaves_of(std::ssize(mixture.candidates)) * 0.125F);
   add(kTokens, octaves_of(sources.session_size) * 0.125F);
   return true;
 }
@@ -71,11 +83,13 @@ std::size_t Observer::place_of(const Mixture& mixture, Token token) const {
 void Observer::choose(const Mixture& mixture, double reach) {
   scored_.clear();
   places_.fill(-1);
+  total_ = 0.0;
   const auto probability_of = [&](std::int16_t index) {
     return mixture.candidates[static_cast<std::size_t>(index)].probability;
   };
   for (std::size_t index = 0; index < mixture.candidates.size(); ++index) {
     const double probability = mixture.candidates[index].probability;
+    total_ += probability;
     if (probability * reach < kLeastScored) continue;
     if (scored_.size() == kMostScored) {
       if (probability <= probability_of(scored_.back())) continue;
@@ -86,7 +100,7 @@ void Observer::choose(const Mixture& mixture, double reach) {
     scored_.insert(place, static_cast<std::int16_t>(index));
   }
   for (std::size_t place = 0; place < scored_.size(); ++place) {
-    places_[static_cast<std::size_t>(scored_[place])] = static_cast<std::int8_t>(place);
+    places_[static_cast<std::size_t>(scored_[place] + 1)] = static_cast<std::int8_t>(place);
   }
 }
 
@@ -102,27 +116,28 @@ void Observer::add_contexts(const MatchedContexts& found, const Mixture& mixture
     const bool is_model = context.source == Source::kNeural;
     if (!(met & bit)) {
       met |= bit;
-      add(static_cast<Common>(3 * slot), 1.0F);
-      add(static_cast<Common>(3 * slot + 1), octaves_of(is_model ? context.length + 1 : context.occurrences) * 0.125F);
-      add(static_cast<Common>(3 * slot + 2), octaves_of(context.distinct) * 0.125F);
+      add(3 * slot, 1.0F);
+      add(3 * slot + 1, octaves_of(is_model ? context.length + 1 : context.occurrences) * 0.125F);
+      add(3 * slot + 2, octaves_of(context.distinct) * 0.125F);
     }
     const auto successors = found.of(context);
-    const float whole = octaves(static_cast<float>(context.total) + 0.3F);
+    const float whole = octaves_of<3>(context.total);
     std::uint32_t most = 0;
-    for (const Successor& each : successors) most = std::max(most, each.count);
-    const float best = octaves(static_cast<float>(most) + 0.1F);
+    if (is_model) {
+      for (const Successor& each : successors) most = std::max(most, each.count);
+    }
     for (std::size_t index = 0; index < successors.size(); ++index) {
-      const std::int16_t candidate = mixture.members[context.first + index];
-      const int place = candidate < 0 ? -1 : places_[static_cast<std::size_t>(candidate)];
+      const int place = places_[static_cast<std::size_t>(mixture.members[context.first + index] + 1)];
       if (place < 0 || met_by[static_cast<std::size_t>(place)] & bit) continue;
       met_by[static_cast<std::size_t>(place)] |= bit;
       const auto of = static_cast<std::size_t>(place);
       const std::uint32_t count = successors[index].count;
-      const float share = octaves(static_cast<float>(count) + 0.1F);
+      const float share = octaves_of<1>(count);
       add(of, kFirstShare + 2 * slot, (share - whole) * 0.25F + 1.0F);
       add(of, kFirstShare + 2 * slot + 1, octaves_of(count) * 0.25F);
-      if (is_model) add(of, kBehindBest, (share - best) * 0.25F);
-      if (is_model && count == most) add(of, kIsModelsBest, 1.0F);
+      if (!is_model) continue;
+      add(of, kBehindBest, (share - octaves_of<1>(most)) * 0.25F);
+      if (count == most) add(of, kIsModelsBest, 1.0F);
     }
   }
   add(kLongestMatch, octaves_of(longest) * 0.25F);
@@ -130,14 +145,15 @@ void Observer::add_contexts(const MatchedContexts& found, const Mixture& mixture
 
 void Observer::add_candidate(const Sources& sources, const Candidate& candidate, std::size_t place) {
   const float log = octaves(static_cast<float>(std::min(candidate.probability, 1.0)));
-  features_.scores.push_back(log);
+  scores_.push_back(log);
   add(place, kCalibrated, log * 0.25F);
   add(place, kInterpolated, octaves(static_cast<float>(candidate.interpolated)) * 0.25F);
   if (place < 2) add(place, kIsFirst + place, 1.0F);
   add(place, kRank, octaves_of(static_cast<std::int64_t>(place)) * 0.25F);
   const auto& model = sources.graphs.model();
   const std::uint32_t row = sources.has(Source::kNeural) ? model.row_of(candidate.token) : model.num_rows();
-  if (row < model.num_rows()) {
+  const bool is_modelled = row < model.num_rows();
+  if (is_modelled) {
     add(place, kIsModelled, 1.0F);
     add(place, kModelRow, octaves_of(row) * 0.125F);
     add(place, kModelBias, static_cast<float>(model.tables().bias[row]) * 0x1p-13F);
@@ -150,7 +166,7 @@ void Observer::add_candidate(const Sources& sources, const Candidate& candidate,
     };
     sources.session.for_each_match(kNumChains - 1, alone.data() + 1, sources.session_size, 1, 1, add_match);
   }
-  if (!sources.has(Source::kCorpus)) return;
+  if (is_modelled || !sources.has(Source::kCorpus)) return;  // which says as much, and costs more
   const Trie& trie = sources.graphs[0];
   const Context context = trie.extend({}, candidate.token);
   if (context.order == 0) return;

@@ -22,7 +22,7 @@ namespace speculant::mixer {
 inline constexpr std::size_t kNumSlots = 17;
 
 /// Of a position: for each slot whether there is a context, its occurrences and its distinct successors; then these.
-enum Common { kInside = 3 * kNumSlots, kUnclaimed, kNumScored, kTokens, kLongestMatch, kNumCommon };
+enum Common { kInside = 3 * kNumSlots, kUnclaimed, kCandidates, kTokens, kLongestMatch, kNumCommon };
 /// Of a candidate: for each slot its share and its count; then these.
 enum Own {
   kFirstShare = kNumCommon,
@@ -50,19 +50,20 @@ inline constexpr double kLeastScored = 0x1p-9;
 /// The least probability of all others together.
 inline constexpr double kLeastOthers = 0.003;
 
+struct CommonValue {
+  std::uint32_t feature;
+  float value;
+};
+struct OwnValue {
+  std::uint16_t candidate, feature;
+  float value;
+};
+
 /// The features of a position that are not 0.
 struct Features {
-  struct CommonValue {
-    std::uint32_t feature;
-    float value;
-  };
-  struct OwnValue {
-    std::uint16_t candidate, feature;
-    float value;
-  };
-  std::vector<CommonValue> common;
-  std::vector<OwnValue> own;  // in any order of candidates
-  std::vector<float> scores;  // logarithms of the probabilities of the candidates, and of all others
+  std::span<const CommonValue> common;
+  std::span<const OwnValue> own;  // in any order of candidates
+  std::span<const float> scores;  // logarithms of the probabilities of the candidates, and of all others
 };
 
 /// Finds features; keeps its memory from one position to the next.
@@ -72,11 +73,12 @@ class Observer {
   /// to it. Returns whether there is anything to score.
   bool look(const Sources& sources, const MatchedContexts& found, const Mixture& mixture, bool is_inside, double reach);
 
-  const Features& features() const { return features_; }
+  /// Until the next look.
+  Features features() const { return {{common_.data(), num_common_}, {own_.data(), num_own_}, scores_}; }
   /// Which candidates are scored, the most probable first.
   std::span<const std::int16_t> scored() const { return scored_; }
   /// Which of them a candidate is, -1 for none.
-  int place_of(std::size_t candidate) const { return places_[candidate]; }
+  int place_of(std::size_t candidate) const { return places_[candidate + 1]; }
   /// Which of them a token is, or how many they are.
   std::size_t place_of(const Mixture& mixture, Token token) const;
 
@@ -84,14 +86,19 @@ class Observer {
   void choose(const Mixture& mixture, double reach);
   void add_contexts(const MatchedContexts& found, const Mixture& mixture);
   void add_candidate(const Sources& sources, const Candidate& candidate, std::size_t place);
-  void add(Common feature, float value) { features_.common.push_back({static_cast<std::uint32_t>(feature), value}); }
+  void add(std::size_t feature, float value) { common_[num_common_++] = {static_cast<std::uint32_t>(feature), value}; }
   void add(std::size_t place, std::size_t feature, float value) {
-    features_.own.push_back({static_cast<std::uint16_t>(place), static_cast<std::uint16_t>(feature), value});
+    own_[num_own_++] = {static_cast<std::uint16_t>(place), static_cast<std::uint16_t>(feature), value};
   }
 
-  Features features_;
+  // Every feature comes once at most, of a position and of each candidate.
+  std::array<CommonValue, kNumCommon> common_;
+  std::array<OwnValue, (kMostScored + 1) * (kNumFeatures - kNumCommon)> own_;
+  std::size_t num_common_ = 0, num_own_ = 0;
+  std::vector<float> scores_;
+  double total_ = 0.0;  // of the probabilities of all candidates
   std::vector<std::int16_t> scored_;
-  std::array<std::int8_t, kMaxCandidates> places_;
+  std::array<std::int8_t, kMaxCandidates + 1> places_;  // first of -1, which is no candidate
 };
 
 }  // namespace speculant::mixer

@@ -41,6 +41,11 @@ SPECULANT_WIDE void score(const Weights& weights, const Features& features, Row*
   }
 }
 
+/// Make scores into powers of 2, of which the largest is 1.
+SPECULANT_WIDE void raise(float* scores, std::size_t size, float best) {
+  for (std::size_t each = 0; each < size; ++each) scores[each] = neural::exponential((scores[each] - best) * kOctave);
+}
+
 }  // namespace
 
 static_assert(sizeof(Weights) == sizeof(float) * (kNumFeatures * (kWidth + 1) + 2 * kWidth), "no gaps");
@@ -60,8 +65,9 @@ std::span<const float> Network::mix(const Weights& weights, const Features& feat
   scores_.resize(features.scores.size());
   score(weights, features, hidden_.data(), scores_.data());
   const float best = *std::max_element(scores_.begin(), scores_.end());
+  raise(scores_.data(), scores_.size(), best);
   float total = 0.0F;
-  for (float& score : scores_) total += score = neural::exponential((score - best) * kOctave);
+  for (const float power : scores_) total += power;
   for (float& score : scores_) score /= total;
   return scores_;
 }

@@ -16,7 +16,7 @@
 
 namespace speculant::mixer {
 
-inline constexpr std::size_t kWidth = 16;
+inline constexpr std::size_t kWidth = 32;
 using Row = std::array<float, kWidth>;
 
 struct Weights {

@@ -26,7 +26,7 @@ class Trainer {
   }
 
   void learn(const Example& example, float rate) {
-    const auto& features = example.features;
+    const Features features = example.features();
     const auto probabilities = network_.mix(weights_, features);
     slopes_ = {};
     std::array<Row, kMostScored + 1> below;  // slopes of the hidden layer's sums
@@ -94,11 +94,11 @@ Weights train(std::span<const Examples* const> examples, std::uint64_t seed, int
 std::array<double, 2> losses(const Weights& weights, const Examples& examples) {
   Network network;
   std::array<double, 2> sums = {};
-  for (const auto& [features, truth] : examples) {
-    const auto mixed = network.mix(weights, features);
-    const bool is_scored = truth + 1 < features.scores.size();
-    const double before = is_scored ? std::exp2(static_cast<double>(features.scores[truth])) : 0.0;
-    const double after = is_scored ? static_cast<double>(mixed[truth]) : 0.0;
+  for (const Example& example : examples) {
+    const auto mixed = network.mix(weights, example.features());
+    const bool is_scored = example.truth + 1 < example.scores.size();
+    const double before = is_scored ? std::exp2(static_cast<double>(example.scores[example.truth])) : 0.0;
+    const double after = is_scored ? static_cast<double>(mixed[example.truth]) : 0.0;
     sums[0] -= std::log(std::max(before, kLeastProbability)), sums[1] -= std::log(std::max(after, kLeastProbability));
   }
   const auto count = static_cast<double>(std::max<std::size_t>(examples.size(), 1));
