@@ -54,8 +54,9 @@ bool Observer::look(const Sources& sources, const MatchedContexts& found, const 
                     double reach) {
   choose(mixture, reach);
   if (scored_.empty()) return false;
-  num_common_ = num_own_ = 0;
-  scores_.clear();
+  num_common_ = 0;
+  num_values_.fill(0);
+  scores_.clear(), own_.clear();
   add_contexts(found, mixture);
   double sum = 0.0;
   for (std::size_t place = 0; place < scored_.size(); ++place) {
@@ -69,6 +70,9 @@ bool Observer::look(const Sources& sources, const MatchedContexts& found, const 
   add(kUnclaimed, static_cast<float>(std::max(1.0 - total_, 0.0)));
   add(kCandidates, octaves_of(std::ssize(mixture.candidates)) * 0.125F);
   add(kTokens, octaves_of(sources.session_size) * 0.125F);
+  for (std::size_t place = 0; place < scores_.size(); ++place) {
+    own_.push_back(std::span(values_[place]).first(num_values_[place]));
+  }
   return true;
 }
 

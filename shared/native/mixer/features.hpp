@@ -44,26 +44,24 @@ enum Own {
   kNumFeatures
 };
 
+inline constexpr std::size_t kNumOwn = static_cast<std::size_t>(kNumFeatures) - static_cast<std::size_t>(kNumCommon);
+
 /// Most candidates of a position that are scored, and the least probability of a path that one may end.
 inline constexpr std::size_t kMostScored = 32;
 inline constexpr double kLeastScored = 0x1p-9;
 /// The least probability of all others together.
 inline constexpr double kLeastOthers = 0.003;
 
-struct CommonValue {
+struct Value {
   std::uint32_t feature;
-  float value;
-};
-struct OwnValue {
-  std::uint16_t candidate, feature;
   float value;
 };
 
 /// The features of a position that are not 0.
 struct Features {
-  std::span<const CommonValue> common;
-  std::span<const OwnValue> own;  // in any order of candidates
-  std::span<const float> scores;  // logarithms of the probabilities of the candidates, and of all others
+  std::span<const Value> common;
+  std::span<const std::span<const Value>> own;  // of each candidate, and of all others
+  std::span<const float> scores;                // logarithms of their probabilities
 };
 
 /// Finds features; keeps its memory from one position to the next.
@@ -74,7 +72,7 @@ class Observer {
   bool look(const Sources& sources, const MatchedContexts& found, const Mixture& mixture, bool is_inside, double reach);
 
   /// Until the next look.
-  Features features() const { return {{common_.data(), num_common_}, {own_.data(), num_own_}, scores_}; }
+  Features features() const { return {std::span(common_).first(num_common_), own_, scores_}; }
   /// Which candidates are scored, the most probable first.
   std::span<const std::int16_t> scored() const { return scored_; }
   /// Which of them a candidate is, -1 for none.
@@ -88,13 +86,15 @@ class Observer {
   void add_candidate(const Sources& sources, const Candidate& candidate, std::size_t place);
   void add(std::size_t feature, float value) { common_[num_common_++] = {static_cast<std::uint32_t>(feature), value}; }
   void add(std::size_t place, std::size_t feature, float value) {
-    own_[num_own_++] = {static_cast<std::uint16_t>(place), static_cast<std::uint16_t>(feature), value};
+    values_[place][num_values_[place]++] = {static_cast<std::uint32_t>(feature), value};
   }
 
   // Every feature comes once at most, of a position and of each candidate.
-  std::array<CommonValue, kNumCommon> common_;
-  std::array<OwnValue, (kMostScored + 1) * (kNumFeatures - kNumCommon)> own_;
-  std::size_t num_common_ = 0, num_own_ = 0;
+  std::array<Value, kNumCommon> common_;
+  std::size_t num_common_ = 0;
+  std::array<std::array<Value, kNumOwn>, kMostScored + 1> values_;
+  std::array<std::uint8_t, kMostScored + 1> num_values_;
+  std::vector<std::span<const Value>> own_;
   std::vector<float> scores_;
   double total_ = 0.0;  // of the probabilities of all candidates
   std::vector<std::int16_t> scored_;

@@ -13,31 +13,50 @@ namespace {
 constexpr float kLargestWeight = 100.0F;
 constexpr float kOctave = 0.69314718F;
 
-SPECULANT_INLINE void add_scaled(Row& sum, float factor, const Row& row) {
-  for (std::size_t unit = 0; unit < kWidth; ++unit) sum[unit] += factor * row[unit];
+// Eight floats that the processor takes together, so that the sums of a row stay in its registers.
+constexpr std::size_t kLanes = 8, kVectors = kWidth / kLanes;
+using Lanes [[gnu::vector_size(sizeof(float) * kLanes)]] = float;
+/// The same where they lie in memory.
+using Stored [[gnu::vector_size(sizeof(float) * kLanes), gnu::aligned(alignof(float)), gnu::may_alias]] = float;
+
+struct Sum {
+  Lanes parts[kVectors];
+};
+
+SPECULANT_INLINE void begin(Sum& sum, const Row& row) {
+  const Stored* stored = reinterpret_cast<const Stored*>(row.data());
+  for (std::size_t part = 0; part < kVectors; ++part) sum.parts[part] = stored[part];
+}
+
+SPECULANT_INLINE void add_scaled(Sum& sum, float factor, const Row& row) {
+  const Stored* stored = reinterpret_cast<const Stored*>(row.data());
+  for (std::size_t part = 0; part < kVectors; ++part) sum.parts[part] += factor * stored[part];
 }
 
 /// Add what the network makes of candidates to their scores.
 SPECULANT_WIDE void score(const Weights& weights, const Features& features, Row* hidden, float* scores) {
-  Row common = weights.bias;
+  Sum common, output;
+  begin(common, weights.bias);
+  begin(output, weights.output);
   for (const auto& [feature, value] : features.common) add_scaled(common, value, weights.hidden[feature]);
-  const std::size_t size = features.scores.size();
-  for (std::size_t each = 0; each < size; ++each) hidden[each] = common, scores[each] = features.scores[each];
-  for (const auto& [candidate, feature, value] : features.own) {
-    add_scaled(hidden[candidate], value, weights.hidden[feature]);
-    scores[candidate] += value * weights.linear[feature];
-  }
-  for (std::size_t each = 0; each < size; ++each) {
-    std::array<float, 8> parts = {};  // a vector's worth of sums
-    for (std::size_t unit = 0; unit < kWidth; ++unit) {
-      const float active = hidden[each][unit] > 0.0F ? hidden[each][unit] : 0.0F;
-      hidden[each][unit] = active;
-      parts[unit % 8] += active * weights.output[unit];
+  for (std::size_t each = 0; each < features.scores.size(); ++each) {
+    Sum sum = common;
+    float linear = features.scores[each];
+    for (const auto& [feature, value] : features.own[each]) {
+      add_scaled(sum, value, weights.hidden[feature]);
+      linear += value * weights.linear[feature];
     }
-    for (std::size_t half = 4; half > 0; half /= 2) {
-      for (std::size_t part = 0; part < half; ++part) parts[part] += parts[part + half];
+    Stored* active = reinterpret_cast<Stored*>(hidden[each].data());
+    Lanes products = {};
+    for (std::size_t part = 0; part < kVectors; ++part) {
+      sum.parts[part] = sum.parts[part] > 0.0F ? sum.parts[part] : Lanes{};
+      products += sum.parts[part] * output.parts[part];
+      active[part] = sum.parts[part];
     }
-    scores[each] += parts[0];
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+      for (std::size_t lane = 0; lane < half; ++lane) products[lane] += products[lane + half];
+    }
+    scores[each] = linear + products[0];
   }
 }
 

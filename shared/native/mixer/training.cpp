@@ -40,9 +40,12 @@ class Trainer {
       }
     }
     for (const auto& [feature, value] : features.common) add(slopes_.hidden[feature], value, slopes_.bias);
-    for (const auto& [candidate, feature, value] : features.own) {
-      add(slopes_.hidden[feature], value, below[candidate]);
-      slopes_.linear[feature] += value * (probabilities[candidate] - (candidate == example.truth ? 1.0F : 0.0F));
+    for (std::size_t each = 0; each < probabilities.size(); ++each) {
+      const float error = probabilities[each] - (each == example.truth ? 1.0F : 0.0F);
+      for (const auto& [feature, value] : features.own[each]) {
+        add(slopes_.hidden[feature], value, below[each]);
+        slopes_.linear[feature] += value * error;
+      }
     }
     step(as_floats(weights_), as_floats(squares_), as_floats(slopes_), rate);
   }
@@ -75,6 +78,16 @@ class Trainer {
 };
 
 }  // namespace
+
+Example::Example(const Features& seen, std::size_t truth)
+    : common(seen.common.begin(), seen.common.end()),
+      own(seen.own.begin(), seen.own.end()),
+      scores(seen.scores.begin(), seen.scores.end()),
+      truth(truth) {
+  for (const auto& each : own) values.insert(values.end(), each.begin(), each.end());
+  std::size_t end = 0;
+  for (auto& each : own) each = std::span(values).subspan(end, each.size()), end += each.size();
+}
 
 Weights train(std::span<const Examples* const> examples, std::uint64_t seed, int num_passes, float rate) {
   std::vector<const Example*> order;

@@ -11,15 +11,11 @@ namespace speculant::mixer {
 
 /// A position, and which of its candidates came, the last of which is all others.
 struct Example {
-  Example(const Features& seen, std::size_t truth)
-      : common(seen.common.begin(), seen.common.end()),
-        own(seen.own.begin(), seen.own.end()),
-        scores(seen.scores.begin(), seen.scores.end()),
-        truth(truth) {}
+  Example(const Features& seen, std::size_t truth);
   Features features() const { return {common, own, scores}; }
 
-  std::vector<CommonValue> common;
-  std::vector<OwnValue> own;
+  std::vector<Value> common, values;
+  std::vector<std::span<const Value>> own;  // of the values
   std::vector<float> scores;
   std::size_t truth;
 };
