@@ -27,20 +27,19 @@ constexpr double kLeastAsked = 0.03;
 
 /// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first. Those whose
 /// paths, after `parent`, rank no higher than `least` are left out.
-void TreeDrafter::rank(const Calibration& calibration, int most, const Node& parent, double least) {
+void TreeDrafter::rank(int most, const Node& parent, double least) {
   best_.clear();
   for (const Candidate& candidate : mixture_.candidates) {
-    if (!(candidate.probability > kSmallestCandidate)) continue;
-    const double estimate = parent.estimate * std::min(candidate.probability, 1.0);
-    const double probability = std::min(calibration.of_path(parent.depth + 1, estimate), parent.probability);
-    if (probability * parent.worth <= least) continue;
+    const double probability = candidate.probability;
+    if (!(probability > kSmallestCandidate)) continue;
+    if (parent.estimate * std::min(probability, 1.0) * parent.worth <= least) continue;
     if (std::ssize(best_) == most) {
-      if (probability <= best_.back().probability) continue;
+      if (probability <= best_.back()->probability) continue;
       best_.pop_back();
     }
     auto slot = best_.end();
-    while (slot != best_.begin() && (slot - 1)->probability < probability) --slot;
-    best_.insert(slot, {&candidate, estimate, probability});
+    while (slot != best_.begin() && (*(slot - 1))->probability < probability) --slot;
+    best_.insert(slot, &candidate);
   }
 }
 
@@ -60,17 +59,19 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   for (std::int32_t each = index; each > 0; each = nodes_[static_cast<std::size_t>(each)].parent) {
     window_[--slot] = nodes_[static_cast<std::size_t>(each)].token;
   }
-  const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.probability);
+  const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.estimate);
   calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
   if (const auto& weights = calibration.mixer_weights; weights && sources.has_mixer) {
-    mixer_.mix(*weights, sources, found, index > 0, node.probability, mixture_);
+    mixer_.mix(*weights, sources, found, index > 0, node.estimate, mixture_);
   }
   const auto is_full = [&] { return children_.size() == budget_left; };
-  rank(calibration, max_branches, node, is_full() ? children_.front().rank : -1.0);
-  for (const auto& [candidate, estimate, probability] : best_) {
-    if (probability < least_probability) break;
-    Child child{.rank = probability * node.worth,
+  rank(max_branches, node, is_full() ? children_.front().rank : -1.0);
+  for (const Candidate* candidate : best_) {
+    const double estimate = node.estimate * std::min(candidate->probability, 1.0);
+    const double probability = std::min(calibration.of_path(node.depth + 1, estimate), node.probability);
+    if (probability < least_probability) continue;
+    Child child{.rank = estimate * node.worth,
                 .estimate = estimate,
                 .probability = probability,
                 .index = num_found_++,

@@ -12,8 +12,9 @@
 //   3. calibration.cpp moves every probability by the hit rate of its bin: of the candidates about as probable and
 //      supported by the same sources, how many were right?
 //   4. mixer/mixer.hpp moves the candidates of a position together, by what every context says about each of them.
-//   5. The most probable candidates join the children that wait, by the probabilities of their paths: products, moved by
-//      the hit rates of drafted paths of such a depth and probability. The best of all that wait becomes the next node.
+//   5. The most probable candidates join the children that wait. The best of all that wait becomes the next node. What a
+//      draft states of its path is the product of its candidates' probabilities, moved by the hit rate of drafted paths
+//      of such a depth and product.
 // When the target has written a token, b and the bins learn from it before the token joins the sequence.
 //
 // An example, without 4: a graph of orders 1 and 2 of "the cat sat . the cat ran . the cat sat .", nothing learned yet,
@@ -98,16 +99,12 @@ class TreeDrafter {
               std::size_t budget_left, double least_probability);
   void learn_from(const Sources& sources, Calibration& calibration, const Contexts& contexts, Token token,
                   bool is_inside);
-  void rank(const Calibration& calibration, int most, const Node& parent, double least);
+  void rank(int most, const Node& parent, double least);
 
   ContextCollector collector_;
   Mixture mixture_;
   mixer::Mixer mixer_;
-  struct Ranked {
-    const Candidate* candidate;
-    double estimate, probability;  // of the path that ends in it
-  };
-  std::vector<Ranked> best_;  // of the mixture, best first
+  std::vector<const Candidate*> best_;  // of the mixture, best first
   Window window_;
   std::vector<Node> nodes_;      // the root first
   std::vector<Child> children_;  // in order, the best last; no more than may still become nodes

@@ -133,6 +133,8 @@ class Pair:
         assert list(draft.parents) == [node.parent for node in expected]
         assert list(draft.path_probabilities) == pytest.approx([node.probability for node in expected], abs=1e-9)
         assert_well_formed(draft, self.fast.config)
+        ranks = [node.estimate * level_worth(len(node.path)) for node in expected]
+        assert ranks == sorted(ranks, reverse=True)
         return draft
 
     def recycle(self, number: int, nodes: list[int], rows: list[list[int]]) -> None:
@@ -210,8 +212,6 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
         assert token_id not in siblings[parent]
         siblings[parent].append(token_id)
         depths.append(depths[parent] + 1)
-    ranks = [each * level_worth(depth) for each, depth in zip(probabilities[1:], depths[1:], strict=True)]
-    assert ranks == sorted(ranks, reverse=True)
     assert max(depths) <= config.max_depth
     assert all(len(tokens) <= config.max_branches for tokens in siblings.values())
     assert draft.is_chain or draft.strategy == "tree"

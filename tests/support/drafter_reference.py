@@ -53,12 +53,13 @@ class Memory:
 
 @dataclass(slots=True)
 class Node:
-    """A node of a draft: number of its parent, path from the root, that path's probability after and before it was moved."""
+    """A node of a draft: its parent's number, its path from the root, and that path's probability, after it was moved."""
 
     parent: int
     path: list[TokenId]
     probability: float
     estimate: float
+    """The probability before."""
 
 
 @dataclass(slots=True)
@@ -186,15 +187,15 @@ class SlowDrafter:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0, 1.0)
             if len(newest.path) < self._config.max_depth:
                 children = []
-                for token_id, probability in self.children(sequence, newest.path, newest.probability):
+                for token_id, probability in self.children(sequence, newest.path, newest.estimate):
                     path, estimate = [*newest.path, token_id], newest.estimate * probability
                     calibrated = min(self.tables.of_path(len(path), estimate), newest.probability)
                     children.append(Node(len(nodes), path, calibrated, estimate))
-                children.sort(key=lambda child: -child.probability)
+                children.sort(key=lambda child: -child.estimate)
                 waiting += [child for child in children[:branches] if child.probability >= least]
             if not waiting:
                 break
-            best = max(waiting, key=lambda node: node.probability * level_worth(len(node.path)))
+            best = max(waiting, key=lambda node: node.estimate * level_worth(len(node.path)))
             waiting.remove(best)
             nodes.append(best)
         return nodes

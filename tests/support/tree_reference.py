@@ -88,11 +88,11 @@ class Tables:
 
     def agreed(self, candidate: Candidate, *, inside: bool) -> float:
         """Return a probability moved towards what those like it were worth, the rarer outcome scaled."""
-        return moved(self.agreements.get(range_of(candidate, inside=inside), NOTHING), candidate.probability)
+        return moved(self.agreements.get(range_of(candidate, inside=inside), NOTHING), 5.0, candidate.probability)
 
     def of_path(self, depth: int, estimate: float) -> float:
         """Return the estimate of a path of so many tokens, moved likewise, to no less than a quarter of it."""
-        return max(moved(self.paths.get(range_of_path(depth, estimate), NOTHING), estimate), estimate / 4)
+        return max(moved(self.paths.get(range_of_path(depth, estimate), NOTHING), 2.0, estimate), estimate / 4)
 
     def learn_paths(self, nodes: Sequence[tuple[Text, float]], token_ids: Text) -> None:
         """Learn from the tokens that followed the end of which paths were drafted, with their estimates."""
@@ -160,12 +160,12 @@ class Tables:
                 break
 
 
-def moved(counted: tuple[float, float, float], probability: float) -> float:
+def moved(counted: tuple[float, float, float], prior: float, probability: float) -> float:
     """Return a probability moved towards what those like it were worth, the rarer outcome scaled."""
     visits, expected, hits = counted
     if probability <= 0.5:
-        return probability * (hits + 5.0) / (expected + 5.0)
-    return 1.0 - (1.0 - probability) * (visits - hits + 5.0) / (visits - expected + 5.0)
+        return probability * (hits + prior) / (expected + prior)
+    return 1.0 - (1.0 - probability) * (visits - hits + prior) / (visits - expected + prior)
 
 
 def half_octave(probability: float) -> int:
