@@ -14,7 +14,8 @@
 //
 // Paths. Of the paths that are drafted more or fewer are right than their probabilities, multiplied, say: tokens of one
 // text are right together, and a tree takes the candidates that are judged too well first. So a third table counts, for
-// ranges of depth and probability, how often drafted paths were right, and moves their probabilities the same way. It
+// ranges of depth and probability, how often drafted paths were right, and moves their probabilities the same way, each
+// by itself, to no more than that of the path before its last token. It
 // counts what was drafted only, so it forgets with every step, or it would not notice that a range is worth drafting
 // again. It is not saved: a few hundred steps fill it.
 //

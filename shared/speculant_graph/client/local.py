@@ -56,8 +56,6 @@ class LocalDrafter:
         self.capabilities = STRATEGIES[config.strategy]
         """What its drafts are like."""
         self._settings = self._drafter.settings(DEFAULT_OPTIONS)
-        self.has_neural = any(each.trie.num_model_words for each in self._drafter.graphs)
-        """Whether a graph has a neural model."""
         self._sessions: dict[int, SessionOptions] = {}
         self._draft_ids = itertools.count(1)
         self._state: DrafterState = "ok"

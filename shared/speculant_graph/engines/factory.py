@@ -103,10 +103,9 @@ def open_sessions(
     where = settings.client.address or _shown(settings.graph_path)
     drafter: RowDrafter
     if settings.client.address:
-        drafter, has_model = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees), True
+        drafter = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees)
     else:
-        local = drafter = _local(settings, tokenizer, config)
-        has_model = local.has_neural
+        drafter = _local(settings, tokenizer, config)
     if not where:
         logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
     else:
@@ -116,7 +115,7 @@ def open_sessions(
         most_drafted=most_drafted,
         vocabulary_size=vocabulary_size,
         cost=None if has_fixed_width else LearnedCost(),
-        has_neural=has_model and "sources" in STRATEGIES[config.strategy].reads and "neural" in config.sources,
+        has_neural="sources" in STRATEGIES[config.strategy].reads and "neural" in config.sources,
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from speculant_graph._core import NUM_MIXER_WEIGHTS, Calibration, mixer_losses, train_mixer
 from speculant_graph.config import DraftConfig
-from speculant_graph.draft.mixing import first_calibration, mixer_weights
+from speculant_graph.draft.mixing import WEIGHTS_FILE, first_calibration, mixer_weights
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.types import SequenceStep
 from support.graphs import graph_of
@@ -31,6 +35,17 @@ def test_the_weights_of_the_package() -> None:
     assert weights.shape == (NUM_MIXER_WEIGHTS,)
     assert np.isfinite(weights).all()
     first_calibration()
+
+
+def test_wheels_bring_them() -> None:
+    """A wheel has the files of its packages that git does not ignore."""
+    root = Path(__file__).parents[3]
+    build = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["wheel"]
+    where = WEIGHTS_FILE.relative_to(root).as_posix()
+    assert any(where.startswith(f"{package}/") for package in build["packages"])
+    assert "exclude" not in build
+    ignored = subprocess.run(["git", "check-ignore", "--quiet", where], cwd=root, check=False)
+    assert ignored.returncode == 1
 
 
 @pytest.mark.hostile
@@ -63,11 +78,10 @@ def test_siblings_are_a_distribution() -> None:
         DraftConfig(strategy="tree", max_branches=64),
         calibration=Calibration(chance.normal(0, 0.5, NUM_MIXER_WEIGHTS).astype(np.float32)),
     )
-    drafter.open(0)
-    drafter.accept(0, text[:100])
-    for place in range(100, 200):
-        drafter.accept(0, text[place : place + 1])
-        [draft] = drafter.draft([SequenceStep(0, (), 40)])
+    for place in range(100, 200):  # prompts alone: nothing is learned of paths, which are calibrated one by one
+        drafter.open(place)
+        drafter.accept(place, text[:place])
+        [draft] = drafter.draft([SequenceStep(place, (), 40)])
         below = [0.0] * (len(draft) + 1)
         for parent, probability in zip(draft.parents, draft.path_probabilities, strict=True):
             below[parent] += probability
