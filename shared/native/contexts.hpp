@@ -103,7 +103,6 @@ struct Sources {
   const SessionHistory& learned;
   const TargetRowsOverlay& rows;
   std::array<bool, kNumSources> enabled;
-  bool has_mixer;  // whether a mixer, if there is one, has the last word
 
   bool has(Source source) const { return enabled[static_cast<std::size_t>(source)]; }
   bool has_graph(std::size_t graph) const { return has(graphs.is_learned(graph) ? Source::kLearned : Source::kCorpus); }

@@ -47,11 +47,9 @@ std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_byt
 
 Sources Sequence::sources() const {
   auto enabled = settings.sources;
-  // It costs time as the neural model does, and where that is not worth it, neither is.
-  const bool has_mixer = enabled[static_cast<std::size_t>(Source::kNeural)];
   if (!graphs.has_named()) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
   if (graphs.model().empty()) enabled[static_cast<std::size_t>(Source::kNeural)] = false;
-  return {graphs, history, size(), memory->history, rows_, enabled, has_mixer};
+  return {graphs, history, size(), memory->history, rows_, enabled};
 }
 
 void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {

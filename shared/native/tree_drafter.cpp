@@ -62,7 +62,7 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.estimate);
   calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
-  if (const auto& weights = calibration.mixer_weights; weights && sources.has_mixer) {
+  if (const auto& weights = calibration.mixer_weights; weights && sources.has(Source::kNeural)) {
     mixer_.mix(*weights, sources, found, index > 0, node.estimate, mixture_);
   }
   const auto is_full = [&] { return children_.size() == budget_left; };

@@ -12,9 +12,10 @@
 //   3. calibration.cpp moves every probability by the hit rate of its bin: of the candidates about as probable and
 //      supported by the same sources, how many were right?
 //   4. mixer/mixer.hpp moves the candidates of a position together, by what every context says about each of them.
-//   5. The most probable candidates join the children that wait. The best of all that wait becomes the next node. What a
-//      draft states of its path is the product of its candidates' probabilities, moved by the hit rate of drafted paths
-//      of such a depth and product.
+//   5. The most probable candidates join the children that wait. The best of all that wait becomes the next node. A
+//   path
+//      states the product of its candidates' probabilities, moved by the hit rate of drafted paths of such a depth and
+//      product.
 // When the target has written a token, b and the bins learn from it before the token joins the sequence.
 //
 // An example, without 4: a graph of orders 1 and 2 of "the cat sat . the cat ran . the cat sat .", nothing learned yet,
@@ -81,7 +82,7 @@ class TreeDrafter {
     std::int32_t parent;
     int depth;
     double estimate, probability;  // of the path, before and after it was calibrated
-    double worth;  // of its children's level in ranks
+    double worth;                  // of its children's level in ranks
     Contexts contexts;
   };
   /// What may become a node. Of equals the one found earlier comes first.

@@ -78,8 +78,8 @@ class DraftConfig(Config):
     tokens more often, above 1 the others. What is drawn from is what is returned as q."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """The sources of strategies that draft from all sources: 'corpus', 'session' (the sequence itself), 'learned' (what
-    earlier sequences accepted), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and the mixer of
-    what all of them say)."""
+    earlier sequences accepted), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and a
+    network that mixes what all of them say)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64

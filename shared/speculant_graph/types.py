@@ -36,7 +36,7 @@ q, for the rule ``tree-wor``; or each from all of q, for ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
 """Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
-top tokens; the neural model of the graph, if it has one, and a small network that mixes what all of them say."""
+top tokens; the neural model of the graph, if it has one, and then a small network that mixes what all of them say."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
 """What proposed a token of a draft: n-grams, the draft model, or each of them."""

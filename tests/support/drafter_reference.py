@@ -53,13 +53,13 @@ class Memory:
 
 @dataclass(slots=True)
 class Node:
-    """A node of a draft: its parent's number, its path from the root, and that path's probability, after it was moved."""
+    """A node of a draft: its parent's number, its path from the root, and the probability that it states of that."""
 
     parent: int
     path: list[TokenId]
     probability: float
     estimate: float
-    """The probability before."""
+    """The probability before it was moved."""
 
 
 @dataclass(slots=True)
@@ -210,7 +210,8 @@ class SlowDrafter:
             else each.probability
             for token_id, each in mixture.items()
         }
-        if self._mixer is not None and "neural" in self._config.sources and not sequence.omits_neural:
+        has_model = self._model is not None and "neural" in self._config.sources and not sequence.omits_neural
+        if self._mixer is not None and has_model:
             position = Position(
                 self.tables.enough(entries),
                 sequence.text[-self._window :],

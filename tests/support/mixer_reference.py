@@ -219,8 +219,8 @@ def features_of(position: Position, token_id: TokenId, rank: int, calibrated: fl
     if "session" in position.sources and token_id in text:
         features.append((IS_IN_SEQUENCE, F(1)))
         features.append((RECENCY, octaves_of(text[::-1].index(token_id)) * F(0.125)))
-    if not is_modelled and "corpus" in position.sources and graph is not None:
-        if counts := graph.context_index.get((token_id,)):
-            features.append((IS_IN_GRAPH, F(1)))
-            features.append((GRAPH_COUNT, octaves_of(counts.total()) * F(0.125)))
+    has_graph = not is_modelled and "corpus" in position.sources and graph is not None
+    if has_graph and (counts := graph.context_index.get((token_id,))):
+        features.append((IS_IN_GRAPH, F(1)))
+        features.append((GRAPH_COUNT, octaves_of(counts.total()) * F(0.125)))
     return features

@@ -4,7 +4,9 @@
 // is how much each context has seen, and how often the very candidate came after it; features.hpp makes numbers of
 // that, and network.hpp makes new probabilities of them.
 //
-// The weights come with the package and know no tokens. tests/models/train_mixer.py trained them, on recorded outputs.
+// It goes with the neural model: where that is left out, as it takes more time than it saves or there is none, so is
+// the mixer. The weights come with the package and know no tokens. tests/models/train_mixer.py trained them, on
+// recorded outputs.
 #pragma once
 
 #include "mixer/network.hpp"

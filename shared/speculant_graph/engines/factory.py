@@ -26,18 +26,15 @@ _PROBE = 0
 
 
 class EngineSettings(CommandSettings):
-    """Where an engine's drafts come from.
-
-    Without a graph and without a sidecar they come from what the engine itself wrote.
-    """
+    """Source of an engine's drafts. Without a graph and a sidecar they come from the engine's own output."""
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
     """Draft in the engine's process from this graph file, or from up to four as layers."""
     learned: Path | None = None
-    """Folder in which a graph in this process keeps accepted text over restarts; one process has it. Without it, in
-    memory. A sidecar has its own."""
+    """Folder in which a graph in this process keeps accepted text across restarts; only one process may use it. Without
+    it, in memory. A sidecar has its own."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """How to draft; how much is the engine's own setting."""
+    """Drafting options; the engine's own setting limits the number of tokens."""
     fold: FoldConfig = FoldConfig()
     """How text in the folder 'learned' becomes graphs."""
     client: ClientConfig = ClientConfig()
@@ -103,11 +100,12 @@ def open_sessions(
     where = settings.client.address or _shown(settings.graph_path)
     drafter: RowDrafter
     if settings.client.address:
-        drafter = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees)
+        drafter, has_model = DrafterRows(_sidecar(settings, tokenizer, config), makes_trees=makes_trees), True
     else:
-        drafter = _local(settings, tokenizer, config)
+        local = drafter = _local(settings, tokenizer, config)
+        has_model = local.has_neural
     if not where:
-        logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
+        logger.warning("no graph and no sidecar is set: drafts come only from the text that is decoded here")
     else:
         logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
     return EngineSessions(
@@ -115,7 +113,7 @@ def open_sessions(
         most_drafted=most_drafted,
         vocabulary_size=vocabulary_size,
         cost=None if has_fixed_width else LearnedCost(),
-        has_neural="sources" in STRATEGIES[config.strategy].reads and "neural" in config.sources,
+        has_neural=has_model and "sources" in STRATEGIES[config.strategy].reads and "neural" in config.sources,
     )
 
 
