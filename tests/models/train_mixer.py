@@ -3,9 +3,9 @@
 Usage: ``python tests/models/train_mixer.py --tokenizer NAME NAME=TRACES:GRAPH ...``. Each workload is a file of traces,
 as ``speculant bench replay`` reads, and a graph of other text of its kind. It is replayed four times: with its graph;
 with what earlier outputs of it taught, too; without the graph's neural model; and without a graph. Every output token
-is a position to learn from. Weights of all workloads are written to the package; of each, weights of the others alone are
-judged, too. The last line is JSON: natural units of information a token, without the mixer, with the weights that never
-saw the workload, and with those that did.
+is a position to learn from. Weights of all workloads are written to the package; of each, weights of the others alone
+are judged, too. The last line is JSON: natural units of information a token, without the mixer, with the weights that
+never saw the workload, and with those that did.
 """
 
 from __future__ import annotations
