@@ -1,4 +1,4 @@
-// The network of the mixer: one hidden layer over the features of a candidate, beside a linear part.
+// The network of the mixer: one hidden layer over the features of a candidate, and a linear part.
 //
 //   score(x) = log2 P(x) + linear . f(x) + output . max(hidden f(x) + bias, 0),   P'(x) proportional to 2 ^ score(x)
 //
