@@ -15,20 +15,20 @@ from speculant_graph.strategies import NGRAM_STRATEGIES
 
 
 class DrafterSettings(CommandSettings):
-    """Serve graphs to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C, reads graphs again on SIGHUP."""
+    """Serve graphs to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C, reloads graphs on SIGHUP."""
 
     server: ServerConfig = ServerConfig()
     """The service."""
     access: AccessConfig = AccessConfig()
-    """Which clients may call. --access FILE is short for --access.file FILE."""
+    """Permitted clients. --access FILE is short for --access.file FILE."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """What a request that names no strategy gets."""
+    """Defaults for requests."""
     fold: FoldConfig = FoldConfig()
     """How text in the folder 'server.learned' becomes graphs."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
-    """'text' for people, 'json' for one object a line."""
+    """'text' for people, 'json' for one object per line."""
 
 
 def run(arguments: Sequence[str]) -> int:

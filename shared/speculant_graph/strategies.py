@@ -47,7 +47,7 @@ class Capabilities:
 
 STRATEGIES: dict[StrategyName, Capabilities] = {
     "tree": Capabilities(
-        summary="the most probable paths, best first: the most tokens a step", evidence="all sources",
+        summary="the most probable paths, best first; most tokens per step", evidence="all sources",
         runs_by="best-first", number=4, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
         makes_trees=True, chain="adaptive", is_calibrated=True, takes_model=True,
     ),
@@ -56,28 +56,28 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         runs_by="best-first", number=3, reads=("sources", "max_depth", "max_learned_tokens"), is_calibrated=True,
     ),
     "specexec": Capabilities(
-        summary="the paths of tree, however much verifying them costs", evidence="all sources",
+        summary="the same paths as tree, regardless of verification cost", evidence="all sources",
         runs_by="best-first", number=5, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
         makes_trees=True, is_calibrated=True, fills_budget=True, takes_model=True,
     ),
     "sampling": Capabilities(
-        summary="tokens drawn from the distribution after the longest known context, which is returned as q; a tree "
+        summary="tokens sampled from the distribution after the longest known context, returned as q; a tree "
         "for the rules tree-wor and tree-iid, else a chain", evidence="the graph",
         runs_by="drawn", number=2, reads=("max_candidates", "temperature", "max_depth", "max_branches"),
         has_proposals=True, needs_graph=True,
     ),
     "greedy": Capabilities(
-        summary="a chain of the most frequent successors of the longest known context, whose order it keeps",
+        summary="a chain of the most frequent successors, at the order of the longest known context",
         evidence="the graph",
         runs_by="most-frequent", number=1, needs_graph=True,
     ),
     "nasd": Capabilities(
-        summary="in a verifier alone, a chain from n-grams that are stored while sequences are decoded",
+        summary="only in a verifier: a chain from n-grams stored during decoding",
         evidence="the tenant's sequences",
         runs_by="verifier", reads=("max_learned_tokens", "n", "filler_top_k", "stop_if_unknown"),
     ),
     "model": Capabilities(
-        summary="in a verifier alone, a tree of what its draft model finds most probable", evidence="the draft model",
+        summary="only in a verifier: a tree of its draft model's most probable tokens", evidence="the draft model",
         runs_by="draft-model", reads=("max_depth", "max_branches"),
         makes_trees=True, is_calibrated=True, takes_model=True,
     ),

@@ -35,7 +35,7 @@ class BenchBuildSettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]]
     """Files, folders and patterns, as for 'speculant build'."""
     dict_tokens: Annotated[int, Field(ge=100)] = 1_000_000
-    """Tokens that the comparison with plain Python counts, at least 100; a million takes 20 s and a gigabyte."""
+    """Tokens for the comparison with plain Python, at least 100; a million takes 20 s and a gigabyte."""
     graph: GraphConfig = GraphConfig()
     """How to build."""
 

@@ -40,7 +40,7 @@ _COLUMNS = (
 
 
 class BenchEngineLoopSettings(ReportingSettings):
-    """Replay recorded outputs on a simulated engine whose passes take as long as a GPU's, and time drafting.
+    """Replay recorded outputs on a simulated engine with the pass times of a GPU, and time drafting.
 
     Nothing here runs on a GPU: the passes sleep. Every trace is decoded once, as many at a time as there are rows.
     """
@@ -49,25 +49,25 @@ class BenchEngineLoopSettings(ReportingSettings):
     """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
     'workload' of its first line or by the file."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them, drafts
-    come only from the decoded text."""
+    """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them, drafts come only
+    from the decoded text."""
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
     """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     curve: str = "gptoss-h100"
-    """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms a
+    """Pass times: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms for one
     token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
     """Sequences decoded together, separated by commas. The default leaves out numbers above a file's traces."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
-    """Most tokens that are drafted for a row."""
+    """Most tokens drafted per row."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only so many traces of each file, the first ones."""
+    """Replay only the first traces of each file, this many."""
     time: Annotated[float, Field(gt=0.0)] = 20.0
     """Longest time for a workload and a number of rows, in seconds."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     client: ClientConfig = ClientConfig()
-    """Draft by this sidecar instead of in this process; --corpus is not used then."""
+    """Draft with this sidecar instead of in this process; --corpus is not used then."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -50,48 +50,48 @@ _COLUMNS = (
 class BenchReplaySettings(ReportingSettings):
     """Replay recorded outputs as a greedy model would write them, and count the steps that drafts save.
 
-    A step drafts at most so many nodes, keeps the longest path that agrees with the record and goes one token further
-    it. Every workload, strategy and budget begins with a fresh drafter.
+    A step drafts at most the budget, keeps the longest path that matches the record and advances one token beyond it.
+    Every workload, strategy and budget begins with a fresh drafter.
     """
 
     traces: CliVariadicArg[list[TypedPath]]
     """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
     'workload' of its first line or by the file."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them and without
-    --graph the drafts come from the sequences alone."""
+    """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them and without --graph
+    the drafts come from the sequences alone."""
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
     """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     strategy: Annotated[list[ReplayStrategyName], COMMAS] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
     ]  # fmt: skip
-    """Strategies, separated by commas: those of --draft.strategy but 'model', and 'prompt-lookup', which copies what
-    followed the last tokens where they first occurred."""
+    """Strategies, separated by commas: those of --draft.strategy except 'model', and 'prompt-lookup', which copies the
+    text after the first occurrence of the last tokens."""
     budget: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS] = [8, 16, 32]  # noqa: RUF012
-    """Most nodes (drafted tokens) of a step, separated by commas."""
+    """Most nodes (drafted tokens) per step, separated by commas."""
     cost: str | None = None
-    """What passes cost: 'flat', 'dense', 'cpu-moe', 'moe', 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file
-    such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. Of drafts
-    as many nodes are then kept as pay, up to the budget."""
+    """Cost of passes: 'flat', 'dense', 'cpu-moe', 'moe', 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such
+    as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. A draft then
+    keeps only the nodes that pay, up to the budget."""
     online: bool = False
-    """Learn: what earlier outputs accepted helps later ones, and the model's own tokens are fed back."""
+    """Learn: accepted text of earlier outputs helps later ones, and the model's own tokens are fed back."""
     layers: bool = False
     """With --online: replay the files as tenants, in --slices each, by one strategy and budget (tree, 16), and print
-    the tokens of a step over time: without learning, with a memory of fold.young-tokens, and with what is older folded
-    into graphs."""
+    tokens per step over time: without learning, with a memory of fold.young-tokens, and with older text folded into
+    graphs."""
     slices: Annotated[int, Field(ge=2, le=1_000)] = 8
-    """Parts of equal numbers of traces that --layers cuts every file into, in its order: weeks, for instance. The first
-    one of every file comes first, then the second ones."""
+    """Parts with equal numbers of traces into which --layers cuts every file, in its order: weeks, for instance. The
+    first part of every file is replayed first, then the second parts."""
     picture: Path | None = None
-    """Draw what --layers finds into this SVG file."""
+    """Draw the curves of --layers into this SVG file."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only so many traces of each file, the first ones."""
+    """Replay only the first traces of each file, this many."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
     """How strategies draft; 'k' and 'strategy' are set by --budget and --strategy."""
     fold: FoldConfig = FoldConfig()
-    """How --layers folds; 'young_tokens' is 4,096 unless it is set."""
+    """How --layers folds; 'young_tokens' is 4,096 by default here."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -54,24 +54,24 @@ Servers = Mapping[str, tuple[str, psutil.Process]]
 
 
 class BenchRpcSettings(ReportingSettings):
-    """Draft over the wire for sequences that grow, and time each step.
+    """Draft over the wire for growing sequences, and time each step.
 
-    The drafter runs in its own process, on a core of its own where there are two. In the same run, in interleaved
-    trials, a bare gRPC stream carries the same bytes to and from a process that only echoes.
+    The drafter runs in its own process, on its own core if there are two. In the same run, in interleaved trials, a
+    bare gRPC stream carries the same bytes to and from a process that only echoes.
     """
 
     # One setting of a section leaves the bench's own defaults of the others.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Sequences of a step, one or several numbers."""
+    """Sequences per step, one or several numbers."""
     graph: Path | None = None
-    """Draft from this graph file; by default from one of the words of Python's own sources."""
+    """Draft from this graph file; by default from a graph of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
-    """Steps that are timed, of each kind; at least 100."""
+    """Timed steps of each kind; at least 100."""
     draft: NgramDraftConfig = NgramDraftConfig(k=10, strategy="sampling", max_candidates=8)
-    """What is asked for; by default ten tokens with distributions of up to eight. As of a verifier, nodes that can't
-    pay are left out of trees: those less probable than 0.05."""
+    """Drafting options of the requests; by default ten tokens with distributions of up to eight. As with a verifier,
+    trees omit nodes that can't pay: nodes with a probability below 0.05."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -24,22 +24,23 @@ Action = Literal["list", "reload", "adapter"]
 
 
 class AdminSettings(CommandSettings):
-    """Look after running sidecars: list graphs, reload NAME, or the default graph.
+    """Manage running sidecars, or verifiers with a draft model.
 
-    Or after running verifiers with a draft model: adapter list, adapter load NAME, adapter rollback.
+    Sidecars: list graphs, reload NAME, or the default graph. Verifiers: adapter list, adapter load NAME, adapter
+    rollback.
     """
 
     action: CliPositionalArg[Action]
-    """What to do."""
+    """Action."""
     name: CliPositionalArg[str] = ""
-    """Name of the graph to read again from its file; adapter: list, load or rollback."""
+    """Name of the graph to reload from its file; adapter: list, load or rollback."""
     adapter: CliPositionalArg[str] = ""
-    """Of adapter load: its name in draft_model.adapters, "" for the draft model without one."""
+    """For adapter load: its name in draft_model.adapters, "" for the draft model without one."""
     address: str = ""
     """Admin addresses, separated by commas: each sidecar's server.admin_listen; adapter:
     service.admin_listen."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Patience with each server; loading reads the whole file."""
+    """Time limit for each server; loading reads the whole file."""
     client: ClientConfig = ClientConfig()
     """Token and certificates; the other settings have no effect here."""
 

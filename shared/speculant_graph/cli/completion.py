@@ -18,10 +18,10 @@ from speculant_graph.settings import CommandSettings, flags_of, load_settings
 
 
 class CompletionSettings(CommandSettings):
-    """Print a script for a shell, which completes without starting Python; docs/terminal.md says where to put it."""
+    """Print a completion script for a shell. docs/terminal.md explains its installation."""
 
     shell: CliPositionalArg[Literal["bash", "zsh", "tcsh", "fish"]]
-    """Which shell."""
+    """Shell."""
 
 
 def run(arguments: Sequence[str]) -> int:

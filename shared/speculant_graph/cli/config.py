@@ -29,10 +29,10 @@ _MASK = "********"
 
 
 class ConfigSettings(CommandSettings):
-    """Show all settings as environment and configuration file make them, as TOML that could be saved."""
+    """Show all settings from environment and configuration file, as TOML that you can save."""
 
     action: CliPositionalArg[Literal["show"]] = "show"
-    """What to do."""
+    """Action."""
     section: str | None = None
     """Only this section."""
 

@@ -53,25 +53,25 @@ class CheckResult:
 
 
 class DoctorSettings(CommandSettings):
-    """Check this installation, and what is named: a model, a graph, a drafter.
+    """Check this installation, and the given model, graph and drafter.
 
-    Every problem comes with what to do about it. What is not named is skipped. The exit status is 1 if a check failed.
+    Every problem comes with its fix. Checks without an argument are skipped. The exit status is 1 if a check failed.
     """
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Check this graph file, or up to four that are layers."""
+    """Check this graph file, or up to four as layers."""
     verify: bool = False
     """Read all of the graph file, and load the model."""
     vllm: bool = False
-    """Say which model runner of vLLM gets drafts: to be asked in vLLM's own environment."""
+    """Report which model runner of vLLM gets drafts; run it in vLLM's own environment."""
     json_output: bool = False
     """Print one JSON object instead of a table."""
     verifier: VerifierConfig = VerifierConfig()
-    """The model, checked if it is named."""
+    """The model; checked if given."""
     draft: DraftConfig = DraftConfig()
-    """How drafts are asked for."""
+    """Drafting options for the checks."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecars, checked if they are named."""
+    """The drafter sidecars; checked if given."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -33,14 +33,14 @@ class BuildSettings(ReportingSettings):
     """Count a corpus into a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
-    """Files of text, JSON Lines, JSON or PDF, packed by gzip or not; folders, which are searched for all of these;
-    patterns such as 'docs/**/*.md'; '-' for standard input."""
+    """Files of text, JSON Lines, JSON or PDF, gzipped or not; folders, which are searched for all of these; patterns
+    such as 'docs/**/*.md'; '-' for standard input."""
     output: Path = Path("graph.pkl")
-    """Where the graph goes. An older file there stays intact until the new one is complete."""
+    """Output file. An older file there stays intact until the new one is complete."""
     ray: str = ""
     """Address of a Ray cluster whose workers tokenise, such as 'auto' or 'head:6379'; 'local' starts one here."""
     graph: GraphConfig = GraphConfig()
-    """How to build."""
+    """Build settings."""
 
 
 def build(arguments: Sequence[str]) -> int:
@@ -71,16 +71,16 @@ def _encoding(ray: str) -> Iterator[Encode]:
 
 
 class UpdateSettings(ReportingSettings):
-    """Add text to a graph: the result is what a build of all the text would have made."""
+    """Add text to a graph: the result equals a build of all the text."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     corpus: CliPositionalArg[list[TypedPath]]
-    """New files, folders, patterns; '-' for standard input. They follow what was counted before."""
+    """New files, folders, patterns; '-' for standard input. Their text follows the existing text."""
     output: Path | None = None
-    """Where the new graph goes; without it, it replaces the old one when it is complete."""
+    """Output file; by default the new graph replaces the old one when it is complete."""
     graph: GraphConfig = GraphConfig()
-    """How to read and count; tokenizer, orders, boundaries and special tokens are the graph's."""
+    """Build settings; tokenizer, orders, boundaries and special tokens come from the graph."""
 
 
 def update(arguments: Sequence[str]) -> int:
@@ -99,14 +99,14 @@ def update(arguments: Sequence[str]) -> int:
 
 
 class MergeSettings(ReportingSettings):
-    """Put two graphs together: the result is what a build of the first corpus and then the second would have made."""
+    """Merge two graphs: the result equals a build of the first corpus and then the second."""
 
     first: CliPositionalArg[Path]
     """Graph file."""
     second: CliPositionalArg[Path]
     """Graph file of the same tokenizer, orders and boundaries; its text follows the first one's."""
     output: Path
-    """Where the graph of both goes; it may be one of them."""
+    """Output file; it may be one of the two."""
 
 
 def merge(arguments: Sequence[str]) -> int:
@@ -124,14 +124,14 @@ def merge(arguments: Sequence[str]) -> int:
 
 
 class PruneSettings(ReportingSettings):
-    """Drop n-grams that occur rarely. What remains is exact, but the graph can't be updated or merged any more."""
+    """Drop rare n-grams. The rest stays exact, but the graph can no longer be updated or merged."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     output: Path
-    """Where the smaller graph goes; it may be the same file."""
+    """Output file; it may be the same file."""
     min_count: int = Field(2, ge=2)
-    """N-grams that occur less often are dropped; the file remembers it."""
+    """Drop n-grams that occur less often; the file records it."""
 
 
 def prune(arguments: Sequence[str]) -> int:
@@ -158,11 +158,11 @@ class ExportSettings(ReportingSettings):
     path: CliPositionalArg[Path]
     """Graph file."""
     output: Path = Path("lookup.bin")
-    """Where it goes."""
+    """Output file."""
     min_count: int = Field(1, ge=1)
-    """Contexts that occur less often are left out, for a smaller file."""
+    """Leave out contexts that occur less often, for a smaller file."""
     min_share: float = Field(0.6, ge=0.0, le=1.0)
-    """Contexts are left out whose most frequent successor makes up less of what followed them."""
+    """Leave out contexts whose most frequent successor has a smaller share."""
 
 
 def export(arguments: Sequence[str]) -> int:

@@ -27,29 +27,29 @@ _SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):
-    """Show what a graph file holds, what it would draft, and how much of a text it knows; or learned text."""
+    """Show the content of a graph file, its drafts, and its coverage of a text; or learned text."""
 
     path: CliPositionalArg[Path | None] = None
     """Graph file."""
     learned: Path | None = None
-    """Show instead the learned text of a tenant in this folder, which a sidecar has for each graph."""
+    """Show instead the learned text of a tenant in this folder; a sidecar has one for each graph."""
     tenant: str = ""
     """The tenant of --learned."""
     export: Path | None = None
     """Write all learned text of the tenant as one graph to this file."""
     prompt: str | None = None
-    """Show the draft after this text, and what every order would go on with."""
+    """Show the draft after this text, and the successors at every order."""
     coverage: Path | None = None
-    """Show how much of this text the graph knows: any file that could be a corpus."""
+    """Show how much of this text the graph knows; any corpus file works."""
     places: Annotated[int, Field(ge=0, le=1_000)] = 0
-    """Show where the longest known end of the prompt stands in the corpus files, at most so many places."""
+    """Show where the longest known suffix of the prompt occurs in the corpus files, at most this many matches."""
     top: Annotated[int, Field(ge=0, le=1_000)] = 5
-    """How many n-grams of each length and successors of each context are shown."""
+    """Number of n-grams of each length, and of successors of each context, to show."""
     verify: bool = False
-    """Check every array against its checksum, and that all of it fits together."""
+    """Check every array against its checksum, and all arrays for consistency."""
     graph: GraphConfig = GraphConfig()
-    """How the text of --coverage is read, special tokens as for the graph; tokenizer: the graph's, if it is no longer
-    where the graph was built."""
+    """How to read the text of --coverage, with special tokens as in the graph. Tokenizer: the graph's, if it has moved
+    since the build."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft after the prompt."""
 

@@ -26,18 +26,15 @@ _PROBE = 0
 
 
 class EngineSettings(CommandSettings):
-    """Where an engine's drafts come from.
-
-    Without a graph and without a sidecar they come from what the engine itself wrote.
-    """
+    """Source of an engine's drafts. Without a graph and a sidecar they come from the engine's own output."""
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
     """Draft in the engine's process from this graph file, or from up to four as layers."""
     learned: Path | None = None
-    """Folder in which a graph in this process keeps accepted text over restarts; one process has it. Without it, in
-    memory. A sidecar has its own."""
+    """Folder in which a graph in this process keeps accepted text across restarts; only one process may use it. Without
+    it, in memory. A sidecar has its own."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """How to draft; how much is the engine's own setting."""
+    """Drafting options; the engine's own setting limits the number of tokens."""
     fold: FoldConfig = FoldConfig()
     """How text in the folder 'learned' becomes graphs."""
     client: ClientConfig = ClientConfig()

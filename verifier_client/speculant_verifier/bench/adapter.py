@@ -34,8 +34,8 @@ _REQUESTS_AT_A_TIME = 2
 class BenchAdapterSettings(ReportingSettings):
     """Decode the demo model's prompts plainly, by n-grams, by the demo's draft model, and by both, interleaved.
 
-    The prompts are of three kinds: text that the draft model knows, text that the graph holds, and text that neither
-    does. The exit status is 1 if drafts changed a token.
+    The prompts are of three kinds: text known to the draft model, text in the graph, and text in neither. The exit
+    status is 1 if drafts changed a token.
     """
 
     limit: Annotated[int, Field(ge=1)] = 24

@@ -49,10 +49,10 @@ _STOP_S = 10.0
 class BenchEnginesSettings(ReportingSettings):
     """Let engines continue the same prompts greedily, without drafts, with their own, and with ours, interleaved.
 
-    Engines come from 'make engines'; those that are not there are left out. Every prompt comes twice: new, and again
-    when drafters may have learned from the first time. vLLM runs its V1 model runner; V2 has no figure here. The exit
-    status is 1 if any drafts changed a token (of vLLM in bfloat16 that is no fault), or if an engine that is there or
-    named by --only got no result without drafts or with ours.
+    Engines come from 'make engines'; missing ones are skipped. Every prompt runs twice: new, and again when drafters
+    may have learned from the first time. vLLM runs its V1 model runner; V2 has no figure here. The exit status is 1 if
+    any drafts changed a token (this is no fault of vLLM in bfloat16), or if an installed engine, or one named by
+    --only, got no result without drafts or with ours.
     """
 
     model: Path
@@ -60,16 +60,16 @@ class BenchEnginesSettings(ReportingSettings):
     graph_path: Path
     """Graph of a corpus, built with the model's tokenizer."""
     gguf: Path | None = None
-    """The same model as llama.cpp wants it; without it llama.cpp is left out."""
+    """The same model as a GGUF file for llama.cpp; without it llama.cpp is skipped."""
     prompts: Path | None = None
-    """Prompts: one a line, or JSON Lines with the field 'prompt'; without them beginnings of functions of Python's
+    """Prompts: one per line, or JSON Lines with the field 'prompt'; by default beginnings of functions of Python's
     standard library."""
     engines: Path = Path(".cache/engines")
     """Folder of the engines."""
     only: Literal["", "vllm", "llama-cpp-python", "llama-server"] = ""
-    """Measure this engine alone."""
+    """Measure only this engine."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of vLLM. In bfloat16 near ties fall otherwise with any drafts."""
+    """Number type of vLLM. In bfloat16 near ties may resolve differently with any drafts."""
     limit: Annotated[int, Field(ge=1)] = 24
     """Most prompts."""
     max_tokens: Annotated[int, Field(ge=2)] = 60

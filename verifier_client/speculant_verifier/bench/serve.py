@@ -34,31 +34,30 @@ _TIMEOUT_S = 600.0
 
 
 class BenchServeSettings(ReportingSettings):
-    """Ask a service for many streams at a time, without and with drafts interleaved.
+    """Send many concurrent streams to a service, without and with drafts interleaved.
 
-    Without --url the demo's model is served for it, with a drafter of its own. The exit status is 1 if a request
-    failed.
+    Without --url it serves the demo's model itself, with its own drafter. The exit status is 1 if a request failed.
     """
 
     url: str = ""
     """A running service: the base URL of its API, ending in /v1."""
     api_key: SecretStr = SecretStr("")
-    """Its key, if it wants one."""
+    """Its key, if it requires one."""
     prompts: Path | None = None
-    """Prompts: one a line, or JSON Lines with the field 'prompt'; if they are few they are used again, which drafts
-    learn from. Without them the demo's library: functions are begun, each once."""
+    """Prompts: one per line, or JSON Lines with the field 'prompt'; few prompts are reused, and drafts learn from that.
+    By default each prompt begins a function of the demo's library, each once."""
     streams: Annotated[int, Field(ge=1, le=4096)] = 50
-    """Requests at the same time."""
+    """Concurrent requests."""
     requests: Annotated[int, Field(ge=1, le=100_000)] = 250
-    """Requests of a round; the n-th has the seed n."""
+    """Requests per round; the n-th has the seed n."""
     rounds: Annotated[int, Field(ge=1, le=100)] = 2
-    """Rounds of each way."""
+    """Rounds without drafts, and with drafts."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
     """Tokens of each answer; the model's end is ignored."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    """How tokens are chosen."""
+    """Sampling temperature."""
     kill_drafter: bool = False
-    """Kill the drafter in the midst of every round with drafts and start it again; only without --url."""
+    """Kill the drafter in the middle of every round with drafts and restart it; only without --url."""
 
 
 def run(arguments: Sequence[str]) -> int:

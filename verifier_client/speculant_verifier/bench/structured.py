@@ -30,19 +30,19 @@ _Number = Annotated[int, Field(ge=1, le=9999)]
 
 
 class BenchStructuredSettings(ReportingSettings):
-    """Decode records of a strict schema with and without what the form forces, and a long conversation's second call.
+    """Decode records of a strict schema with and without forced tokens, and a long conversation's second call.
 
-    The exit status is 1 if an answer differs from the one without drafts, or is not of its form.
+    The exit status is 1 if an answer differs from the one without drafts, or violates its schema.
     """
 
     verifier: VerifierConfig = VerifierConfig()
     """Model; without one, random weights for the named tokenizer."""
     records: Annotated[int, Field(ge=1)] = 16
-    """Records that are written."""
+    """Number of records to write."""
     batch: Annotated[int, Field(ge=1)] = 8
     """Rows."""
     nodes: Annotated[int, Field(ge=1)] = 8
-    """Most drafted tokens of a row."""
+    """Most drafted tokens per row."""
     conversation: Annotated[int, Field(ge=64)] = 4000
     """Tokens of the long conversation, at least 64."""
 

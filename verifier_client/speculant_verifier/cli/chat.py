@@ -51,18 +51,18 @@ class ChatGenerationConfig(GenerationConfig):
 
 
 class ChatSettings(DecodingSettings):
-    """Talk with a model, with the flags of 'generate'.
+    """Chat with a model, with the flags of 'generate'. A line is a message, typed or from a pipe; /help lists commands.
 
-    A line is a message, typed or from a pipe; /help lists commands. Ctrl-C stops an answer, Ctrl-D ends. Answers go to
-    standard output, all else to standard error. The exit status is 1 if a line of a pipe failed.
+    Ctrl-C stops an answer, Ctrl-D ends. Answers go to standard output, all else to standard error. The exit status is 1
+    if a line of a pipe failed.
     """
 
     system: str = ""
     """A system message before the conversation."""
     color: Literal["auto", "never", "always"] = "auto"
-    """Colour accepted drafts, and dim what is not the answer: 'auto' does on a terminal, unless NO_COLOR is set."""
+    """Colour accepted drafts, and dim all but the answer: 'auto' does on a terminal, unless NO_COLOR is set."""
     generation: ChatGenerationConfig = ChatGenerationConfig()
-    """How tokens are chosen."""
+    """Sampling and length of the output."""
     train: TrainConfig = TrainConfig()
     """How /train trains the draft model."""
 

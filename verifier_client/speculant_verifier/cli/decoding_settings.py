@@ -29,13 +29,13 @@ class DecodingSettings(CommandSettings):
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()
-    """How much to draft."""
+    """Drafting options."""
     draft_model: DraftModelConfig = DraftModelConfig()
     """A small language model that drafts, too; its name is enough."""
     generation: GenerationConfig = GenerationConfig()
-    """How tokens are chosen."""
+    """Sampling and length of the output."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one."""
+    """The drafter sidecar, if any."""
     record: RecordConfig = RecordConfig()
     """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
 

@@ -23,13 +23,13 @@ class DemoSettings(ReportingSettings):
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     rounds: Annotated[int, Field(ge=1)] = 3
-    """How often every prompt is measured; the figures are medians."""
+    """Measurements per prompt; the figures are medians."""
     draft_model: bool = False
     """Draft with the demo's draft model, too, where n-grams are unsure and it pays."""
     draft: DraftConfig = DraftConfig()
-    """How much to draft."""
+    """Drafting options."""
     generation: GenerationConfig = GenerationConfig(max_tokens=160)
-    """How tokens are chosen."""
+    """Sampling and length of the output."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -37,26 +37,26 @@ _REPORTED = (
 
 
 class GenerateSettings(DecodingSettings):
-    """Continue prompts with a model, sooner with drafts. The text goes to standard output as it is made.
+    """Continue prompts with a model, sooner with drafts.
 
-    A line of statistics goes to standard error, also after Ctrl-C. The exit status is 1 if a prompt could not be
-    continued.
+    The text goes to standard output during generation. A line of statistics goes to standard error, also after Ctrl-C.
+    The exit status is 1 if a prompt failed.
     """
 
     prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Text to continue; several are decoded together. Without any and without --prompts, or for '-', all of standard
+    """Text to continue; several are decoded together. Without one and without --prompts, or for '-', all of standard
     input."""
     prompts: Path | None = None
     """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
-    object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names for records what the
-    prompt is a part of."""
+    object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names the document that the
+    prompt belongs to, for records."""
     chat: bool = False
-    """Put every prompt through the model's chat template, as a message of the user."""
+    """Apply the model's chat template to every prompt, as a user message."""
     system: str = ""
     """With --chat: a system message before it."""
     json_output: bool = False
-    """Print one JSON object a line for every result, with text, token ids, statistics and any error, and with
-    log-probabilities where they are asked for, instead of the text."""
+    """Print one JSON object per line for every result, with text, token ids, statistics and any error, and with
+    log-probabilities if requested, instead of the text."""
     color: Literal["auto", "never", "always"] = "auto"
     """Colour accepted drafts and the model's own tokens: 'auto' does on a terminal, unless NO_COLOR is set."""
 

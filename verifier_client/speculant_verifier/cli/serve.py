@@ -19,19 +19,19 @@ from speculant_verifier.cli.decoding_settings import DecodingSettings
 class VerifierSettings(DecodingSettings):
     """Serve a model to clients over gRPC and HTTP, with drafts from a sidecar or from a graph in this process.
 
-    Stops cleanly on SIGTERM or Ctrl-C, reads the access file again on SIGHUP.
+    Stops cleanly on SIGTERM or Ctrl-C, reloads the access file on SIGHUP.
     """
 
     service: ServiceConfig = ServiceConfig()
     """The service."""
     access: AccessConfig = AccessConfig()
-    """Which clients may call. --access FILE is short for --access.file FILE."""
+    """Permitted clients. --access FILE is short for --access.file FILE."""
     train: TrainConfig = TrainConfig()
     """How the draft model is trained on the records, and after how many new failures."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
-    """'text' for people, 'json' for one object a line."""
+    """'text' for people, 'json' for one object per line."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -39,29 +39,29 @@ _SHOWN = ("num_steps", "num_tokens", "trainable_share", "duration_s")
 
 
 class TrainSettings(ReportingSettings):
-    """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
+    """Train a LoRA adapter that makes a draft model imitate the target's output in recorded requests.
 
-    Three tenths of the documents are held out. The adapter is written if with it a pass of the target emits more tokens
-    on their requests than with the one before; Ctrl-C ends the training and judges the best one so far. The exit status
-    is 1 if none was written.
+    Three tenths of the documents are held out. The adapter is written if it gives more tokens per target pass on their
+    requests than the previous one; Ctrl-C ends the training and judges the best one so far. The exit status is 1 if
+    none was written.
     """
 
     records: Path
-    """Folder of recorded requests: what --record.folder was."""
+    """Folder of recorded requests, from --record.folder."""
     output: Path | None = None
-    """Name of the adapter, needed for a training. It becomes a link to the newest version in NAME.d, next to the one
-    before."""
+    """Name of the adapter, required for a training. It becomes a link to the newest version in NAME.d, next to the
+    previous one."""
     continue_from: Path | None = None
-    """Continue from this adapter, whose rank it is then; without it a training begins with one that changes nothing."""
+    """Continue from this adapter, with its rank; by default a training begins with one that changes nothing."""
     evaluate: Path | None = None
-    """Train nothing: hold this adapter against draft_model.adapter, or against the model without any, by the records
-    whose documents it was not trained on. The exit status is 1 if the gate would refuse it."""
+    """Do not train: compare this adapter with draft_model.adapter, or with the model without any, on the records whose
+    documents it was not trained on. The exit status is 1 if the gate would refuse it."""
     tenant: str | None = None
-    """Train on the text of this tenant alone; it must be named if there are several."""
+    """Train on the text of this tenant alone; required if there are several."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """The draft model, and the adapter that must be beaten; without one it is what is published at the output."""
+    """The draft model, and the adapter to beat; by default the one published at the output."""
     train: TrainConfig = TrainConfig()
-    """How it is trained."""
+    """Training settings."""
 
 
 def run(arguments: Sequence[str]) -> int:
