@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from typing import Literal
 
 from speculant_graph.config import AccessConfig, FoldConfig, NgramDraftConfig, ServerConfig
-from speculant_graph.log import LogFormat, log_to_stderr
+from speculant_graph.log import LogFormat, LogLevel, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import CommandSettings, load_settings
 from speculant_graph.strategies import NGRAM_STRATEGIES
@@ -25,7 +24,7 @@ class DrafterSettings(CommandSettings):
     """Defaults for requests."""
     fold: FoldConfig = FoldConfig()
     """How text in the folder 'server.learned' becomes graphs."""
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: LogLevel = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
     """'text' for people, 'json' for one object per line."""

@@ -6,11 +6,10 @@ import os
 import signal
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from speculant_graph.config import AccessConfig, ServiceConfig, TrainConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.log import LogFormat, log_to_stderr
+from speculant_graph.log import LogFormat, LogLevel, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
 from speculant_graph.settings import load_settings
 from speculant_verifier.cli.decoding_settings import DecodingSettings
@@ -28,7 +27,7 @@ class VerifierSettings(DecodingSettings):
     """Permitted clients. --access FILE is short for --access.file FILE."""
     train: TrainConfig = TrainConfig()
     """How the draft model is trained on the records, and after how many new failures."""
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: LogLevel = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
     """'text' for people, 'json' for one object per line."""

@@ -244,7 +244,7 @@ class Folding:
             self._fold = None
             shutil.rmtree(fold.folder, ignore_errors=True)
         if status == 0:
-            logger.debug("folded {} learned tokens in {:.1f} s", fold.num_tokens, seconds)
+            logger.info("folded {:,} learned tokens of a tenant into a graph in {:.1f} s", fold.num_tokens, seconds)
             self._retry_s.pop(fold.name, None)
             self._wanted[fold.name] = None  # there may be more by now
         self._on_fold(seconds, status == 0)

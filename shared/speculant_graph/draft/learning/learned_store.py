@@ -93,8 +93,11 @@ class LearnedStore:
         """
         if folder is not None and tokenizer is None:
             raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
-        folds = fold.enabled and folder is not None
-        self._max_tokens = min(max_tokens, fold.young_tokens) if folds else max_tokens
+        self._max_tokens = max_tokens
+        if fold.enabled and folder is not None:
+            # Text leaves memory by a fold, and only so.
+            self._max_tokens = min(max_tokens, fold.young_tokens)
+            fold = fold.model_copy(update={"young_tokens": self._max_tokens, "enabled": self._max_tokens > 0})
         self._lock = threading.Lock()
         self._forgetting = threading.Lock()  # held for moments: nothing of a tenant is written after its removal
         # Sequences hold theirs: a tenant never has two memories.
