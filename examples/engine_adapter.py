@@ -64,6 +64,5 @@ with tempfile.TemporaryDirectory() as folder:
     drafted, drafted_passes = decode({"graph_path": str(graph)})
 
 assert drafted == plain
-print(
-    f"the same {MAX_TOKENS} tokens of {len(plain)} sequences: {plain_passes} passes plainly, {drafted_passes} with drafts"
-)
+passes = f"{plain_passes} passes plainly, {drafted_passes} with drafts"
+print(f"the same {MAX_TOKENS} tokens of {len(plain)} sequences: {passes}")

@@ -16,7 +16,7 @@ from speculant_verifier.demo import MODEL_FOLDER
 LOG = [
     (
         f"Where is parcel {number}?",
-        f" Thank you for your message. Your parcel {number} has left our warehouse and arrives within two working days.",
+        f" Thank you for your message. Parcel {number} has left our warehouse and arrives within two working days.",
     )
     for number in range(100, 140)
 ]

@@ -1,7 +1,7 @@
 """A service: the sidecar, the verifier, and a request as OpenAI's clients send it, in one program.
 
-A real service starts the two processes by systemd, Compose or Kubernetes (see ``deploy/``). The commands and the request
-are the same.
+A real service starts the two processes by systemd, Compose or Kubernetes (see ``deploy/``). The commands and the
+request are the same.
 """
 
 import json

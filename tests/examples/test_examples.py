@@ -33,8 +33,8 @@ def test_every_example_is_known() -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PRINTED])
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, ROOT / "examples" / name], cwd=tmp_path, env=os.environ | {"SPECULANT_VERIFIER__NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
+        [sys.executable, ROOT / "examples" / name], cwd=tmp_path,
+        env=os.environ | {"SPECULANT_VERIFIER__NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert re.search(PRINTED[name], run.stdout), run.stdout
