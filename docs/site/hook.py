@@ -57,7 +57,7 @@ REFERENCE = {
         "speculant_graph.ClientConfig", "speculant_graph.ServerConfig", "speculant_graph.ServiceConfig",
         "speculant_graph.AccessConfig", "speculant_graph.RecordConfig",
     ),
-    "Errors": ("speculant_graph.SpeculantError", "speculant_graph.errors"),
+    "Errors": ("speculant_graph.errors",),
 }  # fmt: skip
 """Title of a page -> the names and modules on it; all that the package exports, and what pages import besides."""
 
