@@ -52,7 +52,7 @@ def test_links_lead_somewhere(name):
 
 def without_what_went(name: str) -> str:
     """Return a page; of the changelog without the lists of what was removed."""
-    return re.sub(r"^### Removed\n.*?(?=^##|\Z)", "", read_page(name), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^#### Removed\n.*?(?=^##|\Z)", "", read_page(name), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
