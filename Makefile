@@ -151,7 +151,7 @@ bench-gpu: $(CORE) ## measure the released model's configuration with random wei
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 		then $(BIN)/python tests/gpu/bench.py; else echo "torch sees no GPU here: nothing was measured"; fi
 
-check: lint types layers protos-check stub-check ## lint, strict types, import contracts, fresh generated code
+check: lint types layers protos-check stub-check docs ## lint, strict types, import contracts, fresh generated code, pages
 
 lint: $(TOOLS) ## ruff, dependency declarations
 	$(BIN)/ruff check .

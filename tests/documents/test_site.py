@@ -64,7 +64,7 @@ def test_reference_has_what_pages_import() -> None:
 def test_site_is_built_and_loads_nothing_from_elsewhere() -> None:
     mkdocs = ROOT / ".cache/docs/bin/mkdocs"
     if not mkdocs.exists() or shutil.which("make") is None:
-        pytest.skip("'make docs' installs what builds it")
+        pytest.skip("'make check' installs what builds it")
     subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
     site = ROOT / ".cache/site"
     for path in [*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.svg")]:
