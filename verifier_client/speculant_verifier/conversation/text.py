@@ -227,18 +227,16 @@ class Batch:
             GenerationError: it is neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            wrong = GenerationRequestError(
-                "a {field} is neither a text nor a list of token ids", fix="give one of them", field="prompt"
-            )
-            if isinstance(prompt, bytes | bytearray):
-                raise wrong
+            cause: TypeError | None = None
             try:
                 token_ids = [token for token in prompt if not isinstance(token, bool)]
-                if len(token_ids) == len(prompt):
+                if len(token_ids) == len(prompt) and not isinstance(prompt, bytes | bytearray):
                     return tuple(operator.index(token) for token in token_ids)
             except TypeError as error:
-                raise wrong from error
-            raise wrong
+                cause = error
+            raise GenerationRequestError(
+                "a {field} is neither a text nor a list of token ids", fix="give one of them", field="prompt"
+            ) from cause
         try:
             prompt.encode()
         except UnicodeEncodeError as error:

@@ -164,7 +164,7 @@ class Drafting:
 
     def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
         """Note what became of a draft."""
-        if len(draft):
+        if depths:
             self._controller.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
     def report(self, pass_s: float) -> float:
@@ -237,7 +237,7 @@ class Drafting:
         token would bias them.
         """
         size = self._target.vocabulary_size
-        is_known = [True] * len(draft)
+        is_known = [True] * len(draft.token_ids)
         if looks_at_q and draft.proposals:
             is_known = [
                 len(each.token_ids) == len(each.probabilities) and int(each.token_ids.max(initial=0)) < size
@@ -270,8 +270,9 @@ def depths_of(draft: Draft) -> list[int]:
 
 def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
     """Return the nodes that are no deeper; which tokens they are makes no difference, so every rule stays exact."""
-    if len(draft) <= most_depth:
-        return range(len(draft))
+    size = len(draft.token_ids)
+    if size <= most_depth:
+        return range(size)
     return [node for node, depth in enumerate(depths_of(draft)) if depth <= most_depth]
 
 

@@ -204,12 +204,14 @@ class Engine:
                 self.cancel(sequence)
 
     def step(self) -> list[StepOutput]:
-        """Do one step and return what it emitted.
+        """Do one step and return what it emitted; nothing is done where there is no work.
 
         Raises:
             TokenizerMismatchError: the drafter has another tokenizer; only before anything was emitted, and it is
                 better to refuse the call than to go without drafts for ever.
         """
+        if not self.has_work:
+            return []
         started_s = time.perf_counter()
         self._pressure.look()
         self._admit()
@@ -218,8 +220,8 @@ class Engine:
         outputs += self._verification.emit_known(active)
         ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
-        waiting = self._prefill.selected([each for each in left if each.num_pending > MOST_PENDING])
-        outputs += self._guarded(self._prefill.step, waiting)
+        if unread := [each for each in left if each.num_pending > MOST_PENDING]:
+            outputs += self._guarded(self._prefill.step, self._prefill.selected(unread))
         outputs += self._guarded(
             self._decode,
             [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING],
@@ -314,14 +316,15 @@ class Engine:
         has_pending = any(each.num_pending > 1 for each in sequences)  # a wider pass than its drafts make it
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts, self._drafting)
-        width, num_rows = 1 + max(map(len, drafts)), len(sequences)
+        sizes = [len(draft.token_ids) for draft in drafts]
+        width, num_rows = 1 + max(sizes), len(sequences)
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
         draft_s -= self._drafting.report(pass_s)
         if has_pending or pass_s <= 0.0 or not self._target.is_steady:
             return outputs
         if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth
             num_new = sum(len(output.token_ids) for output in outputs)
-            self._budget.observe(num_rows, num_rows * width, num_new, pass_s, draft_s, sum(map(len, drafts)))
+            self._budget.observe(num_rows, num_rows * width, num_new, pass_s, draft_s, sum(sizes))
         elif width == 1:
             self._budget.observe_plain(num_rows, pass_s)
         return outputs

@@ -72,7 +72,8 @@ class LogitsCache:
             sequence: as it was before the pass.
             draft: what was verified after it.
             path: accepted nodes, which are the last to go.
-            logits: after the sequence and after every node, shape ``[1 + nodes, V]``.
+            logits: after the sequence and after every node, shape ``[1 + nodes, V]``; rows after these
+                are not looked at.
         """
         if self._takes(sequence):
             keys = keys_of_nodes(self._key(sequence), draft)

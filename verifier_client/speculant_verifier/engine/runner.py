@@ -175,11 +175,10 @@ class Runner:
         try:
             with self._changed:
                 self._apply_changes()
-            if self._engine.has_work:
-                outputs = self._engine.step()
-                with self._changed:
-                    for output in outputs:
-                        self._dispatch(output)
+            outputs = self._engine.step()
+            with self._changed:
+                for output in outputs:
+                    self._dispatch(output)
         except BaseException as error:
             with self._changed:
                 self._fail(error)

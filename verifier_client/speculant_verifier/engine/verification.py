@@ -100,7 +100,7 @@ class Verification:
             depths = depths_of(draft)
             accepted = range(1, outcome.output.num_accepted + 1)
             for counts in (each, self._totals):
-                counts.num_drafts += bool(len(draft))
+                counts.num_drafts += bool(depths)
                 _count(counts.drafted_by_depth, depths)
                 _count(counts.accepted_by_depth, accepted)
             for node in outcome.verdict.path[: len(accepted)] if draft.sources else ():
@@ -117,7 +117,8 @@ class Verification:
         for each in sequences:
             each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
-        self._totals.note_pass(clock[1] - clock[0], len(sequences), len(sequences) + sum(map(len, drafts)))
+        num_nodes = sum(1 + len(draft.token_ids) for draft in drafts)
+        self._totals.note_pass(clock[1] - clock[0], len(sequences), num_nodes)
         for times in (self._totals.times, *(each.times for each in sequences)):
             times.forward_s += clock[1] - clock[0]
             times.stall_s += stall_s
@@ -141,7 +142,7 @@ class Verification:
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
-            self._logits_cache.keep(sequence, draft, path, logits[: len(draft) + 1])
+            self._logits_cache.keep(sequence, draft, path, logits)
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error = _error_of(error)
             return _Outcome(None, StepOutput(sequence, (), 0, "error"))
@@ -194,7 +195,8 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
     Returns:
         What is emitted, and why the sequence ends, if it does.
     """
-    kept = token_ids[: sequence.num_remaining]
+    most = sequence.num_remaining
+    kept = token_ids[:most]
     end = next((index for index, token in enumerate(kept) if token in sequence.end_token_ids), None)
     if sequence.request.stop_check is not None:
         num_tokens = sequence.request.stop_check(kept[:end])
@@ -202,7 +204,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
             return kept[:num_tokens], "stop"
     if end is not None:
         return kept[: end + 1], "stop"
-    return kept, "length" if len(kept) == sequence.num_remaining else None
+    return kept, "length" if len(kept) == most else None
 
 
 def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:

@@ -92,7 +92,11 @@ class TargetModel:
         """What caches are made for."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
         """Reads weights that memory does not hold; None where it holds all."""
+        self.stall_s = 0.0
+        """Seconds that passes have waited for weights; 0 where memory holds all."""
         self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
+        self.is_steady = self._recorder is None
+        """Whether the last pass took as long as others of its shape will."""
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
@@ -165,16 +169,6 @@ class TargetModel:
     def num_unsteady(self) -> int:
         """First passes of a shape that take longer than all later ones."""
         return 0 if self._recorder is None else NUM_UNSTEADY
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether the last pass took as long as others of its shape will."""
-        return self._recorder is None or self._recorder.is_steady
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds that passes have waited for weights; 0 where memory holds all."""
-        return 0.0 if self.offload is None else self.offload.stall_s
 
     @property
     def typical_cost(self) -> RowCurve:
@@ -260,7 +254,7 @@ class TargetModel:
         if num_written:
             return self._run(pending, cache, rows, drafts, 0, num_written)
         ends = [len(tokens) - 1 for tokens in pending]
-        width = 1 + max((len(draft) for draft in drafts or ()), default=0)
+        width = 1 + max((len(draft.token_ids) for draft in drafts or ()), default=0)
         if max(ends) == 0 and not num_before:
             keep: int | Tensor = 0
         else:  # with a large vocabulary, logits cost as much as several layers
@@ -317,21 +311,27 @@ class TargetModel:
         padded = [tokens + tokens[-1:] * (width - len(tokens)) for tokens in nodes]
         token_ids = torch.tensor([tokens[num_written:] for tokens in padded], device=self.device)
         if self._recorder is not None and isinstance(keep, int) and not num_written:
-            return self._recorder.run(token_ids, plan, cache)
+            logits = self._recorder.run(token_ids, plan, cache)
+            self.is_steady = self._recorder.is_steady
+            return logits
         return self._compute(token_ids, plan, cache, keep)
 
     def _compute(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, keep: int | Tensor = 0) -> Tensor:
         masks: Any = {"full_attention": plan.full, "sliding_attention": plan.sliding}
         if not self.takes_mask_per_layer_type:
             masks = plan.sliding if plan.full is None else plan.full
-        output = self.model(
-            token_ids,
-            position_ids=plan.position_ids,
-            attention_mask=masks,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
+        try:
+            output = self.model(
+                token_ids,
+                position_ids=plan.position_ids,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        finally:
+            if self.offload is not None:
+                self.stall_s = self.offload.stall_s
         logits: Tensor = output.logits
         return logits
 
