@@ -200,7 +200,7 @@ class PassShape:
 
 
 def shape_of_pass(
-    lengths: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None, width: int
+    lengths: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None, width: int | None = None
 ) -> PassShape:
     """Work out depths and ancestors of all rows.
 
@@ -208,9 +208,10 @@ def shape_of_pass(
         lengths: committed tokens of each row.
         pending: pending tokens of each row, at least 1.
         drafts: the tree below the last pending token of each row; None for no drafts.
-        width: T, at least what the longest row needs.
+        width: T, at least what the longest row needs; None: just that.
     """
     sizes = sizes_of(pending, drafts)
+    width = max(sizes) if width is None else width
     if drafts is None or all(draft.is_chain for draft in drafts):
         depths = np.minimum(np.arange(width), np.array(sizes)[:, None] - 1)
         # Padding of a chain sees the chain, which does no harm, and all rows share one matrix.

@@ -227,8 +227,9 @@ class SlotCache(Cache):
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
         """
-        width = self._width(rows, max(sizes_of(pending, drafts)))
-        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
+        rounded = self._width(rows, max(sizes_of(pending, drafts))) if self.layout.rounds else None
+        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, rounded)
+        width = shape.depths.shape[1]
         end = int(shape.lengths.max()) + width
         self.reserve(end)
         assert self._ring is None or width + (self.layout.window or 0) <= self._ring + 1, "a pass wider than was said"
@@ -258,8 +259,6 @@ class SlotCache(Cache):
 
     def _width(self, rows: Sequence[int], width: int) -> int:
         """Return the nodes that the rows of a pass are padded to: a round number, if that many fit."""
-        if not self.layout.rounds:
-            return width
         rounded = self.layout.round_width(width)
         end = max(self.lengths[row] for row in rows) + rounded
         is_too_wide = self._ring is not None and rounded + (self.layout.window or 0) > self._ring + 1

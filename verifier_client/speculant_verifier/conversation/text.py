@@ -248,10 +248,11 @@ class Batch:
     def _result(self, output: StepOutput) -> GenerationResult:
         assert output.finish_reason is not None
         sequence: ActiveSequence = output.sequence
-        text = self._target.decode(_visible(sequence, sequence.output))
+        token_ids = sequence.output
+        text = self._target.decode(_visible(sequence, token_ids))
         return GenerationResult(
             text=text[: end_of(text, sequence.request.config.stop)],
-            token_ids=sequence.output,
+            token_ids=token_ids,
             prompt_token_ids=sequence.prompt,
             finish_reason=output.finish_reason,
             num_steps=sequence.num_steps,

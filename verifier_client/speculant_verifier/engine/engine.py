@@ -222,10 +222,8 @@ class Engine:
         left = [sequence for sequence in active if sequence not in ended]
         if unread := [each for each in left if each.num_pending > MOST_PENDING]:
             outputs += self._guarded(self._prefill.step, self._prefill.selected(unread))
-        outputs += self._guarded(
-            self._decode,
-            [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING],
-        )
+            left = [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
+        outputs += self._guarded(self._decode, left)
         now_s = time.perf_counter()
         elapsed_s = now_s - started_s
         for times in (self.totals.times, *(each.times for each in active)):

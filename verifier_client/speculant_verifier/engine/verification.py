@@ -46,7 +46,7 @@ class Verification:
     def emit_known(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
         outputs: list[StepOutput] = []
-        for sequence in sequences:
+        for sequence in sequences if self._logits_cache.bound else ():
             while (logits := self._logits_cache.logits(sequence)) is not None:
                 assert sequence.sampler is not None
                 [target] = targets_of(
@@ -142,7 +142,8 @@ class Verification:
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
-            self._logits_cache.keep(sequence, draft, path, logits)
+            if self._logits_cache.bound:
+                self._logits_cache.keep(sequence, draft, path, logits)
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error = _error_of(error)
             return _Outcome(None, StepOutput(sequence, (), 0, "error"))

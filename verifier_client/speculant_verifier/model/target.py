@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -133,6 +133,11 @@ class TargetModel:
             raise ConfigError(f"'{self.name}' was given without its tokenizer, which this needs; give token ids")
         return self._tokenizer
 
+    @cached_property
+    def decode(self) -> Callable[[Sequence[TokenId]], str]:
+        """Returns the text of token ids, control tokens included."""
+        return cast("Callable[[Sequence[TokenId]], str]", partial(self.tokenizer.decode, skip_special_tokens=False))
+
     @property
     def fingerprint(self) -> Fingerprint:
         """Identity of its tokenizer."""
@@ -157,8 +162,9 @@ class TargetModel:
             GenerationRequestError: there is no such form.
             ConfigError: the model was made without a tokenizer.
         """
-        form = form_of(config)
-        return self._grammars.compiled(form, prompt) if form else None
+        if not (config.json_schema or config.grammar):
+            return None
+        return self._grammars.compiled(form_of(config), prompt)
 
     @property
     def device(self) -> torch.device:
@@ -220,10 +226,6 @@ class TargetModel:
     def encode(self, text: str) -> list[TokenId]:
         """Tokenise a prompt as transformers does, and drafters do."""
         return encode_prompt(self.tokenizer.backend_tokenizer, text)
-
-    def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Return the text of token ids, control tokens included."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @torch.inference_mode()
     def forward(
