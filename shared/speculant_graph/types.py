@@ -232,7 +232,7 @@ class DraftOptions:
 
     def over(self, others: DraftOptions) -> DraftOptions:
         """Return these options, and the others' where these leave something open."""
-        if others is self:  # comparing takes a microsecond
+        if self is DEFAULT_OPTIONS or others is self:  # the same for most steps, and comparing takes a microsecond
             return others
         return replace(
             others,

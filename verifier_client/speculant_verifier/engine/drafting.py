@@ -166,11 +166,6 @@ class Drafting:
             return (), EMPTY_DRAFT
         return [nodes[node] for node in usable], fitted
 
-    def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
-        """Note what became of a draft."""
-        if depths:
-            self._controller.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
-
     def report(self, pass_s: float) -> float:
         """Tell the drafter how long the pass took; return seconds of drafting that it weighed itself."""
         try:

@@ -18,7 +18,6 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter, TokenId, capabilities_of
-from speculant_verifier.engine.acceptance import RollingAcceptance
 from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.logits_cache import LogitsCache
@@ -33,7 +32,7 @@ from speculant_verifier.engine.sequence import (
     is_out_of_memory,
     out_of_memory,
 )
-from speculant_verifier.engine.totals import EngineTotals
+from speculant_verifier.engine.totals import EngineTotals, RollingAcceptance
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.records.database import RecordWriter
@@ -100,7 +99,9 @@ class Engine:
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self.logits_cache = LogitsCache(target.name, config.target_cache)
         """SpecExec's cache of the target's logits, which counts what it does."""
-        self._verification = Verification(target, cache, self.logits_cache, draft, self.totals, self._records)
+        self._verification = Verification(
+            target, cache, self.logits_cache, draft, self._controller, self.totals, self._records
+        )
         weights = () if target.offload is None else (target.offload,)
         caches, parts = (self.prefixes, self.logits_cache), (self._drafting, *weights, self.admission)
         self._pressure = MemoryPressure(target, caches, parts, self._drafting.spare_bytes, self.totals)
@@ -217,7 +218,8 @@ class Engine:
         self._admit()
         outputs, self._failed = self._failed, []
         active = list(self._running)
-        outputs += self._verification.emit_known(active)
+        if self.logits_cache.bound:
+            outputs += self._verification.emit_known(active)
         ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
         if unread := [each for each in left if each.num_pending > MOST_PENDING]:
@@ -251,8 +253,7 @@ class Engine:
             totals.num_ended[output.finish_reason] += 1
             totals.request_times.observe(now_s - sequence.arrived_s)
             rolling, num_accepted = self.acceptance.of(sequence.tenant), sum(sequence.accepted_by_depth)
-            self.acceptance.add(sequence.tenant, sequence.num_tried, num_accepted)
-            sequence.rolling_acceptance = self.acceptance.of(sequence.tenant)
+            sequence.rolling_acceptance = self.acceptance.add(sequence.tenant, sequence.num_tried, num_accepted)
             if output.finish_reason != "error" and self._records is not None:
                 self._records.finish(sequence, rolling)
 
@@ -313,7 +314,7 @@ class Engine:
         draft_s, pass_s = times.draft_s, times.forward_s
         has_pending = any(each.num_pending > 1 for each in sequences)  # a wider pass than its drafts make it
         drafts = self._drafting.drafts(sequences)
-        outputs = self._verification.step(sequences, drafts, self._drafting)
+        outputs = self._verification.step(sequences, drafts)
         sizes = [len(draft.token_ids) for draft in drafts]
         width, num_rows = 1 + max(sizes), len(sequences)
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s

@@ -14,7 +14,7 @@ from speculant_graph.draft.options import target_row_width
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
-from speculant_verifier.engine.drafting import Drafting, depths_of
+from speculant_verifier.engine.drafting import depths_of
 from speculant_verifier.engine.logits_cache import LogitsCache
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import ActiveSequence, StepOutput, is_out_of_memory, out_of_memory
@@ -23,6 +23,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, Verdict
 from speculant_verifier.sampling import RowContext, RowTarget, targets_of, top_tokens
+from speculant_verifier.speculation.controller import DraftLengthController
 
 
 class Verification:
@@ -34,11 +35,12 @@ class Verification:
         cache: SlotCache,
         logits_cache: LogitsCache,
         draft: DraftConfig,
+        controller: DraftLengthController,
         totals: EngineTotals,
         records: Records | None,
     ) -> None:
-        """Take the model, its caches, and the recorder, if there is one."""
-        self._target, self._cache, self._totals = target, cache, totals
+        """Take the model, its caches, what learns from the drafts that were verified, and the recorder, if any."""
+        self._target, self._cache, self._controller, self._totals = target, cache, controller, totals
         self._row_width = target_row_width(draft)
         self._records = records
         self._logits_cache = logits_cache
@@ -46,7 +48,7 @@ class Verification:
     def emit_known(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
         outputs: list[StepOutput] = []
-        for sequence in sequences if self._logits_cache.bound else ():
+        for sequence in sequences:
             while (logits := self._logits_cache.logits(sequence)) is not None:
                 assert sequence.sampler is not None
                 [target] = targets_of(
@@ -60,15 +62,12 @@ class Verification:
                     break
         return outputs
 
-    def step(
-        self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting
-    ) -> list[StepOutput]:
+    def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft]) -> list[StepOutput]:
         """Verify the drafts of the sequences, and emit.
 
         Args:
             sequences: with few pending tokens, in the order of their rows.
             drafts: the draft below the last pending token of each.
-            drafting: receives what became of them.
         """
         clock, stall_s = [time.perf_counter()], self._target.stall_s
         pending = [each.token_ids[each.num_cached :] for each in sequences]
@@ -105,7 +104,9 @@ class Verification:
                 _count(counts.accepted_by_depth, accepted)
             for node in outcome.verdict.path[: len(accepted)] if draft.sources else ():
                 self._totals.accepted_by_source[draft.sources[node]] += 1
-            drafting.observe(each, draft, depths, len(outcome.verdict.path))
+            if depths:
+                predicted = sum(draft.path_probabilities)
+                self._controller.observe(each.history, depths, len(outcome.verdict.path), predicted)
         try:
             self._cache.commit_all(list(kept), list(kept.values()))
         except (RuntimeError, MemoryError) as error:
