@@ -290,6 +290,9 @@ class SpeculativeDecoder:
             shared_length: as in :meth:`astream`.
             pause_s: time after which None is yielded while there is nothing; None: never.
             ended: called in the event loop for every sequence that has ended, read or not.
+
+        Raises:
+            GenerationRequestError: prompts or settings are of a wrong form; at once, and not when events are read.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
         return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)

@@ -149,11 +149,12 @@ class Engine:
             SpeculantError: what is wrong with it.
         """
         self.admission.check(request)
-        self._sampler(ActiveSequence(request, end_token_ids=self._ends_of(request)))
+        self._sampler(request, self._ends_of(request))
 
     def add(self, request: Request) -> ActiveSequence:
         """Take a request and return its sequence, which its outputs name; what it lacks shows as an ``error``."""
-        sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
+        history = self._controller.new_history()
+        sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt), history=history)
         sequence.arrived_s = time.perf_counter()
         try:
             if request.refusal is not None:
@@ -161,13 +162,12 @@ class Engine:
             require_request(request.config, self._draft)
             self.admission.check(request)
             sequence.end_token_ids = self._ends_of(request)
-            sequence.sampler = self._sampler(sequence)
+            sequence.sampler = self._sampler(request, sequence.end_token_ids)
         except SpeculantError as error:
             self._failed.append(_failure(sequence, error))
             return sequence
         if request.config.ignore_end_tokens:
             sequence.end_token_ids = frozenset()
-        sequence.history = self._controller.new_history()
         if self._records is not None:
             self._records.begin(sequence)
         self._waiting.append(sequence)
@@ -260,9 +260,8 @@ class Engine:
     def _ends_of(self, request: Request) -> frozenset[TokenId]:
         return end_token_ids_of(request.config, self._target.end_token_ids)
 
-    def _sampler(self, sequence: ActiveSequence) -> Sampler:
-        request, target, ends = sequence.request, self._target, sequence.end_token_ids
-        length, processors = len(request.prompt), request.processors
+    def _sampler(self, request: Request, ends: frozenset[TokenId]) -> Sampler:
+        length, processors, target = len(request.prompt), request.processors, self._target
         if processors is None:
             processors = processors_of(request.config, length, ends, target.vocabulary_size, target.device)
         constraint = None if request.grammar is None else request.grammar.constraint(length)

@@ -210,13 +210,14 @@ class RequestMapping:
             AccessError: tenant or graph is not the client's.
             GenerationRequestError: graphs are named in two ways.
         """
-        wanted = options or SpeculantOptions()
-        if wanted.graph and wanted.graphs:
+        if options is None:
+            return session_options(principal, "", "", None)
+        if options.graph and options.graphs:
             raise GenerationRequestError(
                 "{field} and speculant.graph both say what to draft from", fix="leave one out", field="speculant.graphs"
             )
-        graph = wanted.graph or "+".join(wanted.graphs or ())
-        return session_options(principal, wanted.tenant or "", graph, wanted.learn)
+        graph = options.graph or "+".join(options.graphs or ())
+        return session_options(principal, options.tenant or "", graph, options.learn)
 
     def _begin(
         self, request: ChatRequest | CompletionRequest, principal: Principal, num_prompts: int
