@@ -40,7 +40,7 @@ class LogitsCache:
         """
         self._model = model
         self.bound = num_bytes
-        """Most memory of rows; 0: nothing is kept, so that nobody needs to ask."""
+        """Most memory of rows; where it is 0, nothing is kept, and callers need not ask."""
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # the longest unused first
         self._row_bytes = 0
         self.hits = self.evicted = 0

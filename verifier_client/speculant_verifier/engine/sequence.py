@@ -63,7 +63,7 @@ class ActiveSequence:
 
     request: Request
     index: int = field(init=False)
-    """The caller's number; as all that follows of the request, a field, as every step looks at it in many places."""
+    """The caller's number. This and the next three are the request's: a step reads them in many places."""
     prompt: tuple[TokenId, ...] = field(init=False)
     """Prompt tokens."""
     config: GenerationConfig = field(init=False)

@@ -115,7 +115,8 @@ class _Requests:
 class RollingAcceptance:
     """Share of the tried positions that was accepted, over each tenant's latest requests.
 
-    A position is tried if a token was drafted for it.
+    A position is tried if a token was drafted for it. A request is compared with this share to tell whether its drafts
+    failed.
     """
 
     def __init__(self, window: int = WINDOW, most_tenants: int = MOST_TENANTS) -> None:
