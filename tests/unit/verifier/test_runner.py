@@ -25,6 +25,10 @@ def expected(llama):
     return [output(Runner(make_engine(llama)).stream([Request(0, prompt, CONFIG)])) for prompt in PROMPTS]
 
 
+def as_it_is(output):
+    return output
+
+
 def make_engine(target, drafter=None, rows=4):
     return Engine(target, drafter or NullDrafter(), VerifierConfig(max_batch_size=rows), DraftConfig(k=4))
 
@@ -53,9 +57,8 @@ def test_tasks_of_an_event_loop_and_a_thread_share_a_batch(llama, expected):
     runner = Runner(engine)
 
     async def call(number):
-        return tuple(
-            [token async for e in runner.astream([Request(0, PROMPTS[number], CONFIG)]) for token in e.token_ids]
-        )
+        outputs = runner.astream([Request(0, PROMPTS[number], CONFIG)], as_it_is)
+        return tuple([token async for each in outputs for token in each.token_ids])
 
     async def everything():
         in_thread = asyncio.to_thread(lambda: output(runner.stream([Request(0, PROMPTS[0], CONFIG)])))
@@ -80,7 +83,7 @@ def test_an_error_of_the_engine_reaches_everybody_who_waits_and_the_next_call_wo
     runner = Runner(engine)
 
     async def everything():
-        calls = [anext(runner.astream([Request(0, prompt, CONFIG)])) for prompt in PROMPTS]
+        calls = [anext(runner.astream([Request(0, prompt, CONFIG)], as_it_is)) for prompt in PROMPTS]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     errors = asyncio.run(everything())
