@@ -11,7 +11,7 @@ from speculant_graph.cli.main import main
 
 KEYS = {
     "engines", "sidecars", "passes", "draft_ms_p50", "draft_ms_p99", "within_bar", "tokens_per_pass", "failed_share",
-    "core_share", "cpu_us_per_step", "cpu_us_per_drafted_token", "load",
+    "core_share", "drafting_share", "cpu_us_per_step", "cpu_us_per_drafted_token", "load",
 }  # fmt: skip
 
 

@@ -177,7 +177,11 @@ def test_what_comes_and_goes_under_a_name(
             raise socket.gaierror
         return [(socket.AF_INET, 0, 0, "", (each, port)) for each in known]
 
+    def name_of(address: tuple[str, int], flags: int) -> tuple[str, str]:
+        return f"pod-{address[0][-1]}.fleet.test", str(address[1])
+
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getnameinfo", name_of)
     started = [
         start_sidecar(graph_path, tmp_path / f"{index}.sock", listen=f"127.0.0.{index}:{port}") for index in (1, 2)
     ]
@@ -185,10 +189,17 @@ def test_what_comes_and_goes_under_a_name(
         with fleet_of(f"dns:///fleet.test:{port}") as client:
             addresses = [sidecar.address for sidecar in started]
             assert sorted(client.clients) == addresses
+            client.look_up()
             steps = make_steps(small_graph, 24)
-            open_for_tenants(client, steps)
+            tenants = open_for_tenants(client, steps)
             before = tokens(client.draft(steps))
             assert all(before)
+            names = {f"pod-{index}.fleet.test:{port}": address for index, address in enumerate(addresses, start=1)}
+            at_first = [
+                step for step, each in zip(steps, tenants, strict=True) if names[placed_at(each, names)] == addresses[0]
+            ]
+            asked = client.clients[addresses[0]].statistics.drafted_nodes
+            assert asked == sum(len(draft) for draft in client.draft(at_first)), "tenants are placed by lasting names"
             gone = known.pop()
             client.look_up()
             assert list(client.clients) == addresses[:1]

@@ -105,9 +105,9 @@ def count_engines(
         with _running(ground, num_sidecars) as (sidecars, cores):
             orders = ground.orders(sidecars, count * num_sidecars, seconds)
             with _playing(orders, cores) as (_, collect):
-                former_s, steps, nodes = _observed(sidecars)
+                former = _observed(sidecars)
                 time.sleep(_OBSERVED * seconds)
-                busy_s, steps, nodes = np.subtract(_observed(sidecars), (former_s, steps, nodes)).tolist()
+                busy_s, drafting_s, steps, nodes = np.subtract(_observed(sidecars), former).tolist()
                 engines = collect()
         results.append(
             {
@@ -115,6 +115,7 @@ def count_engines(
                 "sidecars": num_sidecars,
                 **draft_figures(engines, ground.order.rows, bar_s),
                 "core_share": round(busy_s / (_OBSERVED * seconds) / num_sidecars, 4),
+                "drafting_share": round(drafting_s / (_OBSERVED * seconds) / num_sidecars, 4),
                 "cpu_us_per_step": round(1e6 * busy_s / max(1.0, steps), 1),
                 "cpu_us_per_drafted_token": round(1e6 * busy_s / max(1.0, nodes), 2),
                 "load": round(os.getloadavg()[0], 2),
@@ -225,10 +226,10 @@ def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[tuple[fl
         yield time.monotonic(), lambda: [passes_of(each) for each in engines]
 
 
-def _observed(sidecars: Sequence[WatchedDrafter]) -> tuple[float, float, float]:
-    """Return processor time, steps and drafted nodes of sidecars so far."""
-    steps, nodes = (sum(each.told(name) for each in sidecars) for name in ("steps_total", "drafted_nodes_total"))
-    return sum(each.busy_s for each in sidecars), steps, nodes
+def _observed(sidecars: Sequence[WatchedDrafter]) -> tuple[float, ...]:
+    """Return processor time, time from steps' arrivals to their answers, steps, and drafted nodes so far."""
+    names = ("step_seconds_sum", "steps_total", "drafted_nodes_total")
+    return sum(each.busy_s for each in sidecars), *(sum(each.told(name) for each in sidecars) for name in names)
 
 
 def _until(is_so: Callable[[], bool]) -> None:

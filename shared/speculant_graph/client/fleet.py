@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from loguru import logger
 from speculant_graph.client.drafter_client import DrafterClient, blocking
 from speculant_graph.client.placement import placed_at
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.addresses import host_name, is_name, look_up, plain_address, split_addresses
+from speculant_graph.rpc.addresses import host_name, is_name, lasting_name, look_up, plain_address, split_addresses
 from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
@@ -77,7 +77,8 @@ class SidecarFleet:
         """Make a fleet of the addresses in the settings.
 
         Names are looked up here, and again every five seconds in a thread. An address that a name has no more gets no
-        new sessions; those that it has stay, as long as it answers.
+        new sessions; those that it has stay, as long as it answers. Where the network knows lasting names of addresses,
+        as of the pods of a StatefulSet, tenants are placed by these and find a sidecar again that has a new address.
 
         Raises:
             ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
@@ -86,12 +87,14 @@ class SidecarFleet:
         self._own_key = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._sessions: dict[int, _Placed] = {}
+        self._look_up_lock = threading.Lock()
         self._found: dict[str, tuple[str, ...]] = {}  # by each address of the settings
+        self._names: dict[str, str] = {}  # what tenants are placed by, by address
         self._leaving: dict[str, DrafterClient] = {}
         self._left = DrafterStatistics()
         self.clients: Mapping[str, DrafterClient] = {}
         """Of the sidecars that get sessions, by address; replaced as a whole."""
-        self.look_up()
+        self.look_up(names=False)  # not to wait here for a network that does not answer
         first = next(iter(self.clients.values()))
         self.capabilities = first.capabilities
         """What their drafts are like."""
@@ -185,28 +188,35 @@ class SidecarFleet:
         """Close."""
         self.close()
 
-    def look_up(self) -> None:
+    def look_up(self, *, names: bool = True) -> None:
         """Look up every address, and take in what has come and what has gone.
 
         A name that is not known now keeps the addresses that it had; before it had any, it stands for itself.
 
+        Args:
+            names: look for lasting names of the addresses that have none yet.
+
         Raises:
             ConfigError: as the constructor.
         """
-        for address in split_addresses(self._config.address):
-            found = look_up(address) or self._found.get(address) or (plain_address(address),)
-            self._found[address] = found
-        wanted = {each: host_name(address) for address, found in self._found.items() for each in found}
-        with self._lock:
+        with self._look_up_lock:
+            for address in split_addresses(self._config.address):
+                found = look_up(address) or self._found.get(address) or (plain_address(address),)
+                self._found[address] = found
+            wanted = {each: host_name(address) for address, found in self._found.items() for each in found}
             known = {**self._leaving, **self.clients}
-        come = {each: self._client(each, name) for each, name in wanted.items() if each not in known}
-        with self._lock:
-            known |= come
-            self.clients = {each: known.pop(each) for each in wanted}
-            used = {placed.client for placed in self._sessions.values()}
-            self._leaving = {each: client for each, client in known.items() if client in used}
-            unused = [client for client in known.values() if client not in used]
-            self._left = DrafterStatistics(**_sum([self._left, *(client.statistics for client in unused)]))
+            known |= {each: self._client(each, name) for each, name in wanted.items() if each not in known}
+            lasting = {each: self._names.get(each, each) for each in wanted}
+            if names:
+                new = (each for each, name in wanted.items() if name and lasting[each] == each)
+                lasting |= {each: lasting_name(each) for each in new}
+            with self._lock:
+                self.clients = {each: known.pop(each) for each in wanted}
+                self._names = _unique(lasting)
+                used = {placed.client for placed in self._sessions.values()}
+                self._leaving = {each: client for each, client in known.items() if client in used}
+                unused = [client for client in known.values() if client not in used]
+                self._left = DrafterStatistics(**_sum([self._left, *(client.statistics for client in unused)]))
         for client in unused:
             client.close()
 
@@ -215,11 +225,12 @@ class SidecarFleet:
         return DrafterClient(config, host_name=name, **self._options)
 
     def _watch(self) -> None:
-        while not self._is_over.wait(LOOK_UP_S):
+        while not self._is_over.is_set():
             try:
                 self.look_up()
             except SpeculantError as error:  # a certificate that is being replaced, for example
                 logger.warning("the fleet stays as it is: {}", error)
+            self._is_over.wait(LOOK_UP_S)
 
     def _client_for(self, session_id: int, options: SessionOptions | None = None) -> DrafterClient:
         """Return the client of a session, which moves if its sidecar is paused and another one is not."""
@@ -230,15 +241,22 @@ class SidecarFleet:
             options = placed.options if placed is not None else options
             tenant = self._config.tenant if options is None or options.tenant is None else options.tenant
             key = tenant or self._own_key
-            awake = [address for address, client in self.clients.items() if not client.is_paused]
+            awake = {self._names[at]: each for at, each in self.clients.items() if not each.is_paused}
             if placed is not None and not awake:
                 return placed.client
-            client = self.clients[placed_at(key, awake or self.clients)]
+            places = awake or {self._names[at]: each for at, each in self.clients.items()}
+            client = places[placed_at(key, places)]
             self._sessions[session_id] = _Placed(client, options)
         if placed is not None:
             placed.client.finish(session_id)
             client.submit_open(session_id, options, _nothing)  # with its options; its step follows when that is done
         return client
+
+
+def _unique(names: Mapping[str, str]) -> dict[str, str]:
+    """Return names by address, and the address itself where several have one name."""
+    counts = Counter(names.values())
+    return {address: name if counts[name] == 1 else address for address, name in names.items()}
 
 
 def _sum(counts: Sequence[DrafterStatistics]) -> dict[str, Any]:

@@ -71,6 +71,22 @@ def look_up(address: str) -> tuple[str, ...]:
     return tuple(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts)
 
 
+def lasting_name(address: str) -> str:
+    """Return ``name:port`` of an address whose host has a name, as a pod's outlasts its number; it may block.
+
+    Args:
+        address: ``host:port`` of a number; any other is returned as it is, and so is one without a name.
+    """
+    host, _, port = address.rpartition(":")
+    if _literal(host) is None:
+        return address
+    try:
+        name, _ = socket.getnameinfo((host.strip("[]"), int(port)), socket.NI_NAMEREQD | socket.NI_NUMERICSERV)
+    except (OSError, UnicodeError):
+        return address
+    return f"{name}:{port}"
+
+
 def reachable_addresses(addresses: str) -> dict[str, str]:
     """Look up the addresses of a client's comma-separated list.
 

@@ -12,6 +12,7 @@ from speculant_graph.rpc.addresses import (
     MAX_SOCKET_PATH_BYTES,
     grpc_target,
     is_loopback,
+    lasting_name,
     look_up,
     reachable_addresses,
     socket_path,
@@ -109,3 +110,15 @@ def test_other_names_are_refused(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split_addresses(address)
     assert caught.value.field == "address"
+
+
+def test_a_number_may_have_a_lasting_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name_of(address: tuple[str, int], _: int) -> tuple[str, str]:
+        if address[0] != "10.0.0.1" and address[0] != "fd00::1":
+            raise OSError
+        return "drafter-0.drafter", str(address[1])
+
+    monkeypatch.setattr(addresses.socket, "getnameinfo", name_of)
+    assert lasting_name("10.0.0.1:7") == lasting_name("[fd00::1]:7") == "drafter-0.drafter:7"
+    for other in ("10.0.0.2:7", "drafter:7", "unix:///d.sock"):
+        assert lasting_name(other) == other
