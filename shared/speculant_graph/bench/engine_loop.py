@@ -13,16 +13,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from speculant_graph.bench.report import COMMAS, Tell, begin, print_report, show_build
+from speculant_graph.bench.simulated_engine import passes
 from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.budget import CostCurve, curve_of
 from speculant_graph.config import ClientConfig, GraphConfig
@@ -158,30 +157,6 @@ def _require_enough(workload: Workload, rows: Sequence[int]) -> None:
 
 
 @dataclass(slots=True)
-class _Row:
-    """One sequence that the engine decodes."""
-
-    text: NDArray[np.int32]
-    """Prompt and output, of which ``length`` tokens are written."""
-    length: int
-
-    @classmethod
-    def begin(cls, trace: Trace) -> _Row:
-        """Begin after the pass that read the prompt, which brought the first token."""
-        return cls(np.array([*trace.prompt, *trace.output], np.int32), len(trace.prompt) + 1)
-
-    def accept(self, token_ids: Sequence[int]) -> int:
-        """Take a draft's tokens as far as they agree with the record, and one more; return how many these are."""
-        rest = self.text[self.length :].tolist()
-        agreed = 0
-        while agreed < min(len(token_ids), len(rest)) and token_ids[agreed] == rest[agreed]:
-            agreed += 1
-        count = min(agreed + 1, len(rest))
-        self.length += count
-        return count
-
-
-@dataclass(slots=True)
 class LoopTimes:
     """What happened in a loop."""
 
@@ -217,36 +192,28 @@ def run_loop(
     most_s: float,
     tell: Tell = lambda done, total: None,
 ) -> LoopTimes:
-    """Decode traces, ``num_rows`` at a time, until fewer are left or the time is over.
+    """Decode traces, each once, so that what is learned comes from other requests, until the time is over.
 
     Args:
         sessions: where drafts come from.
-        traces: each is decoded once, so that what is learned comes from other requests.
-        num_rows: sequences of a pass; there are at least as many traces.
+        traces: at least as many as rows.
+        num_rows: sequences of a pass.
         k: most tokens that are drafted for a row.
         curve: how long passes take.
         most_s: seconds after which no pass begins.
         tell: told how many traces have begun.
     """
-    times, waiting = LoopTimes(), iter(traces)
-    seconds = curve.seconds(num_rows, num_rows * (1 + k)).tolist()
-    rows = [_Row.begin(next(waiting)) for _ in range(num_rows)]
-    num_begun, end_s = num_rows, time.perf_counter() + most_s
-    while len(rows) == num_rows and (time.perf_counter() < end_s or not times.pass_s):
-        texts = [row.text[: row.length] for row in rows]
-        capacities = [min(k, row.text.size - row.length) for row in rows]
-        started_s = time.perf_counter()
-        drafts = sessions.draft(texts, capacities).lists()
-        drafted_s = time.perf_counter()
-        pass_s = seconds[num_rows + sum(map(len, drafts))]
-        time.sleep(max(0.0, drafted_s + pass_s - time.perf_counter()))
-        times.draft_s.append(drafted_s - started_s)
-        times.pass_s.append(pass_s)
-        times.num_tokens += sum(row.accept(draft) for row, draft in zip(rows, drafts, strict=True))
-        running = [row for row in rows if row.length < row.text.size]
-        begun = [_Row.begin(trace) for trace in islice(waiting, num_rows - len(running))]
-        rows = running + begun
-        if begun:
-            num_begun += len(begun)
-            tell(num_begun, len(traces))
+    times, end_s = LoopTimes(), time.perf_counter() + most_s
+    waiting = (_told(trace, number, len(traces), tell) for number, trace in enumerate(traces, start=1))
+    for each in passes(sessions, waiting, num_rows, k, curve):
+        times.draft_s.append(each.draft_s)
+        times.pass_s.append(each.pass_s)
+        times.num_tokens += each.num_tokens
+        if time.perf_counter() >= end_s:
+            break
     return times
+
+
+def _told(trace: Trace, number: int, total: int, tell: Tell) -> Trace:
+    tell(number, total)
+    return trace

@@ -21,6 +21,7 @@ from speculant_graph.types import (
     DEFAULT_OPTIONS,
     MAX_TENANT_CHARACTERS,
     DrafterState,
+    DrafterStatistics,
     DraftOptions,
     RowDrafter,
     SessionOptions,
@@ -114,6 +115,11 @@ class EngineSessions:
     def drafter_failure(self) -> str:
         """Why the drafter did not answer; empty if it does."""
         return "" if self.drafter_state == "ok" else self._drafter.statistics.last_failure
+
+    @property
+    def drafter_statistics(self) -> DrafterStatistics:
+        """What the drafter counted."""
+        return self._drafter.statistics
 
     def draft(
         self,
