@@ -55,7 +55,7 @@ test-slow: $(TOOLS) ## run the tests that take longer
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu and not engines and not clients and not ray"
 
 test-faults: $(TOOLS) ## run the tests that kill, flood and fuzz real processes
-	$(BIN)/python -m pytest -m "faults and not slow and not gpu and not engines and not clients"
+	$(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal -m "faults and not slow and not gpu and not engines and not clients"
 
 test-ray: $(TOOLS) ## install Ray, and run the tests that start a cluster with it
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt ray
