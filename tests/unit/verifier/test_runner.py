@@ -93,6 +93,25 @@ def test_an_error_of_the_engine_reaches_everybody_who_waits_and_the_next_call_wo
     assert output(runner.stream([Request(0, PROMPTS[0], CONFIG)])) == expected[0]
 
 
+@pytest.mark.parametrize("error", [TokenizerMismatchError("another tokenizer"), RuntimeError("no room")])
+def test_a_session_that_is_refused_is_counted_step_by_step(llama, expected, error):
+    class Refusing(ScriptedDrafter):
+        refuses = False
+
+        def open(self, session_id):
+            super().open(session_id)
+            if self.refuses:
+                raise error
+
+    drafter = Refusing(lambda _: EMPTY_DRAFT)
+    engine = make_engine(llama, drafter)
+    runner = Runner(engine)
+    for drafter.refuses in (False, True):
+        assert output(runner.stream([Request(0, PROMPTS[0], CONFIG)])) == expected[0]
+        with_room = CONFIG.max_tokens - 1  # the last step has none for a draft
+        assert engine.totals.num_steps_without_drafter == (with_room if drafter.refuses else 0)
+
+
 def test_closing_does_not_wait_for_the_text_of_whoever_works(llama):
     """The one who works takes the lock again and again, so the one who closes must not have to catch it."""
     runner = Runner(make_engine(llama))

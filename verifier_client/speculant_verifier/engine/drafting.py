@@ -88,6 +88,9 @@ class Drafting:
         started_s = time.perf_counter()
         deepest = [self._most_depth(sequence) for sequence in sequences]
         limits = [self._limit(each, depth) for each, depth in zip(sequences, deepest, strict=True)]
+        for each, depth in zip(sequences, deepest, strict=True):
+            if not each.has_session and depth and self._budget(each) and self.wants(each):
+                self._note_without(each)  # as the drafter refused to open a session
         histories = [each.history if self._is_priced(each) else None for each in sequences]
         budgets = self._controller.budgets(histories, limits) if any(limits) else limits
         if not any(budgets) and not any(map(_is_formed, sequences)):
@@ -124,8 +127,7 @@ class Drafting:
             drafts[index] = draft.part(shallow[index])
         if answer is None or self._drafter.state == "unavailable":
             for index in asked:
-                sequences[index].num_steps_without_drafter += 1
-            self._totals.num_steps_without_drafter += len(asked)
+                self._note_without(sequences[index])
         for index, sequence in enumerate(sequences):
             if _is_formed(sequence):
                 most = min(self._budget(sequence), deepest[index])
@@ -140,6 +142,10 @@ class Drafting:
         for times in (self._totals.times, *(each.times for each in sequences)):
             times.draft_s += elapsed_s
         return drafts
+
+    def _note_without(self, sequence: ActiveSequence) -> None:
+        sequence.num_steps_without_drafter += 1
+        self._totals.num_steps_without_drafter += 1
 
     def _formed(
         self, sequence: ActiveSequence, nodes: Sequence[int], draft: Draft, most: int
