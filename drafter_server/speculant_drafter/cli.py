@@ -7,9 +7,9 @@ import signal
 from collections.abc import Sequence
 
 from speculant_graph.config import AccessConfig, FoldConfig, NgramDraftConfig, ServerConfig
-from speculant_graph.log import LogFormat, LogLevel, log_to_stderr
+from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import CommandSettings, LogLevel, load_settings
 from speculant_graph.strategies import NGRAM_STRATEGIES
 
 

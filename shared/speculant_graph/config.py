@@ -150,8 +150,8 @@ class ClientConfig(Config):
     """Connection to drafter sidecars, and the deadline of a step."""
 
     address: str = ""
-    """'unix:///path/to.sock' or 'host:port', several of them separated by commas: sequences are spread over them.
-    Empty: draft in this process."""
+    """'unix:///path/to.sock' or 'host:port', several of them separated by commas, or 'dns:///name:port', which is every
+    address of a name: each tenant has one of them. Empty: draft in this process."""
     graph: str = ""
     """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""

@@ -6,18 +6,15 @@ import os
 import sys
 import traceback
 from datetime import UTC
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
-from pydantic import BeforeValidator
 
 from speculant_graph.file_names import displayed, json_text
 
 if TYPE_CHECKING:
     from loguru import Message, Record
 
-LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(lambda level: str(level).upper())]
-"""The least severe messages to show, in capital letters or not."""
 LogFormat = Literal["text", "json"]
 """How messages are shown: for people, or one JSON object a line."""
 

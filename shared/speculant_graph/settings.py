@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_settings import (
@@ -67,6 +67,8 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | os.PathLike) else value
 
 
+LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(lambda level: str(level).upper())]
+"""The least severe messages to show, in capital letters or not."""
 GraphPaths = Annotated[list[TypedPath], NoDecode, BeforeValidator(_as_list)]
 """Graph files that are drafted from as layers: a path, or a list of paths; a flag is repeated. In a variable a list is
 JSON."""

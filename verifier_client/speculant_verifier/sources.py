@@ -32,11 +32,11 @@ def require_sources(
     sidecar = client if client is not None and client.address else None
     require_one_source(graph_paths or None, sidecar)
     if sidecar is not None:
-        from speculant_graph.rpc.addresses import split_addresses
+        from speculant_graph.rpc.addresses import plain_address, split_addresses
         from speculant_graph.rpc.channel import Endpoint
 
         for address in split_addresses(sidecar.address):
-            Endpoint.of(address, sidecar)
+            Endpoint.of(plain_address(address), sidecar)
     if graph_paths:
         from speculant_graph.graph.layers import load_layers
 

@@ -54,12 +54,13 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
     stub, method, request = _request(settings)
-    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.addresses import reachable_addresses
     from speculant_graph.rpc.channel import Endpoint
 
     if not settings.address:
         raise ConfigError("name the server's admin address by --address, such as unix:///run/speculant/admin.sock")
-    endpoints = [Endpoint.of(address, settings.client) for address in split_addresses(settings.address)]
+    addresses = reachable_addresses(settings.address)
+    endpoints = [Endpoint.of(address, settings.client, host_name) for address, host_name in addresses.items()]
     answers: list[dict[str, Any]] = []
     for endpoint in endpoints:
         answer = _ask(endpoint, stub, method, request, settings.timeout_s)

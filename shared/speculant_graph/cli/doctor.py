@@ -227,12 +227,12 @@ def _check_drafters(
     if not config.address:
         yield CheckResult("drafter", "skip", "not named; --drafter unix:///path/to.sock or host:port")
         return
-    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.addresses import reachable_addresses
     from speculant_graph.rpc.channel import Endpoint
 
-    for address in split_addresses(config.address):
-        one = config.model_copy(update={"address": address})
-        yield from _guarded("drafter", partial(_check_drafts, Endpoint.of(address, config), one, draft, tokenizers))
+    for address, host_name in reachable_addresses(config.address).items():
+        one, endpoint = config.model_copy(update={"address": address}), Endpoint.of(address, config, host_name)
+        yield from _guarded("drafter", partial(_check_drafts, endpoint, one, draft, tokenizers))
 
 
 def _check_drafts(

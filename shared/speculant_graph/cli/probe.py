@@ -46,9 +46,9 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: the command line or an address is wrong. None was asked then.
     """
     options = make_parser().parse_args(arguments)
-    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.addresses import reachable_addresses
 
-    addresses = split_addresses(options.address)
+    addresses = reachable_addresses(options.address)
     deadline = time.monotonic() + options.wait_s
     while any((problems := {address: _problem(address) for address in addresses}).values()):
         if time.monotonic() + _PAUSE_S > deadline:

@@ -60,13 +60,9 @@ class LocalDrafter:
         """Whether a graph has a neural model."""
         self._sessions: dict[int, SessionOptions] = {}
         self._draft_ids = itertools.count(1)
-        self._state: DrafterState = "ok"
-        self._counts = Counts()
-
-    @property
-    def state(self) -> DrafterState:
+        self.state: DrafterState = "ok"
         """Whether the last step was answered."""
-        return self._state
+        self._counts = Counts()
 
     @property
     def statistics(self) -> DrafterStatistics:
@@ -99,13 +95,13 @@ class LocalDrafter:
             drafts = self._draft(steps)
         except Exception as error:
             # Decoding must continue whatever is wrong with the graph.
-            if self._state == "ok":
+            if self.state == "ok":
                 logger.warning("drafting failed, going on without drafts: {!r}", error)
-            self._state, self._counts.last_failure = "unavailable", repr(error)
+            self.state, self._counts.last_failure = "unavailable", repr(error)
             self._counts.failed_steps += 1
             return [EMPTY_DRAFT] * len(steps)
-        self._state = "ok"
-        self._counts.drafted_nodes += sum(map(len, drafts))
+        self.state = "ok"
+        self._counts.drafted_nodes += sum(len(draft.token_ids) for draft in drafts)
         self._counts.round_trip_s.append(time.perf_counter() - started_s)
         return drafts
 
@@ -156,11 +152,8 @@ class NullDrafter:
 
     capabilities = Capabilities(summary="nothing", evidence="nothing", runs_by="verifier")
     """There are no drafts."""
-
-    @property
-    def state(self) -> DrafterState:
-        """Always ``off``."""
-        return "off"
+    state: DrafterState = "off"
+    """Always ``off``."""
 
     @property
     def statistics(self) -> DrafterStatistics:

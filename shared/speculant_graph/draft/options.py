@@ -71,6 +71,8 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
         DraftRequestError: a value is out of its bounds.
     """
     requested = {name: value for name in REQUEST_OPTIONS if (value := getattr(options, name)) is not None}
+    if not requested:
+        return config
     try:
         return DraftConfig.model_validate(config.model_dump() | requested)
     except ValidationError as error:

@@ -215,7 +215,7 @@ class SessionDrafter:
                 [step.seed % NUM_SEEDS for step in batch],
                 [step.least_probability for step in batch],
                 [_columns(step.feedback) for step in batch],
-                self.settings(wanted.over(options)),
+                self.settings(wanted if options is DEFAULT_OPTIONS else wanted.over(options)),
                 max_support,
                 draft_id,
             )

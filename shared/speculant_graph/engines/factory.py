@@ -105,7 +105,7 @@ def open_sessions(
         local = drafter = _local(settings, tokenizer, config)
         has_model = local.has_neural
     if not where:
-        logger.warning("neither graph_path nor client.address is set: drafts come from what is written here alone")
+        logger.warning("no graph and no sidecar is set: drafts come only from the text that is decoded here")
     else:
         logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
     return EngineSessions(

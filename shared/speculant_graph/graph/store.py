@@ -72,16 +72,14 @@ class NewGraphFile:
         self._block_bytes = max(_WORD_BYTES * self._offsets[-1], MIN_BLOCK_BYTES)
         before, after = around(file_text(metadata, self._block_bytes), self._block_bytes)
         self._start, self._num_bytes = len(before), len(before) + self._block_bytes + len(after)
+        num_levels = len(metadata.nodes_per_level)
+        self.level_offsets = tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[:num_levels])
+        """Where the records of each level begin, in bytes."""
         with writing(path):
             # Space is taken now: a full disk is an error here, but kills a process that writes through a map.
             os.posix_fallocate(file.fileno(), 0, self._num_bytes)
             file.seek(-len(after), os.SEEK_END)
             write_all(file, after)
-
-    @property
-    def level_offsets(self) -> tuple[int, ...]:
-        """Where the records of each level begin, in bytes."""
-        return tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[: len(self._sizes[0])])
 
     def map(self) -> Trie:
         """Map the arrays, writable."""

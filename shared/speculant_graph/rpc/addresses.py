@@ -15,6 +15,7 @@ MAX_SOCKET_PATH_BYTES = 105
 """Length limit of the path of a Unix socket on Linux."""
 
 _UNIX_PREFIX = "unix://"
+_DNS_PREFIX = "dns:///"
 _HOST_AND_PORT = re.compile(r"(?:\[[^/\[\]]+\]|[^:/\[\]]+):([0-9]{1,5})")
 """Brackets separate the port of an IPv6 address from its last group."""
 MAX_PORT = 65_535
@@ -22,18 +23,90 @@ MAX_PORT = 65_535
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
-    """Return the addresses of a comma-separated list.
+    """Return the addresses of a client's comma-separated list, ``dns:///name:port`` among them as it is.
 
     Raises:
         ConfigError: one is malformed, or one is there twice.
     """
     found = [address.strip() for address in addresses.split(",")]
     for address in found:
-        socket_path(address)
+        if socket_path(plain_address(address)) is not None and is_name(address):
+            raise _malformed(address)
     if len(set(found)) < len(found):
         what = f"an {{field}} is there twice in {addresses!r}"
         raise ConfigError(what, fix="name every server once", field="address")
     return tuple(found)
+
+
+def is_name(address: str) -> bool:
+    """Return whether an address stands for all addresses of a name: ``dns:///name:port``."""
+    return address.startswith(_DNS_PREFIX)
+
+
+def plain_address(address: str) -> str:
+    """Return an address as a single one, of which gRPC looks up the name itself."""
+    return address.removeprefix(_DNS_PREFIX)
+
+
+def look_up(address: str) -> tuple[str, ...]:
+    """Return every address that one of a client's list stands for; it may ask the network.
+
+    Of a name with addresses of both IP versions, those of the version that the system prefers are taken: a machine that
+    has both counts once.
+
+    Args:
+        address: an item of :func:`split_addresses`.
+
+    Returns:
+        ``host:port`` of each address of ``dns:///name:port``, none if the name is not known now; others themselves.
+    """
+    if not is_name(address):
+        return (address,)
+    host, _, port = plain_address(address).rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    hosts = sorted({str(entry[4][0]) for entry in found if entry[0] == found[0][0]})
+    return tuple(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts)
+
+
+def lasting_name(address: str) -> str:
+    """Return ``name:port`` of an address whose host has a name, as a pod's outlasts its number; it may block.
+
+    Args:
+        address: ``host:port`` of a number; any other is returned as it is, and so is one without a name.
+    """
+    host, _, port = address.rpartition(":")
+    if _literal(host) is None:
+        return address
+    try:
+        name, _ = socket.getnameinfo((host.strip("[]"), int(port)), socket.NI_NAMEREQD | socket.NI_NUMERICSERV)
+    except (OSError, UnicodeError):
+        return address
+    return f"{name}:{port}"
+
+
+def reachable_addresses(addresses: str) -> dict[str, str]:
+    """Look up the addresses of a client's comma-separated list.
+
+    Returns:
+        Every address, and the host name that its certificate is for, if the address does not show it. A name that is
+        not known stands for itself, so that whoever connects to it tells why that fails.
+
+    Raises:
+        ConfigError: one is malformed, or one is there twice.
+    """
+    return {
+        each: host_name(address)
+        for address in split_addresses(addresses)
+        for each in look_up(address) or (plain_address(address),)
+    }
+
+
+def host_name(address: str) -> str:
+    """Return the name of ``dns:///name:port``; empty for other addresses, which show it."""
+    return plain_address(address).rpartition(":")[0] if is_name(address) else ""
 
 
 def step_socket_path(path: Path) -> Path:
@@ -59,12 +132,16 @@ def socket_path(address: str) -> Path | None:
         return path
     parts = _HOST_AND_PORT.fullmatch(address)
     if parts is None or int(parts[1]) > MAX_PORT:
-        raise ConfigError(
-            f"{address!r} is not an {{field}}",
-            fix="write host:port, [::1]:port or unix:///path/to.sock",
-            field="address",
-        )
+        raise _malformed(address)
     return None
+
+
+def _malformed(address: str) -> ConfigError:
+    return ConfigError(
+        f"{address!r} is not an {{field}}",
+        fix="write host:port, [::1]:port or unix:///path/to.sock",
+        field="address",
+    )
 
 
 def require_addresses(addresses: str, option: str) -> None:

@@ -49,13 +49,14 @@ class Endpoint:
     """To be sent with every call."""
 
     @classmethod
-    def of(cls, address: str, config: ClientConfig | None = None) -> Endpoint:
+    def of(cls, address: str, config: ClientConfig | None = None, host_name: str = "") -> Endpoint:
         """Return the endpoint of one address.
 
         Args:
             address: ``unix:///path`` or ``host:port``.
             config: encryption and credentials, none by default; its own addresses are not looked at. A Unix socket is
                 never encrypted.
+            host_name: whose certificate the drafter shows; empty: that of the address's own host.
 
         Raises:
             ConfigError: the address has neither of the two forms, a certificate can't be used, or the token would
@@ -78,6 +79,8 @@ class Endpoint:
             ("grpc.use_local_subchannel_pool", 1),
             *message_limits(MAX_MESSAGE_BYTES),
         )
+        if host_name and is_encrypted:
+            options += (("grpc.ssl_target_name_override", host_name),)
         return cls(
             address,
             options,

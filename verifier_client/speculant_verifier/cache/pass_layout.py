@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ _MOST_FOLDED = 64
 class CacheLayout:
     """The model's side of a cache."""
 
+    step: ClassVar[int] = _STEP
+    """Slots come in multiples of this."""
     is_sliding: tuple[bool, ...]
     """Per layer, whether it sees the window only."""
     window: int | None
@@ -54,11 +57,6 @@ class CacheLayout:
     """Whether passes are padded to few shapes, so that they can be recorded."""
     splits: bool = False
     """Whether attention over many slots is computed in several parts, as a GPU needs it to be busy."""
-
-    @property
-    def step(self) -> int:
-        """Slots come in multiples of this."""
-        return _STEP
 
     def round_up(self, num_slots: int) -> int:
         """Return the number of slots that are taken for so many."""
@@ -147,17 +145,26 @@ def hidden_score(dtype: torch.dtype) -> float:
 class MaskMaker:
     """Makes the masks of one kind of layers, pass by pass: a mask is valid until the next one is made."""
 
-    def __init__(self, layout: CacheLayout) -> None:
-        self._layout = layout
+    def __init__(self, layout: CacheLayout, window: int | None = None) -> None:
+        """Take the layout, and the positions that the layers see; None: everything."""
+        self._layout, self._window = layout, window
         # Filling memory that the system has just handed out takes several times as long as filling it again.
         self._space = torch.empty(0, dtype=layout.dtype, device=layout.device)
         self._seen = torch.zeros((), dtype=layout.dtype, device=layout.device)
         self._hidden = torch.full((), hidden_score(layout.dtype), dtype=layout.dtype, device=layout.device)
 
-    def make(self, visible: NDArray[np.bool_]) -> Tensor:
-        """Bring ``[n, T, columns]`` into the form of the layout's attention, on its device."""
-        layout = self._layout
-        on_device = torch.from_numpy(visible).to(layout.device, non_blocking=True)
+    def make(self, shape: PassShape, columns: int, ring: int, num_written: int) -> Tensor:
+        """Return the mask of a pass in the form of the layout's attention, on its device.
+
+        Args:
+            shape: the pass.
+            columns: slots that are looked at.
+            ring: slots of a layer with a window; see :func:`window_visibility`.
+            num_written: nodes from the first one that were written before: their rows are left out.
+        """
+        layout, window = self._layout, self._window
+        seen = full_visibility(shape, columns) if window is None else window_visibility(shape, columns, window, ring)
+        on_device = torch.from_numpy(seen[:, num_written:]).to(layout.device, non_blocking=True)
         count, width, columns = on_device.shape
         added = torch.where(on_device[:, None], self._seen, self._hidden)
         if not layout.folds_masks or width > _MOST_FOLDED:
@@ -191,14 +198,9 @@ class PassShape:
     ancestors: Bools
     """``[n or 1, T, T]``: whether the first node sees the second, which is its ancestor or itself."""
 
-    @property
-    def positions(self) -> Integers:
-        """``[n, T]``."""
-        return self.lengths[:, None] + self.depths
-
 
 def shape_of_pass(
-    lengths: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None, width: int
+    lengths: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None, width: int | None = None
 ) -> PassShape:
     """Work out depths and ancestors of all rows.
 
@@ -206,9 +208,10 @@ def shape_of_pass(
         lengths: committed tokens of each row.
         pending: pending tokens of each row, at least 1.
         drafts: the tree below the last pending token of each row; None for no drafts.
-        width: T, at least what the longest row needs.
+        width: T, at least what the longest row needs; None: just that.
     """
     sizes = sizes_of(pending, drafts)
+    width = max(sizes) if width is None else width
     if drafts is None or all(draft.is_chain for draft in drafts):
         depths = np.minimum(np.arange(width), np.array(sizes)[:, None] - 1)
         # Padding of a chain sees the chain, which does no harm, and all rows share one matrix.
@@ -237,7 +240,7 @@ def sizes_of(pending: Sequence[int], drafts: Sequence[Draft] | None) -> list[int
     """Return the nodes of each row's pass, padding aside."""
     if drafts is None:
         return list(pending)
-    return [chain + len(draft) for chain, draft in zip(pending, drafts, strict=True)]
+    return [chain + len(draft.token_ids) for chain, draft in zip(pending, drafts, strict=True)]
 
 
 def full_visibility(shape: PassShape, columns: int) -> Bools:

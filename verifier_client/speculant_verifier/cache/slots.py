@@ -31,10 +31,8 @@ from speculant_verifier.cache.pass_layout import (
     MaskMaker,
     PassShape,
     Placement,
-    full_visibility,
     shape_of_pass,
     sizes_of,
-    window_visibility,
 )
 
 _LEAST_GROWTH = 256
@@ -62,7 +60,7 @@ class SlotCache(Cache):
         """Committed tokens per row. Read them; commits and clears change them."""
         self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
         self._ring = layout.ring_slots(widest_pass)
-        self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
+        self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout, layout.window)
         self._slot_layers = [SlotLayer(num_rows, 0) for sliding in layout.is_sliding]
         self.recordings: dict[Hashable, Any] = {}
         """Passes that were recorded over these buffers; forgotten where the buffers change."""
@@ -229,8 +227,9 @@ class SlotCache(Cache):
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
         """
-        width = self._width(rows, max(sizes_of(pending, drafts)))
-        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
+        rounded = self._width(rows, max(sizes_of(pending, drafts))) if self.layout.rounds else None
+        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, rounded)
+        width = shape.depths.shape[1]
         end = int(shape.lengths.max()) + width
         self.reserve(end)
         assert self._ring is None or width + (self.layout.window or 0) <= self._ring + 1, "a pass wider than was said"
@@ -238,16 +237,18 @@ class SlotCache(Cache):
             self._written[row] = max(self._written[row], self.lengths[row] + width)
         full = sliding = None
         full_placement = sliding_placement = None
+        columns = min(self.layout.round_columns(end), self.capacity)
         if not all(self.layout.is_sliding):
-            full_placement = self._placement(rows, shape, self.capacity, end, num_written)
-            full = self._full_masks.make(full_visibility(shape, full_placement.columns)[:, num_written:])
+            full_placement = self._placement(rows, shape, self.capacity, columns, num_written)
+            full = self._full_masks.make(shape, columns, self.capacity, num_written)
         if self.layout.window is not None:
             ring = self._ring or self.capacity
-            sliding_placement = self._placement(rows, shape, ring, end, num_written)
-            visible = window_visibility(shape, sliding_placement.columns, self.layout.window, ring)
-            sliding = self._sliding_masks.make(visible[:, num_written:])
-        positions = torch.from_numpy(shape.positions[:, num_written:]).to(self.layout.device, non_blocking=True)
-        plan = ForwardPlan(positions, full, sliding, full_placement, sliding_placement)
+            columns = min(columns, ring)
+            sliding_placement = self._placement(rows, shape, ring, columns, num_written)
+            sliding = self._sliding_masks.make(shape, columns, ring, num_written)
+        positions = shape.lengths[:, None] + shape.depths[:, num_written:]
+        position_ids = torch.from_numpy(positions).to(self.layout.device, non_blocking=True)
+        plan = ForwardPlan(position_ids, full, sliding, full_placement, sliding_placement)
         self.place(plan)
         return plan
 
@@ -264,7 +265,7 @@ class SlotCache(Cache):
         is_too_long = self.most_slots is not None and end > max(self.capacity, self.most_slots)
         return width if is_too_wide or is_too_long else rounded
 
-    def _placement(self, rows: Sequence[int], shape: PassShape, ring: int, end: int, num_written: int) -> Placement:
+    def _placement(self, rows: Sequence[int], shape: PassShape, ring: int, columns: int, num_written: int) -> Placement:
         count = len(shape.depths)
         indices = (shape.lengths[:, None] + np.arange(num_written, shape.depths.shape[1])) % ring
         start, width = int(indices[0, 0]), indices.shape[1]
@@ -272,7 +273,7 @@ class SlotCache(Cache):
         return Placement(
             rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),
             slots=torch.from_numpy(indices).to(self.layout.device, non_blocking=True),
-            columns=min(self.layout.round_columns(end), ring, self.capacity),
+            columns=columns,
             block=slice(rows[0], rows[0] + count) if is_block else None,
             run=(rows[0], start) if count == 1 and start + width <= ring else None,
         )

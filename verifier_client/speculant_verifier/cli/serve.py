@@ -9,9 +9,9 @@ from functools import partial
 
 from speculant_graph.config import AccessConfig, ServiceConfig, TrainConfig
 from speculant_graph.errors import ConfigError
-from speculant_graph.log import LogFormat, LogLevel, log_to_stderr
+from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import LogLevel, load_settings
 from speculant_verifier.cli.decoding_settings import DecodingSettings
 
 

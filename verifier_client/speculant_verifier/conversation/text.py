@@ -227,18 +227,16 @@ class Batch:
             GenerationError: it is neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            wrong = GenerationRequestError(
-                "a {field} is neither a text nor a list of token ids", fix="give one of them", field="prompt"
-            )
-            if isinstance(prompt, bytes | bytearray):
-                raise wrong
+            cause: TypeError | None = None
             try:
                 token_ids = [token for token in prompt if not isinstance(token, bool)]
-                if len(token_ids) == len(prompt):
+                if len(token_ids) == len(prompt) and not isinstance(prompt, bytes | bytearray):
                     return tuple(operator.index(token) for token in token_ids)
             except TypeError as error:
-                raise wrong from error
-            raise wrong
+                cause = error
+            raise GenerationRequestError(
+                "a {field} is neither a text nor a list of token ids", fix="give one of them", field="prompt"
+            ) from cause
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -250,10 +248,11 @@ class Batch:
     def _result(self, output: StepOutput) -> GenerationResult:
         assert output.finish_reason is not None
         sequence: ActiveSequence = output.sequence
-        text = self._target.decode(_visible(sequence, sequence.output))
+        token_ids = sequence.output
+        text = self._target.decode(_visible(sequence, token_ids))
         return GenerationResult(
             text=text[: end_of(text, sequence.request.config.stop)],
-            token_ids=sequence.output,
+            token_ids=token_ids,
             prompt_token_ids=sequence.prompt,
             finish_reason=output.finish_reason,
             num_steps=sequence.num_steps,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -92,7 +92,11 @@ class TargetModel:
         """What caches are made for."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
         """Reads weights that memory does not hold; None where it holds all."""
+        self.stall_s = 0.0
+        """Seconds that passes have waited for weights; 0 where memory holds all."""
         self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
+        self.is_steady = self._recorder is None
+        """Whether the last pass took as long as others of its shape will."""
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
@@ -129,6 +133,11 @@ class TargetModel:
             raise ConfigError(f"'{self.name}' was given without its tokenizer, which this needs; give token ids")
         return self._tokenizer
 
+    @cached_property
+    def decode(self) -> Callable[[Sequence[TokenId]], str]:
+        """Returns the text of token ids, control tokens included."""
+        return cast("Callable[[Sequence[TokenId]], str]", partial(self.tokenizer.decode, skip_special_tokens=False))
+
     @property
     def fingerprint(self) -> Fingerprint:
         """Identity of its tokenizer."""
@@ -153,8 +162,9 @@ class TargetModel:
             GenerationRequestError: there is no such form.
             ConfigError: the model was made without a tokenizer.
         """
-        form = form_of(config)
-        return self._grammars.compiled(form, prompt) if form else None
+        if not (config.json_schema or config.grammar):
+            return None
+        return self._grammars.compiled(form_of(config), prompt)
 
     @property
     def device(self) -> torch.device:
@@ -165,16 +175,6 @@ class TargetModel:
     def num_unsteady(self) -> int:
         """First passes of a shape that take longer than all later ones."""
         return 0 if self._recorder is None else NUM_UNSTEADY
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether the last pass took as long as others of its shape will."""
-        return self._recorder is None or self._recorder.is_steady
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds that passes have waited for weights; 0 where memory holds all."""
-        return 0.0 if self.offload is None else self.offload.stall_s
 
     @property
     def typical_cost(self) -> RowCurve:
@@ -227,10 +227,6 @@ class TargetModel:
         """Tokenise a prompt as transformers does, and drafters do."""
         return encode_prompt(self.tokenizer.backend_tokenizer, text)
 
-    def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Return the text of token ids, control tokens included."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
-
     @torch.inference_mode()
     def forward(
         self,
@@ -260,7 +256,7 @@ class TargetModel:
         if num_written:
             return self._run(pending, cache, rows, drafts, 0, num_written)
         ends = [len(tokens) - 1 for tokens in pending]
-        width = 1 + max((len(draft) for draft in drafts or ()), default=0)
+        width = 1 + max((len(draft.token_ids) for draft in drafts or ()), default=0)
         if max(ends) == 0 and not num_before:
             keep: int | Tensor = 0
         else:  # with a large vocabulary, logits cost as much as several layers
@@ -317,21 +313,27 @@ class TargetModel:
         padded = [tokens + tokens[-1:] * (width - len(tokens)) for tokens in nodes]
         token_ids = torch.tensor([tokens[num_written:] for tokens in padded], device=self.device)
         if self._recorder is not None and isinstance(keep, int) and not num_written:
-            return self._recorder.run(token_ids, plan, cache)
+            logits = self._recorder.run(token_ids, plan, cache)
+            self.is_steady = self._recorder.is_steady
+            return logits
         return self._compute(token_ids, plan, cache, keep)
 
     def _compute(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, keep: int | Tensor = 0) -> Tensor:
         masks: Any = {"full_attention": plan.full, "sliding_attention": plan.sliding}
         if not self.takes_mask_per_layer_type:
             masks = plan.sliding if plan.full is None else plan.full
-        output = self.model(
-            token_ids,
-            position_ids=plan.position_ids,
-            attention_mask=masks,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
+        try:
+            output = self.model(
+                token_ids,
+                position_ids=plan.position_ids,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        finally:
+            if self.offload is not None:
+                self.stall_s = self.offload.stall_s
         logits: Tensor = output.logits
         return logits
 

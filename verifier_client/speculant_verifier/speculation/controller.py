@@ -153,24 +153,25 @@ class DraftLengthController:
             for history, can, draft in zip(histories, can_trim, drafts, strict=True)
         ]
         if not (self._has_predictions and any(free)):
-            return [range(len(draft)) for draft in drafts]
-        longest = max(map(len, drafts))
+            return [range(len(draft.token_ids)) for draft in drafts]
+        sizes = [len(draft.token_ids) for draft in drafts]
+        longest = max(sizes)
         predicted, gains = np.zeros((2, len(drafts), longest))
         orders: list[NDArray[np.int64]] = []
-        for row, (history, draft) in enumerate(zip(histories, drafts, strict=True)):
-            probabilities = np.asarray(draft.path_probabilities if free[row] else [1.0] * len(draft))
+        for row, (history, draft, size) in enumerate(zip(histories, drafts, sizes, strict=True)):
+            probabilities = np.asarray(draft.path_probabilities if free[row] else [1.0] * size)
             orders.append(np.argsort(-probabilities, kind="stable"))  # parents stay before their children
-            predicted[row, : len(draft)] = probabilities[orders[row]]
-            gains[row, : len(draft)] = predicted[row, : len(draft)] * (
+            predicted[row, :size] = probabilities[orders[row]]
+            gains[row, :size] = predicted[row, :size] * (
                 history.calibration if free[row] and history is not None else 1.0
             )
-        fixed = max((len(draft) for draft, is_free in zip(drafts, free, strict=True) if not is_free), default=0) + 1
+        fixed = max((size for size, is_free in zip(sizes, free, strict=True) if not is_free), default=0) + 1
         width = max(fixed, self._best_width(gains))
         if width == 1 and self._best_width(predicted) > 1 and self._step >= self._resume_at:
             width = self._probe_width(len(drafts), longest)
         return [
-            sorted(order[: width - 1].tolist()) if is_free else range(len(draft))
-            for draft, order, is_free in zip(drafts, orders, free, strict=True)
+            sorted(order[: width - 1].tolist()) if is_free else range(size)
+            for size, order, is_free in zip(sizes, orders, free, strict=True)
         ]
 
     def observe(self, history: AcceptanceHistory, depths: Sequence[int], num_accepted: int, predicted: float) -> None:

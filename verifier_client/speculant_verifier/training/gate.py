@@ -285,7 +285,8 @@ class Replay:
             verdict = follow(draft, TeacherForcedTarget(record.output[sequence.num_emitted :], [0, *depths]), float)
             sequence.num_steps += 1
             sequence.token_ids += verdict.token_ids
-            self._drafting.observe(sequence, draft, depths, len(verdict.path))
+            if depths:
+                self._controller.observe(sequence.history, depths, len(verdict.path), sum(draft.path_probabilities))
             pass_s = record.pass_s * _CURVE.relative(1 + len(draft))
             seconds += pass_s + self._drafter.observe(PassReport(pass_s))
         self._drafter.finish(sequence.session_id)

@@ -1,0 +1,146 @@
+"""One engine of ``bench fleet``, in a process of its own: ``python -m`` this module, its order on standard input.
+
+It says ``ready`` when it drafts, waits for the line that begins the measurement, and prints its passes as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from speculant_graph.bench.processes import running_module
+from speculant_graph.bench.simulated_engine import passes
+from speculant_graph.bench.texts import Trace
+from speculant_graph.budget import curve_of
+from speculant_graph.engines.factory import load_engine_settings, open_sessions
+from speculant_graph.errors import SpeculantError
+from speculant_graph.types import Fingerprint
+
+WARM_UP_PASSES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an engine does."""
+
+    addresses: str
+    """Of the sidecars, as in ``client.address``."""
+    tokenizer: tuple[str, str, int]
+    """Fields of the graph's fingerprint."""
+    texts: str
+    """File of numpy: a row of token ids for each trace."""
+    prompt_tokens: int
+    """Of each row, tokens that are the prompt; the others are the output."""
+    first: int
+    """The trace that it begins with; after the last one the first follows."""
+    tenants: list[str]
+    """Whose sequences it decodes, in turns; none: sequences have no tenant."""
+    rows: int
+    k: int
+    curve: str
+    deadline_ms: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class EnginePasses:
+    """The passes of an engine, by columns."""
+
+    ended_s: list[float] = field(default_factory=list)
+    """When each ended, by the clock that all processes of the machine share."""
+    draft_s: list[float] = field(default_factory=list)
+    pass_s: list[float] = field(default_factory=list)
+    num_drafted: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    """Messages of each pass that a sidecar did not answer in time."""
+    late: int = 0
+    """Answers that came too late."""
+    errors: int = 0
+    """Batches that raised, which no fault of a sidecar may cause."""
+
+
+@contextmanager
+def running_engine(order: Order) -> Iterator[subprocess.Popen[str]]:
+    """Run an engine inside of the block, which begins when the engine drafts.
+
+    Raises:
+        SpeculantError: it does not start.
+    """
+    with running_module(__name__, [json.dumps(asdict(order))], is_told=True) as process:
+        if process.stdout is None or process.stdout.readline().strip() != "ready":
+            raise SpeculantError("a simulated engine did not start; its message is above")
+        yield process
+
+
+def begin_all(processes: list[subprocess.Popen[str]]) -> None:
+    """Let engines begin."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def passes_of(process: subprocess.Popen[str]) -> EnginePasses:
+    """Wait for an engine's end; return its passes.
+
+    Raises:
+        SpeculantError: it failed.
+    """
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SpeculantError("a simulated engine failed; its message is above")
+    return EnginePasses(**json.loads(line))
+
+
+def _run(order: Order) -> None:
+    texts = np.load(order.texts, mmap_mode="r")
+    numbers = itertools.islice(itertools.cycle(range(len(texts))), order.first, None)
+    split = order.prompt_tokens
+    traces = (Trace(tuple(texts[each, :split].tolist()), tuple(texts[each, split:].tolist())) for each in numbers)
+    given = {"client": {"address": order.addresses, "deadline_ms": order.deadline_ms}}
+    name, sha256, size = order.tokenizer
+    settings = load_engine_settings(given, "bench fleet")
+    sessions = open_sessions(settings, Fingerprint(name, sha256, size), most_drafted=order.k, vocabulary_size=size)
+    found, former = EnginePasses(), sessions.drafter_statistics
+    with ExitStack() as stack:
+        stack.callback(sessions.close)
+        loop = passes(sessions, traces, order.rows, order.k, curve_of(order.curve, "--curve"), order.tenants or None)
+        for _ in range(WARM_UP_PASSES):
+            next(loop)
+        _say("ready")
+        sys.stdin.readline()
+        next(loop)  # the pause is no part of a pass
+        former = sessions.drafter_statistics
+        failed, end_s = former.failed_steps, time.monotonic() + order.seconds
+        while time.monotonic() < end_s:
+            each = next(loop)
+            counted = sessions.drafter_statistics
+            found.ended_s.append(time.monotonic())
+            found.draft_s.append(each.draft_s)
+            found.pass_s.append(each.pass_s)
+            found.num_drafted.append(each.num_drafted)
+            found.num_tokens.append(each.num_tokens)
+            found.failed.append(counted.failed_steps - failed)
+            failed = counted.failed_steps
+        found.late = counted.late_answers - former.late_answers
+        found.errors = sessions.counts.failed_steps
+    _say(json.dumps(asdict(found)))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _run(Order(**json.loads(sys.argv[1])))

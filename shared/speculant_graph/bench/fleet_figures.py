@@ -1,0 +1,73 @@
+"""What the passes of several engines say of their sidecars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from speculant_graph.bench.fleet_engine import EnginePasses
+
+BIN_S = 0.5
+"""Tokens a pass are averaged over so long before they count as back."""
+_BACK = 0.95
+
+
+def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> dict[str, Any]:
+    """Return how long drafting took at the engines, and what it brought.
+
+    Args:
+        engines: each has at least one pass.
+        rows: of a pass.
+        bar_s: how long drafting may take.
+    """
+    draft_s = np.concatenate([each.draft_s for each in engines])
+    failed = sum(sum(map(bool, each.failed)) for each in engines)
+    return {
+        "passes": draft_s.size,
+        "draft_ms_p50": round(1e3 * float(np.percentile(draft_s, 50)), 4),
+        "draft_ms_p99": round(1e3 * float(np.percentile(draft_s, 99)), 4),
+        "within_bar": round(float(np.mean(draft_s <= bar_s)), 4),
+        "tokens_per_pass": round(sum(sum(each.num_tokens) for each in engines) / draft_s.size / rows, 4),
+        "failed_share": round(failed / draft_s.size, 5),
+    }
+
+
+def engines_within(results: Sequence[dict[str, Any]], key: str, bar_ms: float) -> float:
+    """Return the most engines a sidecar whose figure is not above the bar; 0 if there are none."""
+    return max((each["engines"] / each["sidecars"] for each in results if each[key] <= bar_ms), default=0)
+
+
+def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: float) -> dict[str, Any]:
+    """Return what an event did to the passes after it.
+
+    Args:
+        engines: their passes, some of them before it.
+        event_s: when it was.
+        window_s: how long before it and after it passes are looked at.
+
+    Returns:
+        ``share_without_drafts``: of the passes after it, how many lacked an answer. ``drafts_back_s``: seconds to the
+        end of the last one of these. ``tokens_per_pass_before``, of all rows together. ``tokens_back_s``: seconds to
+        the end of the first half second in which a pass brought 95 % of that; None: there was none.
+    """
+    ended_s = np.concatenate([each.ended_s for each in engines]) - event_s
+    failed = np.concatenate([each.failed for each in engines]) > 0
+    tokens = np.concatenate([each.num_tokens for each in engines])
+    before = float(tokens[(ended_s >= -window_s) & (ended_s < 0)].mean())
+    is_after = (ended_s >= 0) & (ended_s < window_s)
+    lacking_s = ended_s[is_after & failed]
+    back_s = None
+    for start_s in np.arange(0.0, window_s, BIN_S):
+        brought = tokens[(ended_s >= start_s) & (ended_s < start_s + BIN_S)]
+        if brought.size and brought.mean() >= _BACK * before:
+            back_s = round(float(start_s) + BIN_S, 3)
+            break
+    return {
+        "passes": int(is_after.sum()),
+        "share_without_drafts": round(float(failed[is_after].mean()), 5) if is_after.any() else None,
+        "drafts_back_s": round(float(lacking_s.max(initial=0.0)), 4),
+        "tokens_per_pass_before": round(before, 4),
+        "tokens_back_s": back_s,
+    }
