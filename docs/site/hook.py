@@ -29,7 +29,8 @@ REFERENCE = {
     ),
     "Draft": (
         "speculant_graph.DraftGenerator", "speculant_graph.SessionDrafter", "speculant_graph.SequenceStep",
-        "speculant_graph.DraftRequest", "speculant_graph.Draft", "speculant_graph.Proposal",
+        "speculant_graph.DraftRequest", "speculant_graph.types.SessionOptions", "speculant_graph.types.DraftOptions",
+        "speculant_graph.Draft", "speculant_graph.Proposal",
         "speculant_graph.Feedback", "speculant_graph.LearnedStore", "speculant_graph.Drafter",
         "speculant_graph.LocalDrafter", "speculant_graph.NullDrafter", "speculant_graph.strategies",
     ),
