@@ -279,7 +279,7 @@ class Replay:
         sequence.history = self._controller.new_history()
         self._drafter.open(sequence.session_id)
         seconds = 0.0
-        while sequence.num_remaining:
+        while len(sequence.token_ids) < sequence.longest:
             [draft] = self._drafting.drafts([sequence])
             depths = depths_of(draft)
             verdict = follow(draft, TeacherForcedTarget(record.output[sequence.num_emitted :], [0, *depths]), float)
