@@ -49,7 +49,8 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
 
     Returns:
         ``share_without_drafts``: of the passes after it, how many lacked an answer. ``drafts_back_s``: seconds to the
-        end of the last one of these. ``tokens_per_pass_before``, of all rows together. ``tokens_back_s``: seconds to
+        end of the last one of these, without those of an engine that came half a second or more after its former one:
+        they are late by themselves. ``tokens_per_pass_before``, of all rows together. ``tokens_back_s``: seconds to
         the end of the first half second in which a pass brought 95 % of that; None: there was none.
     """
     ended_s = np.concatenate([each.ended_s for each in engines]) - event_s
@@ -57,7 +58,6 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
     tokens = np.concatenate([each.num_tokens for each in engines])
     before = float(tokens[(ended_s >= -window_s) & (ended_s < 0)].mean())
     is_after = (ended_s >= 0) & (ended_s < window_s)
-    lacking_s = ended_s[is_after & failed]
     back_s = None
     for start_s in np.arange(0.0, window_s, BIN_S):
         brought = tokens[(ended_s >= start_s) & (ended_s < start_s + BIN_S)]
@@ -67,7 +67,16 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
     return {
         "passes": int(is_after.sum()),
         "share_without_drafts": round(float(failed[is_after].mean()), 5) if is_after.any() else None,
-        "drafts_back_s": round(float(lacking_s.max(initial=0.0)), 4),
+        "drafts_back_s": round(max(_lacking_s(each, event_s) for each in engines), 4),
         "tokens_per_pass_before": round(before, 4),
         "tokens_back_s": back_s,
     }
+
+
+def _lacking_s(engine: EnginePasses, event_s: float) -> float:
+    """Return how long after an event an engine lacked answers."""
+    until_s = 0.0
+    for ended_s, failed in zip(engine.ended_s, engine.failed, strict=True):
+        if failed and 0.0 <= ended_s - event_s < until_s + BIN_S:
+            until_s = ended_s - event_s
+    return until_s
