@@ -25,6 +25,7 @@ def engine(steps: list[tuple[int, int, int]]) -> EnginePasses:
         found.num_drafted.append(0)
         found.num_tokens.append(num_tokens)
         found.failed.append(failed)
+        found.asked.append(1)
         at_s += hundredths / 100
     return found
 
@@ -44,10 +45,17 @@ def test_drafting_of_all_engines_together() -> None:
     assert (figures["passes"], figures["within_bar"], figures["failed_share"]) == (4, 0.75, 0.25)
     assert figures["tokens_per_pass"] == 48 / 4 / 8
     assert figures["draft_ms_p50"] == pytest.approx(0.5)
+    engines[1].asked[0] = 0
+    figures = draft_figures(engines, 8, 6e-4)
+    assert (figures["passes"], figures["asked_share"], figures["within_bar"]) == (4, 0.75, 1.0)
+    assert figures["draft_ms_p50"] == pytest.approx(0.4), "a pass without drafting is none that is drafted soon"
 
 
 def test_the_most_engines_within_the_bar() -> None:
-    results = [{"engines": 2 * count, "sidecars": 2, "draft_ms_p99": 0.1 * count} for count in (1, 2, 4, 8)]
+    results = [
+        {"engines": 2 * count, "sidecars": 2, "draft_ms_p99": 0.1 * count, "asked_share": 1.0} for count in (1, 2, 4, 8)
+    ]
+    results.append({"engines": 64, "sidecars": 2, "draft_ms_p99": 0.0, "asked_share": 0.1})
     assert engines_within(results, "draft_ms_p99", 0.4) == 4
     assert engines_within(results, "draft_ms_p99", 0.05) == 0
 
