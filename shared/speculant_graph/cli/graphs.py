@@ -34,7 +34,7 @@ class BuildSettings(ReportingSettings):
 
     corpus: CliPositionalArg[list[TypedPath]]
     """Files of text, JSON Lines, JSON or PDF, gzipped or not; folders, which are searched for all of these; patterns
-    such as 'docs/**/*.md'; '-' for standard input."""
+    such as 'docs/**/*.md'; all of them also as addresses such as s3://bucket/text; '-' for standard input."""
     output: Path = Path("graph.pkl")
     """Output file. An older file there stays intact until the new one is complete."""
     ray: str = ""

@@ -13,6 +13,7 @@ from speculant_graph.corpus.documents import RecordError, extract_pdf, is_config
 from speculant_graph.corpus.encoding import find_encoding
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT, ListedFile
 from speculant_graph.corpus.source import SkippedFile, Source
+from speculant_graph.corpus.storage import address_of
 from speculant_graph.errors import CorpusError
 
 _LISTED = 20
@@ -47,7 +48,8 @@ def check_corpus(
         files: what to read.
         config: ``encoding``, ``on_error`` and ``text_field`` are used.
         vocabulary_size: token ids of records must be below.
-        folder: where standard input and named pipes are kept, which can be read but once, and the text of PDF.
+        folder: where is kept what should be read but once, standard input, named pipes and files of object storage, and
+            the text of PDF.
         on_progress: called with the bytes of files that were read so far.
 
     Raises:
@@ -105,7 +107,7 @@ class _Check:
         try:
             if self.problem:
                 raise CorpusError(self.problem)
-            if self._file.path == STANDARD_INPUT or _is_stream(self._file.path):
+            if _is_read_once(self._file.path):
                 self._keep(self.source.stored_blocks(on_bytes), self._kept)
                 self.source.stored = self._kept
                 on_bytes = _ignore
@@ -126,7 +128,7 @@ class _Check:
         """What the file of a graph remembers."""
         reason = self.problem.removeprefix(f"{self.source.label}: ")
         reason = reason.encode(errors="backslashreplace").decode()  # it may name a file whose name is no text
-        return SkippedFile(str(self.source.path), reason, self._num_bad if self.is_read else 0)
+        return SkippedFile(self.source.name, reason, self._num_bad if self.is_read else 0)
 
     def _keep(self, blocks: Iterable[bytes], kept: Path) -> None:
         """Write what can't be read again, or not as fast."""
@@ -161,9 +163,9 @@ def _ignore(_: int) -> None:
     """Count nothing: the same bytes are read again."""
 
 
-def _is_stream(path: Path) -> bool:
-    """Return whether a path is a named pipe or a device, which can be read but once."""
-    return path.is_fifo() or path.is_char_device()
+def _is_read_once(path: Path) -> bool:
+    """Return whether a path is a stream, or lies where reading it again would take as long."""
+    return path == STANDARD_INPUT or address_of(path) is not None or path.is_fifo() or path.is_char_device()
 
 
 def _error(problems: Sequence[_Check], num_files: int) -> CorpusError:

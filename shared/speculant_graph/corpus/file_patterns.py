@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from speculant_graph.corpus.storage import address_of, find_stored
 from speculant_graph.errors import CorpusError
 
 STANDARD_INPUT = Path("-")
@@ -52,7 +53,8 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
     Args:
         inputs: files and named pipes; folders, which are searched with all their subfolders for
             :data:`TEXT_SUFFIXES`, hidden ones and links to folders left out; patterns such as ``docs/**/*.md``; ``-``
-            for standard input. A file that exists is never read as a pattern, whatever characters its name has.
+            for standard input; and files, folders and patterns of object storage. A file of this machine that exists is
+            never read as a pattern, whatever characters its name has.
 
     Returns:
         The files. What was found and can't be read, such as a broken link or a subfolder without permission, has its
@@ -86,7 +88,7 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
 
 def _identity(path: Path) -> Path:
     try:
-        return path if path == STANDARD_INPUT else path.resolve()
+        return path if path == STANDARD_INPUT or address_of(path) else path.resolve()
     except (OSError, RuntimeError):  # links in a circle
         return path
 
@@ -94,6 +96,8 @@ def _identity(path: Path) -> Path:
 def _files_of(path: Path) -> list[ListedFile]:
     if path == STANDARD_INPUT:
         return [ListedFile(path)]
+    if (address := address_of(path)) is not None:
+        return [ListedFile(*each) for each in find_stored(address, lambda found: format_of(found)[0] in TEXT_SUFFIXES)]
     if path.is_dir():
         os.scandir(path).close()  # raises if it can't be searched
         found = sorted(_texts_in(path))

@@ -16,6 +16,7 @@ from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.documents import Document, RecordError, pdf_pages, read_documents
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT
 from speculant_graph.corpus.source import CorpusFile, Source
+from speculant_graph.corpus.storage import address_of
 from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
 from speculant_graph.errors import CorpusError
 from speculant_graph.types import TokenId
@@ -137,7 +138,7 @@ class _Searched(NamedTuple):
 def _state(file: CorpusFile, on_block: Callable[[int], None]) -> FileState | None:
     """Return why a file is not searched; None if it is as it was."""
     path = Path(file.name)
-    if path == STANDARD_INPUT:
+    if path == STANDARD_INPUT or address_of(path):
         return "not kept"
     try:
         if not path.exists():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT, format_of
+from speculant_graph.corpus.storage import address_of, open_stored
 from speculant_graph.errors import CorpusError
 from speculant_graph.types import FileName
 
@@ -114,9 +115,14 @@ class Source:
         self.__dict__ |= state
 
     @property
+    def name(self) -> str:
+        """Its path or address as it was given."""
+        return address_of(self.path) or str(self.path)
+
+    @property
     def label(self) -> str:
         """The file's name in messages to people."""
-        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
+        return "standard input" if self.path == STANDARD_INPUT else self.name
 
     def size(self) -> int:
         """Return the bytes of the whole stored file.
@@ -145,7 +151,7 @@ class Source:
         """
         has_records = self.format in {"lines", "json"}
         return CorpusFile(
-            str(self.path),
+            self.name,
             self.num_bytes,
             self._digest.hexdigest(),
             self.encoding,
@@ -194,6 +200,9 @@ class Source:
     def _open_stored(self) -> Iterator[IO[bytes]]:
         if self.stored is None and self.path == STANDARD_INPUT:
             with nullcontext(sys.stdin.buffer) as file:
+                yield file
+        elif self.stored is None and (address := address_of(self.path)) is not None:
+            with open_stored(address) as file:
                 yield file
         else:
             with (self.stored or self.path).open("rb") as file:

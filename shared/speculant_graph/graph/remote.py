@@ -1,34 +1,18 @@
-"""Graph files in object storage: fetched once into a cache folder, checked, and mapped from there.
-
-An address such as ``s3://bucket/graph.pkl`` is whatever fsspec opens. In a path its two slashes are one; no file of a
-machine has such a name by chance, so settings stay paths.
-"""
+"""Graph files in object storage: fetched once into a cache folder, checked, and mapped from there."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 from pathlib import Path
 
 from loguru import logger
 
 from speculant_graph.corpus.hub import first_line
+from speculant_graph.corpus.storage import EXTRA, address_of
 from speculant_graph.errors import GraphFileError
 from speculant_graph.files import replacing, workspace
 from speculant_graph.graph.ngrams import NgramGraph
-
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
-_EXTRA = "storage"
-
-
-def address_of(path: Path) -> str | None:
-    """Return the address that a path stands for, as fsspec takes it; None if it is a path of this machine."""
-    found = _ADDRESS.fullmatch(str(path))
-    if found is None:
-        return None
-    scheme, rest = found.groups()
-    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}"
 
 
 def cache_folder() -> Path:
@@ -55,7 +39,7 @@ def local_graph(path: Path) -> Path:
         version = str(storage.ukey(name))  # of content or of time and size; nothing is read for it
     except ImportError as error:  # of fsspec, or of what it needs for the address
         raise GraphFileError(
-            f"{address} needs a package that is not installed", fix=f'run: pip install "speculant-graph[{_EXTRA}]"'
+            f"{address} needs a package that is not installed", fix=f'run: pip install "speculant-graph[{EXTRA}]"'
         ) from error
     except Exception as error:  # every storage has its own
         raise _unread(address, error) from error
