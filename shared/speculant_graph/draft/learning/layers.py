@@ -29,12 +29,12 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 
 RATIO = 8
-"""A fold takes in a file that has less than so many times the tokens taken so far."""
+"""A fold merges a file that has less than this many times the tokens merged so far."""
 SHARE = 2
-"""One file holds at most a SHARE-th of the tokens or days that are kept."""
+"""One file has at most a SHARE-th of the tokens or days that are kept."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
-"""The beginning of the names of folders in which folds work."""
+"""Prefix of the names of the folders in which folds work."""
 _NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\.graph")
 
 
@@ -45,15 +45,15 @@ class Layer:
     path: Path
     """The file."""
     first: int
-    """The lowest id of the rows that it covers: milliseconds since 1970, see :class:`.database.Database`."""
+    """The lowest id of the covered rows: milliseconds since 1970, see :class:`.database.Database`."""
     last: int
     """The highest one."""
     num_tokens: int
-    """Tokens of these rows."""
+    """Number of tokens in these rows."""
     num_documents: int
-    """Texts that they were in."""
+    """Number of texts."""
     num_ngrams: int
-    """Different n-grams of all lengths."""
+    """Number of different n-grams of all lengths."""
     num_bytes: int
     """Size of the file."""
 
@@ -84,7 +84,7 @@ class Found:
     """The graph files in a tenant's folder."""
 
     layers: tuple[Layer, ...]
-    """The files that count, oldest first."""
+    """The valid files, oldest first."""
     covered: tuple[Path, ...] = ()
     """Files that another one covers."""
     damaged: tuple[tuple[Path, GraphFileError], ...] = ()
@@ -102,7 +102,7 @@ def name_of(first: int, last: int) -> str:
 
 
 def find_layers(folder: Path) -> Found:
-    """Look at the graph files in a tenant's folder, which need not exist; changes nothing.
+    """Find the graph files in a tenant's folder, which need not exist; change nothing.
 
     Raises:
         OSError: the folder can't be read.
@@ -113,7 +113,7 @@ def find_layers(folder: Path) -> Found:
             layers.append(Layer.read(path))
         except GraphFileError as error:
             damaged.append((path, error))
-    # Of two with the same first id the longer one comes first, so that a file comes after one that covers it.
+    # Of two files with the same first id the longer comes first, so that a file comes after the file that covers it.
     ordered = sorted((each for each in layers if each is not None), key=lambda each: (each.first, -each.last))
     kept: list[Layer] = []
     covered = []
@@ -126,7 +126,7 @@ def find_layers(folder: Path) -> Found:
 
 
 def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iterator[tuple[int, bytes]]:
-    """Yield the first rows, as far as one file may hold them where text is forgotten by its age.
+    """Yield the first rows that one file may contain if text is forgotten by age.
 
     Args:
         rows: ids and texts, oldest first.
@@ -141,7 +141,7 @@ def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iter
 
 
 def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: FoldConfig) -> int:
-    """Return the index of the first file that a fold takes in; their number if it takes in none.
+    """Return the index of the first file that a fold merges; the number of files if it merges none.
 
     Args:
         layers: the files, oldest first.
@@ -164,7 +164,7 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
 
 
 def kept_from(layers: Sequence[Layer], now_ms: int, config: FoldConfig) -> int:
-    """Return the index of the first file that is kept: older ones are to be forgotten, by their age or the space.
+    """Return the index of the first file to keep; age or size excludes older files.
 
     Args:
         layers: the files, oldest first.

@@ -37,13 +37,13 @@ from speculant_graph.types import Fingerprint
 NO_FOLDS = FoldConfig(enabled=False)
 """Folds nothing."""
 MAX_OPEN_DATABASES = 32
-"""Databases kept open; of more tenants the longest unused are closed."""
+"""Most databases kept open; beyond it the least recently used are closed."""
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
 _LOOK_S = 0.01
 _SWEEP_S = 3_600.0
-"""How often the text of all tenants is looked at for its age, which counts in days."""
-# The last one stands for a table that is missing or not as it should be.
+"""How often the age of all tenants' text is checked; ages are in days."""
+# The last message means that a table is missing or malformed.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 _Result = TypeVar("_Result")
@@ -85,20 +85,20 @@ class LearnedFiles:
         self.folder = folder
         self.tokenizer = tokenizer
         self.is_closed = False
-        """Whether nothing is taken any more."""
+        """Whether it refuses further work."""
         self._max_tokens = max_tokens
-        # With folds only their own limit loses text; without that limit a number that no database reaches.
+        # With folds only their own limit removes text; without that limit, a number that no database reaches.
         self._kept_tokens = (fold.max_tokens or 1 << 40) if fold.enabled else max_tokens
         self._folding = Folding(
             folder, tokenizer, fold, self._database, self._put_if_open, on_graphs=on_graphs, on_fold=on_fold
         )
         self._ages_matter = fold.enabled and fold.max_days > 0
         self._next_sweep_s = 0.0
-        self._open: OrderedDict[str, Database] = OrderedDict()  # the longest unused first
+        self._open: OrderedDict[str, Database] = OrderedDict()  # least recently used first
         self._failing: set[str] = set()
-        self._lock = Lock()  # held for moments, so that nothing is put after the end
+        self._lock = Lock()  # held briefly, so that no work is queued after the end
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # It continues while the interpreter ends, when engines close what they have.
+        # The thread runs until the interpreter exits, when engines close their stores.
         self._worker = Thread(target=self._do_work, name="learned", daemon=True)
         self._worker.start()
         try:
@@ -111,24 +111,24 @@ class LearnedFiles:
                 raise
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
                 raise ConfigError(
-                    f"{folder} is in use by another process that learns; stop that one or name another folder"
+                    f"{folder} is in use by another process; stop it or name another folder"
                 ) from error
             raise ConfigError(
-                f"{folder} can't be used for what is learned ({_reason(error)}); "
+                f"{folder} can't be used for learned text ({_reason(error)}); "
                 "check permissions and space, or name another folder"
             ) from error
 
     @property
     def is_failing(self) -> bool:
-        """Whether the latest try to write or read something failed."""
+        """Whether the latest write or read failed."""
         return bool(self._failing)
 
     def append(self, tenant: str, token_ids: NDArray[np.integer]) -> None:
-        """Add a text after all others, soon.
+        """Queue a text, to be added after all others.
 
         Args:
             tenant: any text.
-            token_ids: shape ``[n]``; of more than the budget the last ones are kept.
+            token_ids: shape ``[n]``; beyond the budget the last ones are kept.
         """
         content = token_ids[max(token_ids.size - self._kept_tokens, 0) :].astype("<i4").tobytes()
         if content:
@@ -144,7 +144,7 @@ class LearnedFiles:
         return [np.where(token_ids < self.tokenizer.vocabulary_size, token_ids, -1) for token_ids in found]
 
     def announce(self, tenant: str) -> None:
-        """Have ``on_graphs`` called with a tenant's graphs; returns after that."""
+        """Call ``on_graphs`` with a tenant's graphs, and wait for it."""
         self._submit(self._announce, name_of(tenant)).result()
 
     def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
@@ -158,7 +158,7 @@ class LearnedFiles:
         self._submit(self._use, "saving a state", name_of(tenant), lambda database: database.put(state, content))
 
     def load_state(self, tenant: str | None, state: str) -> bytes | None:
-        """Return a state if there is one."""
+        """Return a state, or None."""
         return self._submit(self._read, name_of(tenant), lambda database: database.get(state)).result()
 
     def forget(self, tenant: str) -> None:
@@ -171,21 +171,21 @@ class LearnedFiles:
             self._submit(self._remove, name_of(tenant)).result()
         except OSError as error:
             raise ConfigError(
-                f"{error.filename or self.folder} can't be removed for good ({_reason(error)}); "
+                f"{error.filename or self.folder} can't be removed permanently ({_reason(error)}); "
                 "check permissions and remove it yourself"
             ) from error
 
     def save(self) -> None:
-        """Bring everything to disk; what fails is tried again the next time."""
+        """Write everything to disk; failures are retried the next time."""
         self._submit(self._sync_all).result()
 
     def wait_for_folds(self) -> None:
-        """Wait until all text that was to be folded is; sequences that begin then draft from all of it."""
+        """Wait until all due folds are done; sequences that begin later draft from all of the text."""
         while self._submit(lambda: self._folding.is_busy).result():
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Bring everything to disk and give the folder back; a second time does nothing."""
+        """Write everything to disk and release the folder; a second call does nothing."""
         with self._lock:
             if self.is_closed:
                 return
@@ -197,7 +197,7 @@ class LearnedFiles:
     def _submit(self, work: Callable[..., _Result], *arguments: object) -> Future[_Result]:
         with self._lock:
             if self.is_closed:
-                raise ConfigError("what was learned is closed; open its folder again")
+                raise ConfigError("the learned text is closed; open its folder again")
             return self._put(work, *arguments)
 
     def _put_if_open(self, work: Callable[[], None]) -> None:
@@ -221,7 +221,7 @@ class LearnedFiles:
         for run in iter(self._work.get, None):
             run()
 
-    # What follows runs in the worker thread.
+    # The methods below run in the worker thread.
 
     def _append(self, name: str, content: bytes) -> None:
         self._use("appending", name, lambda database: database.add(content))
@@ -242,7 +242,7 @@ class LearnedFiles:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Now and then, have every tenant's text looked at for its age, the tenants that are away included."""
+        """Check the age of every tenant's text periodically, including inactive tenants."""
         if not self._ages_matter or time.monotonic() < self._next_sweep_s:
             return
         self._next_sweep_s = time.monotonic() + _SWEEP_S
@@ -250,19 +250,19 @@ class LearnedFiles:
         self._look_at_next(names)
 
     def _look_at_next(self, names: Iterator[str]) -> None:
-        # One at a time, so that other work has its turn.
+        # One at a time, so that other work can run in between.
         if (name := next(names, None)) is not None:
             self._use("forgetting", name, lambda database: self._folding.settle(name, database))
             self._put_if_open(lambda: self._look_at_next(names))
 
     def _use(self, action: str, name: str, work: Callable[[Database], _Result]) -> _Result | None:
-        """Work with a database, where it is damaged with a new one; None if it fails."""
+        """Run work on a database, or on a new one if it is damaged; return None on failure."""
         try:
             result = self._renewed(name, work)
         except (OSError, sqlite3.Error) as error:
             if action not in self._failing:
                 logger.warning(
-                    "{}: {} fails ({}), going on without; check space and permissions there",
+                    "{}: {} fails ({}) and is skipped; check space and permissions there",
                     self.folder, action, _reason(error),
                 )  # fmt: skip
             self._failing.add(action)
@@ -281,7 +281,7 @@ class LearnedFiles:
             for beside in self.folder.glob(f"{path.name}-*"):
                 beside.unlink()
             path.replace(aside)
-            logger.warning("{} is damaged ({}): it begins anew, and {} may be removed", path, error, aside)
+            logger.warning("{} is damaged ({}): a new one replaces it, and {} may be removed", path, error, aside)
             return work(self._database(name))
 
     def _database(self, name: str) -> Database:
@@ -330,7 +330,7 @@ class LearnedFiles:
             self._close(name)
 
     def _require_ours(self) -> None:
-        """Take the folder, or refuse it if it is of another format or another tokenizer."""
+        """Initialise the folder, or refuse it if it has another format or another tokenizer."""
         known = self._renewed(_SHARED, lambda database: database.get("tokenizer"))
         if known is None:
             ours = f"{self.tokenizer.sha256} {self.tokenizer.name}".encode(errors="replace")
@@ -339,13 +339,13 @@ class LearnedFiles:
         sha256, _, name = known.decode(errors="replace").partition(" ")
         if sha256 != self.tokenizer.sha256:
             raise TokenizerMismatchError(
-                f"{self.folder} holds what was learned with tokenizer {name} ({sha256[:12]}), not with "
+                f"{self.folder} has text learned with tokenizer {name} ({sha256[:12]}), not with "
                 f"{self.tokenizer.name} ({self.tokenizer.sha256[:12]}); name another folder, or remove this one"
             )
 
 
 def name_of(tenant: str | None) -> str:
-    """Return a name that every file system takes, whatever the tenant's is."""
+    """Return a name for a tenant's files that every file system accepts."""
     return _SHARED if tenant is None else hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
 
 
