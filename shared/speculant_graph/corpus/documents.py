@@ -89,9 +89,9 @@ def read_documents(
 
 
 def is_configuration(source: Source, field: str) -> bool:
-    """Return whether a JSON file is one object without the field that records have, comments and final commas allowed.
+    """Return whether a JSON file is one object without the text field; comments and final commas are allowed.
 
-    Such are ``package.json`` and ``tsconfig.json``: source text, not records.
+    ``package.json`` and ``tsconfig.json`` are examples: source text, not records.
 
     Raises:
         CorpusError: the file can't be read, unpacked or decoded.
@@ -165,7 +165,7 @@ def pdf_pages(source: Source) -> list[str]:
         ) from error
     except Exception as error:  # damaged files make the library raise any exception
         raise CorpusError(
-            f"{source.label}: can't be read as PDF ({type(error).__name__}: {error}); repair it or leave it out"
+            f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
         ) from error
     # Fonts may map glyphs to half surrogate pairs, which are not text.
     return [page.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for page in pages]

@@ -182,7 +182,7 @@ def _guess(source: Source, problem: str) -> Encoding:
     plausible = {name for match in matches for name in match.could_be_from_charset}
     name = decide(sample, plausible) if plausible else None
     if name is None or _wrong_with(source, name):
-        raise CorpusError(f"{source.label}: is not UTF-8 ({problem}), and its encoding is ambiguous; {_FIX}")
+        raise CorpusError(f"{source.label}: is not UTF-8 ({problem}), and its encoding is in doubt; {_FIX}")
     return Encoding(name, is_guess=True)
 
 

@@ -108,7 +108,7 @@ def _files_of(path: Path) -> list[ListedFile]:
         in_folders = (text for match in matches if match.is_dir() for text in _texts_in(match))
         found = sorted({*in_folders, *(_found(match) for match in matches if not match.is_dir())})
         if not found:
-            raise CorpusError(f"pattern {path} matches no file; check it, and quote it so that the shell does not expand it")
+            raise CorpusError(f"pattern {path} matches no file; check it, and quote it for the shell")
         return found
     if path.is_symlink():
         raise CorpusError(f"{path}: {_found(path).problem}")

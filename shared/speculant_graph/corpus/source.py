@@ -203,9 +203,9 @@ class Source:
 
     @contextmanager
     def open_text(self) -> Iterator[io.TextIOWrapper]:
-        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as :meth:`open` has them.
+        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as in :meth:`open`.
 
-        Bytes that are no UTF-8 in JSON Lines are half surrogate pairs, as ``surrogateescape`` makes them.
+        Invalid UTF-8 in JSON Lines becomes half surrogate pairs, as by ``surrogateescape``.
         """
         errors = "surrogateescape" if self.format == "lines" and self.encoding == UTF_8 else "strict"
         with self.open() as file:

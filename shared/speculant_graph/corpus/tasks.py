@@ -1,6 +1,6 @@
-"""A corpus divided into tasks of about equal work: some files, or a range of one large file's bytes.
+"""Divides a corpus into tasks of about equal work: some files, or a byte range of one large file.
 
-The token streams of the tasks, one after another, are the stream of the corpus.
+The token streams of the tasks, concatenated, are the stream of the corpus.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Task:
 
 
 def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int = TASK_BYTES) -> Iterator[Task]:
-    """Yield the tasks of files that were checked, in order.
+    """Yield the tasks of checked files, in order.
 
-    Plain text and JSON Lines in UTF-8 that are not packed are divided; large files of other kinds are tasks of their
-    own. Only some bytes around each border are read.
+    Plain text and JSON Lines are divided if they are UTF-8 and not gzipped; every large file of another kind is one
+    task. Only some bytes around each border are read.
 
     Args:
         sources: the files.

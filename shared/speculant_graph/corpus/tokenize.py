@@ -122,7 +122,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[TokenId]:
     Raises:
         GraphError: the text has millions of equal characters in a row.
     """
-    if tokenizer.truncation is not None:  # of its training
+    if tokenizer.truncation is not None:  # set for its training
         tokenizer.no_truncation()
     if tokenizer.padding is not None:
         tokenizer.no_padding()
@@ -137,10 +137,10 @@ def encode_texts(
     Args:
         tokenizer: encodes them.
         texts: the texts.
-        add_special_tokens: whether its own template puts tokens around them.
+        add_special_tokens: whether its own template adds tokens around them.
 
     Raises:
-        GraphError: a text has millions of alike characters in a row.
+        GraphError: a text has millions of equal characters in a row.
     """
     try:
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
@@ -165,10 +165,10 @@ class CorpusTokenizer:
         revision: str = "",
         special_tokens: SpecialTokensName = "text",
     ) -> None:
-        """Take over a tokenizer object, whose treatment of special tokens is changed.
+        """Take a tokenizer object and change its treatment of special tokens.
 
         Args:
-            name: what it was loaded by.
+            name: the name it was loaded by.
             tokenizer: the tokenizer itself.
             bos_id: id of the token that begins a document, if there is one.
             eos_id: id of the token that ends a document, if there is one.
@@ -246,7 +246,7 @@ class CorpusTokenizer:
         """Return the token ids of many texts, computed on all cores.
 
         Raises:
-            GraphError: a text has millions of alike characters in a row.
+            GraphError: a text has millions of equal characters in a row.
         """
         return encode_texts(self._tokenizer, texts)
 
@@ -287,11 +287,11 @@ def may_be_cut(token: str) -> bool:
 
 
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
-    """Cut a text into non-empty pieces whose token ids, one after another, are those of the whole.
+    """Cut a text into non-empty pieces whose token ids, concatenated, are those of the whole text.
 
-    Pieces end where GPT-style tokenizers separate words in any case
-    (:attr:`CorpusTokenizer.is_cuttable` is true for this kind). They have at least ``chunk_size`` characters (the last
-    one excepted), and more where the text has no such position.
+    Pieces end where GPT-style tokenizers always separate words (:attr:`CorpusTokenizer.is_cuttable` is true for this
+    kind). They have at least ``chunk_size`` characters, except the last piece, and more where the text has no such
+    position.
 
     Args:
         texts: the text in blocks of any size.
@@ -350,9 +350,9 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
 
 
 def lazy_decode(expected: Fingerprint) -> Callable[[Sequence[int]], str]:
-    """Return what decodes token ids by the tokenizer of a graph, which :func:`local_tokenizer` loads at the first call.
+    """Return a function that decodes with a graph's tokenizer; :func:`local_tokenizer` loads it at the first call.
 
-    Where that fails all texts are empty, after one warning.
+    If that fails, all texts are empty, after one warning.
     """
 
     @cache

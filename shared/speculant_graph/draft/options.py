@@ -28,11 +28,11 @@ _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independe
 
 
 def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = ()) -> None:
-    """Log every setting that was changed and that no strategy reads.
+    """Log every changed setting that no strategy reads.
 
     Args:
-        config: what a user has set.
-        strategies: those that may be used; the configured one by default.
+        config: the user's settings.
+        strategies: strategies that may be used; the configured one by default.
     """
     used = strategies or (config.strategy,)
     for name, readers in READ_BY.items():
@@ -40,15 +40,15 @@ def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = (
         if is_changed and name in config.model_fields_set and not set(readers).intersection(used):
             where = "here" if strategies else f"with strategy {config.strategy}"
             logger.warning(
-                "draft.{} has no effect {}: only {} reads it; leave it out", name, where, " or ".join(readers)
+                "draft.{} does nothing {}: only {} reads it; leave it out", name, where, " or ".join(readers)
             )
 
 
 def options_of(config: DraftConfig) -> DraftOptions:
-    """Return what a user has set of a drafter's settings, as options of another drafter.
+    """Return the settings that a user has set, as options for another drafter.
 
     Raises:
-        ConfigError: something was set that no request can choose.
+        ConfigError: a setting is set that requests can't choose.
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
     warn_of_unread(config)
@@ -82,10 +82,10 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
 
 
 def require_k(k: int) -> int:
-    """Return a number of tokens to draft, if the setting ``draft.k`` might have it.
+    """Return a number of tokens to draft, checked against the bounds of ``draft.k``.
 
     Raises:
-        DraftRequestError: it is out of bounds, or no number.
+        DraftRequestError: it is out of bounds, or not a number.
     """
     try:
         return DraftConfig(k=int(k) if isinstance(k, np.integer) else k).k

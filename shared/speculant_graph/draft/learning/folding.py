@@ -1,7 +1,7 @@
-"""Begins and ends folds: publishes graph files, removes covered texts and files, forgets by age and size.
+"""Starts and finishes folds: publishes graph files, removes covered texts and files, forgets by age and size.
 
-All of it runs in the thread that owns the folder, but for the work itself (:mod:`.fold_process`). The head of
-:mod:`.layers` says how files and rows fit together at every moment.
+Everything runs in the thread that owns the folder, except the fold itself (:mod:`.fold_process`). The head of
+:mod:`.layers` explains the invariants of files and rows.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Folding:
         self._fold: Fold | None = None
 
     def open(self, name: str) -> int:
-        """Look at a tenant's graph files, and remove those that do not count.
+        """Read a tenant's graph files, and remove covered ones.
 
         Returns:
-            The highest id that new rows must be above.
+            The highest used id; new rows must have higher ids.
 
         Raises:
             OSError: the folder can't be read or written.

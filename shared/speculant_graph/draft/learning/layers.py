@@ -1,20 +1,22 @@
-"""Learned text as a log: young text in a database, older text in graph files, and which of them count.
+"""Learned text as a log: young text in a database, older text in graph files.
 
-1. New text is rows of the tenant's database. Row ids only rise, so a range of ids names text for ever.
+1. New text is stored as rows of the tenant's database. Row ids only increase, so a range of ids identifies text
+   permanently.
 2. Beyond ``fold.young_tokens`` the oldest half of the rows becomes one graph file (:mod:`.folding`): a fold.
-3. A graph file is named by the ids that it covers, ``FIRST-LAST.graph``. Nothing else says so.
-4. A fold takes in the newest files too, from the newest one on, while one has less than :data:`RATIO` times the tokens
-   taken so far: n folds leave about log8(n) + 1 files. The ratio is 8, a large one, as files cost more than writing: a
-   file makes every draft of the tenant a sixth to a third slower, while a merge of a million tokens takes half a second
-   of an idle core, once. A token is written about seven times (with 2, three times, into six files instead of three).
-5. Where text is to be forgotten, no file grows beyond half of the tokens or days that are kept (:data:`SHARE`), as
-   whole files are deleted: the oldest first.
-6. A fold works in a hidden folder, in a process that publishes nothing. If it is killed, nothing has happened.
-7. The owner of the folder publishes by one rename. That is the only moment at which a fold happens.
-8. After it come the rows (one transaction) and the files that the new one covers. An owner that is killed between
-   these steps leaves rows or files that are covered, and hidden folders: whoever opens the tenant removes them first.
-9. So text is in rows, or in exactly one file that counts: one that can be read and that no other file covers.
-10. Forgetting a tenant ends its fold, removes database and files, the hidden folder of the fold included.
+3. A graph file's name, ``FIRST-LAST.graph``, is the only record of the ids that it covers.
+4. A fold also merges existing files, newest first, while the next file has less than :data:`RATIO` times the tokens
+   merged so far: n folds leave about log8(n) + 1 files. The ratio is as large as 8 because files cost more than
+   writing: a file makes every draft of the tenant a sixth to a third slower, while a merge of a million tokens takes
+   half a second of an idle core, once. A token is written about seven times (with 2, three times, into six files
+   instead of three).
+5. If text is to be forgotten, no file grows beyond half of the tokens or days that are kept (:data:`SHARE`), because
+   whole files are deleted, oldest first.
+6. A fold works in a hidden folder, in a process that publishes nothing. If the process is killed, nothing changes.
+7. The owner of the folder publishes the result by one rename. The fold takes effect at this rename.
+8. Then the owner removes the covered rows (one transaction) and the covered files. If it is killed between these
+   steps, covered rows or files and hidden folders remain; opening the tenant removes them first.
+9. So text is in rows, or in exactly one valid file: one that can be read and that no other file covers.
+10. Forgetting a tenant ends its fold and removes its database and files, including the fold's hidden folder.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Layer:
 
     @classmethod
     def read(cls, path: Path) -> Layer | None:
-        """Return the description of a file; None if it has not the name of a graph file.
+        """Return the description of a file; None if its name is not that of a graph file.
 
         Raises:
             GraphFileError: it can't be read.

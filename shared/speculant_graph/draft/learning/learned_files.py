@@ -1,10 +1,10 @@
-"""The folder of what was learned: one SQLite database for each tenant, and one for what no tenant owns.
+"""The folder of learned text: one SQLite database for each tenant, and one for state that belongs to no tenant.
 
-Graph files of a tenant's older text (:mod:`.folding`) lie in a folder of the same name.
+Graph files of a tenant's older text (:mod:`.folding`) are in a folder of the same name.
 
-One thread does all of it, in order, so that a caller waits for the disk only where it needs a result. A damaged
-database is moved aside, and its tenant begins anew. A change is committed to the write-ahead log, which the end of the
-process does not undo; :meth:`Database.sync` brings it to the disk itself.
+One thread does all the work, in order, so that a caller waits for the disk only if it needs a result. A damaged
+database is renamed, and its tenant starts with an empty one. A change is committed to the write-ahead log, which
+survives the end of the process; :meth:`Database.sync` writes it to the disk itself.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _Result = TypeVar("_Result")
 
 
 class LearnedFiles:
-    """What was learned with one tokenizer; this process alone has the folder until it is closed.
+    """Text learned with one tokenizer; this process alone uses the folder until it is closed.
 
-    Safe to use from several threads. After :meth:`close` everything but another one raises a ``ConfigError``. What
-    can't be written or read is logged, the first time of several in a row, and left out.
+    Safe to use from several threads. After :meth:`close` every method except :meth:`close` raises a ``ConfigError``.
+    Failed reads and writes are skipped; the first of several in a row is logged.
     """
 
     def __init__(
@@ -66,21 +66,22 @@ class LearnedFiles:
         on_graphs: Callable[[str, tuple[NgramGraph, ...]], None] = lambda _name, _graphs: None,
         on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
     ) -> None:
-        """Open a folder, or make it, for this user alone.
+        """Open or create a folder, for this user only.
 
         Args:
-            folder: where the files are; other files in it are left alone.
-            tokenizer: the tokenizer that ids are of.
-            max_tokens: tokens kept for each tenant, the oldest out first; of one that is folded :meth:`load` returns so
-                many at most.
+            folder: the folder; other files in it are not touched.
+            tokenizer: the tokenizer of the ids.
+            max_tokens: tokens kept for each tenant, the oldest removed first; with folds, the most tokens that
+                :meth:`load` returns.
             fold: whether and when older text becomes graphs, and how much of them is kept.
             on_graphs: called in a thread of this object with the name of a tenant's files (:func:`name_of`) and its
-                graphs, oldest first, when :meth:`announce` asks for them and when they have changed.
-            on_fold: called there with the seconds of every fold that has ended, and whether it succeeded.
+                graphs, oldest first, by :meth:`announce` and when they have changed.
+            on_fold: called in the same thread with the duration of every finished fold in seconds, and whether it
+                succeeded.
 
         Raises:
-            ConfigError: another process has the folder, it can't be read or written, or it is of another format.
-            TokenizerMismatchError: it holds what was learned with another tokenizer.
+            ConfigError: another process has the folder, it can't be read or written, or it has another format.
+            TokenizerMismatchError: its text was learned with another tokenizer.
         """
         self.folder = folder
         self.tokenizer = tokenizer
@@ -135,9 +136,9 @@ class LearnedFiles:
             self._submit(self._append, name_of(tenant), content)
 
     def load(self, tenant: str) -> list[Int64Array]:
-        """Return the newest texts of a tenant within the budget, oldest first; the first one may be cut at its front.
+        """Return the newest texts of a tenant within the budget, oldest first; the first may be truncated at its start.
 
-        What is no id of the tokenizer is -1: after damage anything may stand there.
+        Invalid ids, which damage may produce, are replaced with -1.
         """
         texts = self._submit(self._read, name_of(tenant), Database.texts).result() or []
         found = [np.frombuffer(text[: len(text) // ID_BYTES * ID_BYTES], "<u4").astype(np.int64) for text in texts]
@@ -148,12 +149,12 @@ class LearnedFiles:
         self._submit(self._announce, name_of(tenant)).result()
 
     def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
-        """Replace a state by another, soon.
+        """Queue the write of a state.
 
         Args:
-            tenant: the tenant it belongs to; None: it belongs to all, and must hold no text.
+            tenant: its tenant; None: it belongs to all tenants, and must not contain text.
             state: its name.
-            content: what :meth:`load_state` is to return.
+            content: its content, which :meth:`load_state` returns.
         """
         self._submit(self._use, "saving a state", name_of(tenant), lambda database: database.put(state, content))
 
@@ -162,7 +163,7 @@ class LearnedFiles:
         return self._submit(self._read, name_of(tenant), lambda database: database.get(state)).result()
 
     def forget(self, tenant: str) -> None:
-        """Remove everything of a tenant from the disk.
+        """Remove all data of a tenant from the disk.
 
         Raises:
             ConfigError: it can't be removed.

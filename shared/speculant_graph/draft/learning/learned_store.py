@@ -1,8 +1,8 @@
-"""What accepted text taught: for every tenant a memory that its later sequences draft from.
+"""Learned text in memory: for every tenant a memory that its later sequences draft from.
 
-A tenant's memory holds its own text and nothing of others; of a store that folds it holds the young text, and the
-graphs of the older one with it. Only how reliable kinds of contexts are, a few
-thousand rates, is shared by all. ``native/calibration.hpp`` and ``native/target_rows.hpp`` define what is saved.
+A tenant's memory has its own text and no other tenant's; in a store that folds, it has the young text and the graphs of
+the older text. All tenants share only the reliability of each kind of context, a few thousand rates.
+``native/calibration.hpp`` and ``native/target_rows.hpp`` define the saved data.
 """
 
 from __future__ import annotations
@@ -175,16 +175,16 @@ class LearnedStore:
         if self._files is None or not token_ids.size:
             return
         if self._files.is_closed:
-            logger.warning("a sequence ended after the store was closed, and its text is not kept; close sequences first")
+            logger.warning("a sequence ended after the store was closed, and its text is lost; close sequences first")
             return
         with self._forgetting:
             if not memory.core.is_forgotten:
                 self._files.append(memory.tenant, token_ids)
 
     def forget(self, tenant: str) -> None:
-        """Forget everything of a tenant, on disk too.
+        """Forget all text of a tenant, on disk too.
 
-        Open sequences keep what they hold until they end, and leave nothing behind.
+        Open sequences keep their memory until they end, and then leave nothing behind.
 
         Raises:
             ConfigError: the text can't be removed from the disk, or the store is closed.
@@ -258,10 +258,10 @@ def save_calibration(calibration: Calibration) -> bytes:
 
 
 def load_calibration(saved: bytes) -> Calibration:
-    """Make the tables of :func:`save_calibration` again.
+    """Load the tables of :func:`save_calibration`.
 
     Raises:
-        ConfigError: the bytes are not such tables, or those of another release.
+        ConfigError: the bytes are not such tables, or are from another release.
     """
     calibration = Calibration()
     try:
@@ -277,7 +277,7 @@ def load_calibration(saved: bytes) -> Calibration:
             weights = np.concatenate([tables[0], calibration.weights[len(tables[0]) :]])  # new kinds come last
             calibration.restore(weights, _widened(tables[1], calibration.bins))
     except Exception as error:
-        raise ConfigError("the saved calibration is damaged or of another release; delete it to start with a new one") from error
+        raise ConfigError("the saved calibration is damaged or of another release; delete it to start anew") from error
     return calibration
 
 
@@ -303,10 +303,10 @@ def save_rows(memory: LearnedMemory) -> bytes:
 
 
 def load_rows(memory: LearnedMemory, saved: bytes) -> None:
-    """Give a memory the rows of :func:`save_rows` again.
+    """Load the rows of :func:`save_rows` into a memory.
 
     Raises:
-        ConfigError: the bytes are not such rows, or those of another release.
+        ConfigError: the bytes are not such rows, or are from another release.
     """
     try:
         with np.load(io.BytesIO(saved), allow_pickle=False) as content:
