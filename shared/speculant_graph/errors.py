@@ -9,13 +9,17 @@
     │   ├── GraphFileError     not a graph file, damaged, or of a version this release can't read
     │   └── TokenizerMismatchError   graph and model do not share a tokenizer
     ├── DraftRequestError      a draft request breaks a rule of the wire
-    │   ├── UnknownGraphError       the graph that it names is not served │   ├── DraftLimitError         it is over a limit of the drafter
-    │   └── UnservedRequestError    the drafter does not serve its strategy or option ├── UnavailableError  
-        a server can't answer now │   ├── OverloadError           it is overloaded
-    │   ├── ShutdownError           it is shutting down │   └── DrafterUnavailableError the sidecar does not answer ├── ApiError               a request
-    over HTTP is refused; its kind says why ├── AccessError            the client may not do this
-    │   └── UnauthenticatedError    it does not know the client └── GenerationError        a prompt can't be
-    continued; nothing was generated
+    │   ├── UnknownGraphError       it names a graph that is not served
+    │   ├── DraftLimitError         it is over a limit of the drafter
+    │   └── UnservedRequestError    the drafter does not serve its strategy or option
+    ├── UnavailableError       a server can't answer now
+    │   ├── OverloadError           it is overloaded
+    │   ├── ShutdownError           it is shutting down
+    │   └── DrafterUnavailableError the sidecar does not answer
+    ├── ApiError               a request over HTTP is refused; its kind says why
+    ├── AccessError            a server does not permit the client's request
+    │   └── UnauthenticatedError    it does not know the client
+    └── GenerationError        a prompt can't be continued; nothing was generated
         ├── GenerationRequestError   the prompt or its settings are wrong
         └── GenerationMemoryError    there was no memory for it
 

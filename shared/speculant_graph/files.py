@@ -101,7 +101,7 @@ def replacing(
             with contextlib.suppress(FileNotFoundError):
                 _keep_access(target, temporary)
             temporary.replace(target)
-            with contextlib.suppress(PermissionError):  # a folder without read permission: the system writes the name to disk later
+            with contextlib.suppress(PermissionError):  # no read permission: the name reaches the disk later
                 sync(target.parent)
         finally:
             if temporary.is_dir():

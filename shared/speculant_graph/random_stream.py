@@ -47,7 +47,7 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the 64 bits that are mixed with every token of a position, into words whose first 52 bits are Gumbel noise.
+    """Return 64 bits that are mixed with every token of a position, into words whose first 52 bits are Gumbel noise.
 
     ``argmax(log p + noise)`` is a draw from p. A drafter and a verifier that use the same noise for similar
     distributions mostly draw the same token (Gumbel coupling, arXiv 2408.07978).

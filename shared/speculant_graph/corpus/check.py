@@ -18,7 +18,7 @@ from speculant_graph.errors import CorpusError
 _LISTED = 20
 """Most files that a line of the log names."""
 _BLOCK_BYTES = 1 << 20
-_FIX = "correct the named files, or leave them out with graph.on_error skip"
+_FIX = "correct each, or leave it out with graph.on_error skip"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
     The result depends only on the stream, not on ``memory`` and ``jobs``.
 
     Args:
-        stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary files are
-            in its folder.
+        stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary
+            files are in its folder.
         metadata: of its graph; tokenizer, largest order and number of tokens are used.
         memory: memory limit in bytes.
         jobs: threads.

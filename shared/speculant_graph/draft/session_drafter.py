@@ -1,7 +1,7 @@
 """Drafts for many sequences, from a graph and from the sequences' own accepted text.
 
-A caller opens a sequence, extends it with accepted tokens, drafts for it, and closes it. Every draft uses all text known
-at that moment; accepted tokens improve the next draft. Depends on neither sockets nor models.
+A caller opens a sequence, extends it with accepted tokens, drafts for it, and closes it. Every draft uses all text
+known at that moment; accepted tokens improve the next draft. Depends on neither sockets nor models.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class SessionDrafter:
                 from the sequences alone. ``greedy`` and ``sampling`` draft from the layer with the longest match of a
                 sequence's end.
             config: how to draft.
-            calibration: how reliable contexts are; updated by accepted tokens. Defaults to the store's saved calibration,
-                else to the graph's.
+            calibration: how reliable contexts are; updated by accepted tokens. Defaults to the store's saved
+                calibration, else to the graph's.
             learned: accepted text of earlier sequences; a store in memory by default.
             vocabulary_size: without a graph, the size of the vocabulary if known.
             max_session_tokens: tokens of one sequence that drafts may use, at least 256; older ones are forgotten.
@@ -83,8 +83,8 @@ class SessionDrafter:
             read_options: decodes options from the wire, for steps that the core answers.
 
         Raises:
-            ConfigError: the configured strategy has no source to draft from, an argument has a wrong type, there are too
-                many graphs, or one is named twice.
+            ConfigError: the configured strategy has no source to draft from, an argument has a wrong type, there are
+                too many graphs, or one is named twice.
             TokenizerMismatchError: the graphs have different tokenizers.
         """
         graphs = _layers(graph)
@@ -190,8 +190,8 @@ class SessionDrafter:
         """Draft for a batch, in order.
 
         Args:
-            steps: one step per sequence. ``token_ids`` is the whole sequence; its new tokens are accepted, and learned once
-                the drafts are made. If it is empty, the step drafts for the sequence without adding tokens.
+            steps: one step per sequence. ``token_ids`` is the whole sequence; its new tokens are accepted, and learned
+                once the drafts are made. If it is empty, the step drafts for the sequence without adding tokens.
             options: how to draft where a step leaves it open.
             max_support: most entries of all distributions together, among steps with equal options; a draft ends where
                 another distribution may not fit.

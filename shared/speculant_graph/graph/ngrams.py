@@ -229,7 +229,7 @@ class NgramGraph:
             GraphError: there is no such order.
         """
         if not 0 < _whole(order, "order") <= self.max_order:
-            raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; use one of these lengths")
+            raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; use an order in this range")
         for start in range(0, self.trie.nodes_per_level[order - 1], _NGRAMS_AT_A_TIME):
             ngrams = self.ngrams(order, start, start + _NGRAMS_AT_A_TIME)
             for node, ngram in enumerate(ngrams.tolist(), start):
@@ -258,7 +258,9 @@ class NgramGraph:
 
     def _length(self, length: int) -> int:
         if not 0 < _whole(length, "length") <= self.max_order + 1:
-            raise GraphError(f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {length}; use one of these lengths")
+            raise GraphError(
+                f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {length}; use a length in this range"
+            )
         return length
 
     def _token_array(self, token_ids: Sequence[TokenId]) -> Int64Array:

@@ -8,9 +8,9 @@ byte), so ``pickle.load`` makes that call:
     PROTO FRAME                   the frame ends before the block, or before a text of 64 KiB and more
     SHORT_BINUNICODE twice        module and name of the function; STACK_GLOBAL
     SHORT_BINBYTES                SHA-256 of the text
-    BINUNICODE                    the text: the graph's description, padded with spaces BINBYTES or, from 4 GiB, 8   
-    the block of arrays, at a multiple of 64 bytes, outside of a frame FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after
-    every value
+    BINUNICODE                    the text: the graph's description, padded with spaces
+    BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes, outside of a frame
+    FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
 A pickle is a program, and anyone may have written the file. The reader does not run it: it lets the pickler write the
 bytes that must surround text and block, and refuses a file in which one of them differs.

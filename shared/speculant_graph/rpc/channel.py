@@ -155,7 +155,7 @@ def _credentials(config: ClientConfig) -> grpc.ChannelCredentials:
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca is not None:
-        with explained("client.tls_ca", f"'{ca}'", "has no usable certificate", "give a PEM file"):
+        with explained("client.tls_ca", f"'{ca}'", "holds no usable certificate", "give a PEM file"):
             context.load_verify_locations(ca)
     if certificate is not None:
         pair = f"'{certificate}' and client.tls_key: '{key}'"

@@ -73,7 +73,7 @@ def encode_options(options: DraftOptions) -> bytes:
         if name in wanted:
             if wanted[name] not in numbers:
                 raise DraftRequestError(
-                    f"a sidecar does not serve {{field}} {wanted[name]}", fix=f"choose {' or '.join(numbers)}", field=name
+                    f"no sidecar serves {{field}} {wanted[name]}", fix=f"choose {' or '.join(numbers)}", field=name
                 )
             wanted[name] = numbers[wanted[name]]
     if options.sources is not None:

@@ -94,8 +94,7 @@ def _retry_delay_s(status: bytes) -> float:
 
 
 def advised_delay_s(error: BaseException) -> float | None:
-    """Return the retry delay in seconds for the response to an error; 0: waiting does not help, None: the response has
-    none."""
+    """Return an error's retry delay for the response, in seconds; 0: waiting does not help, None: no delay."""
     if isinstance(error, OverloadError):
         return error.retry_delay_s
     return 0.0 if isinstance(error, DraftLimitError) else None

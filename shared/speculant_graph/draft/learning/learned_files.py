@@ -111,9 +111,7 @@ class LearnedFiles:
             if not isinstance(error, OSError | sqlite3.Error):
                 raise
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
-                raise ConfigError(
-                    f"{folder} is in use by another process; stop it or name another folder"
-                ) from error
+                raise ConfigError(f"{folder} is in use by another process; stop it or name another folder") from error
             raise ConfigError(
                 f"{folder} can't be used for learned text ({_reason(error)}); "
                 "check permissions and space, or name another folder"
