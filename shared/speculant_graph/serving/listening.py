@@ -21,7 +21,7 @@ from speculant_graph.rpc.channel import explained
 
 _REASONS = {
     errno.EADDRINUSE: "another program listens there; stop it or choose another port",
-    errno.EADDRNOTAVAIL: "it is not an address of this machine; choose 0.0.0.0, for all its addresses, or one of them",
+    errno.EADDRNOTAVAIL: "it is no address of this machine; choose 0.0.0.0, for all its addresses, or one of them",
     errno.EACCES: "this user lacks permission; choose a port above 1023",
 }
 _BACKLOG = 1_024

@@ -96,7 +96,7 @@ async def _serve(make_server: Callable[[], Server], name: str) -> None:
         reloader = asyncio.create_task(_reload_when_asked(server, reloading))
         await waiting
         reloader.cancel()
-        logger.info("{} stopping when running calls have ended; a second signal stops it at once", name)
+        logger.info("{} stopping when running calls have ended; a second signal ends it at once", name)
     finally:
         starting.cancel()
         waiting.cancel()

@@ -167,7 +167,7 @@ def _require_url(url: str) -> None:
     except httpx2.InvalidURL:
         is_right = False
     if not is_right:
-        raise ConfigError(f"--url: {url!r} is not the URL of a server; write http://host:port/v1")
+        raise ConfigError(f"--url: {url!r} is no URL of a server; write http://host:port/v1")
 
 
 async def _model(session: httpx2.AsyncClient) -> str:
@@ -267,7 +267,7 @@ def _figures(rounds: Mapping[str, list[list[Answer]]], settings: BenchServeSetti
             for percent in (50, 99):
                 value = 1e3 * float(np.percentile(values, percent)) if values else None
                 figures[f"{way}_{key}_p{percent}"] = value
-    # Of the last way, which has drafts.
+    # Of the last variant, which has drafts.
     counts = {key: sum(each.statistics.get(key, 0) for each in answers) for key in _COUNTS}
     plain = figures["plain_tokens_per_s"]
     return figures | {

@@ -111,7 +111,8 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Let the model write records with and without drafts; and force it to write others in a tokenizer's usual tokens.
+        """Let the model write records with and without drafts, and force it to write others in a tokenizer's usual
+        tokens.
 
         The forced ones show the gain of drafts, because a model of random weights spells words unlike any real one.
         """

@@ -81,8 +81,7 @@ class SlotLayer(CacheLayerMixin):
         self.num_rows, self.num_slots = num_rows, num_slots
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy slots ``source`` of ``rows`` to slots ``target``, in the order of paths: no target is after its
-        source."""
+        """Copy slots ``source`` of ``rows`` to slots ``target``, in path order: no target is after its source."""
         keys, values = self._memories
         if (
             keys is not None and values is not None
