@@ -233,9 +233,7 @@ class SlotCache(Cache):
         shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
         end = int(shape.lengths.max()) + width
         self.reserve(end)
-        assert self._ring is None or width + (self.layout.window or 0) <= self._ring + 1, (
-            "a pass wider than widest_pass"
-        )
+        assert self._ring is None or width + (self.layout.window or 0) <= self._ring + 1, "wider than widest_pass"
         for row in rows:
             self._written[row] = max(self._written[row], self.lengths[row] + width)
         full = sliding = None

@@ -55,7 +55,7 @@ class ChatTraining:
         if adapters is None or self._record.folder is None:
             raise ConfigError("there is nothing to train, or to learn from; start with --draft-model and --record")
         output = output_of(self._record.folder, self._draft_model)
-        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on
+        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal their training text
         if self._run(f"--output={output}", present=adapters.state.present.folder) == 0:
             self._note(f"the draft model now has {described(adapters.load(str(output)))}")
 

@@ -148,6 +148,6 @@ def _size(
         return CheckResult("model size", "fail", detail, "choose a smaller model, or --dtype bfloat16")
     if needed > 0.8 * free:
         return CheckResult(
-            "model size", "warn", detail, "lower verifier.max_kv_tokens, because keys and values need memory, too"
+            "model size", "warn", detail, "lower verifier.max_kv_tokens, keys and values need memory, too"
         )
     return CheckResult("model size", "ok", detail)

@@ -189,7 +189,7 @@ def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrain
     try:
         return with_adapter(model, draft_model.name, output)[1].folder
     except ConfigError as error:
-        logger.warning("the published adapter can't be used, so a new one must be better than none: {}", error)
+        logger.warning("what is published can't be used, so a new adapter must be better than none: {}", error)
         return None
 
 
