@@ -219,8 +219,7 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
         unpacked: PreTrainedModel = model.dequantize()
     except (NotImplementedError, ImportError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"the weights of '{model.name_or_path}' are packed in a form that can't be unpacked here, so no adapter can be added "
-            f"({sentence(error)})",
+            f"the weights of '{model.name_or_path}' can't be unpacked here, and take no adapter ({sentence(error)})",
             fix="give it in bfloat16",
         ) from error
     return unpacked

@@ -73,7 +73,7 @@ class ModelDrafter:
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._clock = clock
         self.capabilities = STRATEGIES[config.strategy]
-        """What its drafts are like."""
+        """The properties of its drafts."""
         self._reliability = Reliability()
         self._sessions: dict[int, Session] = {}
         self._has_failed = False
@@ -287,7 +287,7 @@ class ModelDrafter:
                 for each, nodes in zip(batch, best, strict=True):
                     each.baseline = frozenset(nodes[:num_drafted])
                 rows = self._first(batch, members, rows)
-                width = max(width, 1)  # of a try
+                width = max(width, 1)  # for a trial
             plain_s = target_s
             members = {index: members[index] for index in sorted(rows) if opened[index]}
             if not members:

@@ -161,7 +161,7 @@ def register() -> str:
 
 
 def use_attention(model: PreTrainedModel) -> bool:
-    """Make a loaded model compute attention with the fused kernels, or with its own, slow attention if they do not work.
+    """Make a loaded model use the fused kernels, or its own, slow attention if they do not work.
 
     Returns:
         Whether its masks must be repeated for query heads that share a key head.

@@ -256,7 +256,8 @@ def ngram_assisted_speculative_generate(
         gamma: most tokens drafted for a pass.
         filler_top_k: how many of the target's most probable tokens are learned at every position; 1 or less learns only
             emitted tokens.
-        logits_processor: how the target's token is chosen; one of the two classes here, or any class with their two methods.
+        logits_processor: how the target's token is chosen; one of the two classes here, or another with their two
+            methods.
         max_gen_len: most tokens generated; fewer if the target's positions end.
         eos_tokens_id: the token, or tokens, after which to stop.
         pad_token_id: fills the buffer after the sequence; nothing reads it.
@@ -305,9 +306,7 @@ def ngram_assisted_speculative_generate(
     input_ids = torch.full((1, length), pad_token_id)
     input_ids[0, : len(prompt)] = torch.tensor(prompt)
     end_tokens = {eos_tokens_id} if isinstance(eos_tokens_id, int) else set(eos_tokens_id)
-    cache = (
-        DynamicCache() if use_cache else None
-    )  # without a config it has no windows, so every layer can be rolled back
+    cache = DynamicCache() if use_cache else None  # without a config it has no windows, so it can roll back
     position, num_cached, num_drafted, num_accepted = len(prompt), 0, 0, 0
     ngramstorage.initialize(input_ids[:, :position])
     while position < length:

@@ -61,12 +61,12 @@ class ExpertPool:
         """Number of experts that passes needed, and how many of them were in the pool."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
-        """Whether memory is given back if there are fewer slots."""
+        """Whether fewer slots free memory."""
         kinds = {name: like.to(type_in_memory(each, like.dtype)) for name, each in modules[0][0].named_parameters()}
         spaces = {name: new_space((num_slots, *shape), kinds[name]) for name, shape in shapes.items()}
         self._pool = {name: pool for name, (pool, _) in spaces.items()}
         self._memory = [memory for _, memory in spaces.values()]
-        self._vectors = [  # such as biases, which are too short for individual reads: they stay in memory, and are copied
+        self._vectors = [  # such as biases, too short for individual reads: they stay, and are copied
             {name: self._kept(stored, like) for name, stored in weights.items() if len(shapes[name]) == 1}
             for _, weights in modules
         ]
