@@ -1,9 +1,9 @@
-"""Decides which weights stay in memory and which are streamed in every pass, from sizes alone, without loading the model.
+"""Decides which weights stay in memory and which are streamed in every pass, from sizes alone.
 
 In a dense model as many decoder layers stay as fit, and every n-th is streamed, so that it is read while those between
 are computed. In a mixture of experts the experts are streamed individually, and all other weights stay. SpecExec
-(Svirschevski et al. 2024) places whole layers on one side. For a GPU, streamed weights are in host memory as far as they
-fit, and otherwise, as on a CPU, on the disk. Experts in MXFP4 are streamed, and stay, packed.
+(Svirschevski et al. 2024) places whole layers on one side. For a GPU, streamed weights are in host memory as far as
+they fit, and otherwise, as on a CPU, on the disk. Experts in MXFP4 are streamed, and stay, packed. Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def plan_for(
     num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
         raise ConfigError(
-            f"of model '{verifier.model_name}' {_readable(fixed)} must stay in memory, which with everything else takes "
+            f"of model '{verifier.model_name}' {_readable(fixed)} must stay in memory, and with all else that takes "
             f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}",
             fix="raise {field}, lower verifier.max_kv_tokens if it is set, or choose fewer bytes per weight "
             "(verifier.dtype bfloat16)",

@@ -5,7 +5,7 @@ with probability min(1, p(x)/q(x)); after the first rejection a token is drawn f
 
 *Block* is block verification (Sun et al. 2024, arXiv 2403.10444), never fewer accepted tokens than *token*. A draft is
 judged as a whole: earlier tokens may compensate for a token that is less probable than its proposal. With ``a[0] = 1``
-and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, the residual of p after i tokens is ``max(a[i] p - q, 0)`` of mass ``s[i]``.
+and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, p's residual after i tokens is ``max(a[i] p - q, 0)`` of mass ``s[i]``.
 Length i passes with probability ``s[i] / (s[i] + 1 - a[i])``, at the end of the draft ``a[i]``; the longest passing i
 is accepted, and then a token is drawn from the residual there. All lengths are tried, because a longer one may pass
 where a shorter one failed.

@@ -61,8 +61,8 @@ def _walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_propo
     """Accept one child per node until all children are rejected or there are none.
 
     Args:
-        draft: children of a node in the order in which they were drawn, all with the q of the first draw. Drafts without
-            proposals, and children that do not share one q, are followed instead.
+        draft: children of a node in the order in which they were drawn, all with the q of the first draw. Drafts
+            without proposals, and children that do not share one q, are followed instead.
         target: the model.
         uniforms: one number per examined child, and one for the model's own token.
         next_proposal: the change of q after a rejection. Children without probability under it are skipped.

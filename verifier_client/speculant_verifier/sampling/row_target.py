@@ -1,7 +1,7 @@
 """The target model at the nodes of one row's draft, as seen by verification rules.
 
-A node is computed only when a rule reads it. So stateful processors, too, see exactly the emitted tokens. On a GPU, where
-every read is a transfer, choices that need no prefix are made for all nodes at once.
+A node is computed only when a rule reads it. So stateful processors, too, see exactly the emitted tokens. On a GPU,
+where every read is a transfer, choices that need no prefix are made for all nodes at once.
 """
 
 from __future__ import annotations

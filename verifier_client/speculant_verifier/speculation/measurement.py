@@ -194,14 +194,14 @@ class _Measurement:
             if self._probe.pass_s(1, 1) > longest_s and self._probe.pass_s(1, 1) > longest_s:
                 self._context = 0
         self._probe = _Probe(target, self._context, widest)
-        self._opening_s = 0.0  # of a row's cache
+        self._opening_s = 0.0  # time to fill a row's cache
 
     @property
     def _spent_s(self) -> float:
         return time.perf_counter() - self._started_s
 
     def may_run(self, point: _Point, *, is_urgent: bool) -> bool:
-        """Return whether a pass is among the first two, or ends in time even if every further token costs as much as before.
+        """Return whether a pass is among the first two, or ends in time even if tokens cost as much as before.
 
         Urgent passes may use the whole budget.
         """
