@@ -83,9 +83,7 @@ class SlotLayer(CacheLayerMixin):
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy slots ``source`` of ``rows`` to slots ``target``, in path order: no target is after its source."""
         keys, values = self._memories
-        if (
-            keys is not None and values is not None
-        ):  # a loop over one buffer, because index tensors cost more than the copies
+        if keys is not None and values is not None:  # a loop: index tensors cost more than the copies
             for memory in (keys, values):
                 _core.move_slots(memory, rows.numpy(), source.numpy(), target.numpy())
             return

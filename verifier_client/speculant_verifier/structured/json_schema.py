@@ -1,8 +1,8 @@
 """Rewrites schemas of common libraries with the keywords of JSON Schema that llguidance supports.
 
-Keywords with an exact equivalent are rewritten: ``propertyNames`` as in zod's records, ``not`` of types, ``uniqueItems``
-of a few values, formats that are only names. llguidance refuses the others by name; but if a client does not require
-strictness, ``uniqueItems`` and unknown formats are left to the model.
+Keywords with an exact equivalent are rewritten: ``propertyNames`` as in zod's records, ``not`` of types,
+``uniqueItems`` of a few values, formats that are only names. llguidance refuses the others by name; but if a client
+does not require strictness, ``uniqueItems`` and unknown formats are left to the model.
 """
 
 from __future__ import annotations

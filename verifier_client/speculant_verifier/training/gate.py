@@ -1,9 +1,9 @@
 """Decides whether a trained adapter may be published: replays requests that no training has seen, before and after.
 
 The present adapter, or none, and the candidate draft for the same requests, without a target: a step drafts as the
-engine does, walks the draft along the target's text, and advances one more token. The rule ``follow`` does the same when
-the target writes the record, so tokens per pass equal the engine's. Tokens per pass must rise, tokens per second must
-not fall, and requests that were drafted well must stay so.
+engine does, walks the draft along the target's text, and advances one more token. The rule ``follow`` does the same
+when the target writes the record, so tokens per pass equal the engine's. Tokens per pass must rise, tokens per second
+must not fall, and requests that were drafted well must stay so.
 
 Time is computed from the number of passes: the target's duration is in the record, the draft model's is a share of it.
 So two replays of one model give the same figures, and any difference comes from the adapter.
