@@ -79,6 +79,8 @@ _MODULES = {
 }  # fmt: skip
 """Module -> its public names."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+__version__: str
+"""Version of the distribution, as installed; read on first use."""
 
 __all__ = [
     "AccessConfig", "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig",
@@ -96,6 +98,11 @@ silence()
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module on first use."""
+    if name == "__version__":
+        from speculant_graph.version import VERSION
+
+        globals()[name] = VERSION
+        return VERSION
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     try:

@@ -2,3 +2,17 @@
 
 All code that needs torch is here. :mod:`speculant_graph` re-exports the public names lazily.
 """
+
+from __future__ import annotations
+
+__version__: str
+"""Version of the distribution, as installed; read on first use."""
+
+
+def __getattr__(name: str) -> str:
+    """Read the version on first use."""
+    if name != "__version__":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from speculant_graph.version import VERSION
+
+    return VERSION

@@ -70,7 +70,7 @@ class SpeculativeDecoder:
     All methods may be called from any thread and from any event loop at the same time: requests of all callers are
     decoded in one batch.
 
-    Example:
+    Examples:
         >>> decoder = SpeculativeDecoder(graph_path="graph.pkl", verifier_config=VerifierConfig(model_name="my-model"))
         >>> result = decoder.generate("A termination clause", GenerationConfig(max_tokens=50))
         >>> print(result.text, result.acceptance_rate)

@@ -51,7 +51,7 @@ def speculant_generate(
 ) -> LongTensor | GenerateDecoderOnlyOutput:
     """Decode as ``model.generate`` does, with drafts; greedy output is the same.
 
-    Example:
+    Examples:
         >>> model.generate(**inputs, max_new_tokens=50, custom_generate=speculant_generate, drafter=drafter)
 
     Args:

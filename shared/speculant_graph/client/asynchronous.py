@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 class AsyncDrafterClient:
     """:class:`~speculant_graph.client.DrafterClient` for tasks, of any event loop.
 
-    Example:
+    Examples:
         >>> async with AsyncDrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
         ...     await client.open(1)
         ...     [draft] = await client.draft([SequenceStep(1, [17, 4, 9], node_budget=8)])

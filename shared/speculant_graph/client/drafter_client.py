@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 class DrafterClient:
     """Drafts from a sidecar. May be shared between threads, but not with a process that is forked later.
 
-    Example:
+    Examples:
         >>> config = ClientConfig(address="unix:///tmp/speculant-drafter/drafter.sock")
         >>> with DrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
         ...     client.open(1)
