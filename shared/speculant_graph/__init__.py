@@ -1,7 +1,7 @@
 """Speculative decoding with an n-gram graph as the drafter: the public Python API.
 
-Names that need no torch are imported as they are used; those of the verifier come from the other half of the
-distribution and need its extra. Both are resolved late, so ``import speculant_graph`` costs nothing.
+Names without torch are imported on first use; the verifier's names come from the other half of the distribution and
+need its extra. Both are resolved late, so ``import speculant_graph`` costs nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _MODULES = {
     "speculant_verifier.speculation": ("CostTable", "load_or_measure"),
     "speculant_verifier.transformers_generate": ("speculant_generate",),
 }  # fmt: skip
-"""Module -> the public names that it has."""
+"""Module -> its public names."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __version__: str
 """Version of the distribution, as installed; read on first use."""
@@ -97,7 +97,7 @@ silence()
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its home on first use."""
+    """Import a public name from its module on first use."""
     if name == "__version__":
         from speculant_graph.version import VERSION
 

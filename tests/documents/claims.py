@@ -72,7 +72,7 @@ EXPECTED: dict[str, list[str]] = {
     "docs/drafting.md": [r"tree +16 "],
     "docs/graphs.md": [r"orders 1-5", r"(?i)parties"],
     "docs/explorer.md": [r'"strategy": ?"tree"', r'"text": ?"The parties"'],
-    "docs/fleet.md": [r"127\.0\.0\.1:50072: SERVING", r"'127\.0\.0\.1:50071': [0-4],"],
+    "docs/fleet.md": [r"(?m)^127\.0\.0\.1:\d+: SERVING$", r"\{'127\.0\.0\.1:\d+': [0-4],"],
     "docs/http.md": [
         r'"completion_tokens": ?20',
         r"(?m)^data: \[DONE\]$",

@@ -10,8 +10,8 @@ import pytest
 from speculant_graph.cli.main import main
 
 KEYS = {
-    "engines", "sidecars", "passes", "draft_ms_p50", "draft_ms_p99", "within_bar", "tokens_per_pass", "failed_share",
-    "core_share", "drafting_share", "cpu_us_per_step", "cpu_us_per_drafted_token", "load",
+    "engines", "sidecars", "passes", "asked_share", "draft_ms_p50", "draft_ms_p99", "within_bar", "tokens_per_pass",
+    "failed_share", "core_share", "drafting_share", "cpu_us_per_step", "cpu_us_per_drafted_token", "load",
 }  # fmt: skip
 
 

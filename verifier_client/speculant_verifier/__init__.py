@@ -1,6 +1,6 @@
 """The verifier: runs the target model, checks drafts in one forward pass, and emits the model's own text.
 
-Everything that needs torch is here. The public names are re-exported, late, by :mod:`speculant_graph`.
+All code that needs torch is here. :mod:`speculant_graph` re-exports the public names lazily.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _built(files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
-    """Build a graph as ``speculant build`` does, and return what it took."""
+    """Build a graph as ``speculant build`` does, and return its time, memory and size."""
     from speculant_graph.graph.build.builder import GraphBuilder
 
     builder = GraphBuilder(**config.model_dump())
@@ -75,7 +75,7 @@ def compare_counting(token_ids: list[int], fingerprint: Fingerprint, max_order: 
     """Count the same tokens by this library and by plain Python, in interleaved trials, and compare CPU seconds.
 
     Args:
-        token_ids: what is counted.
+        token_ids: the tokens to count.
         fingerprint: their tokenizer.
         max_order: longest context.
     """
@@ -117,5 +117,5 @@ def _cpu_s(function: Callable[[], object]) -> float:
     start = time.process_time()
     result = function()
     end = time.process_time()
-    del result  # taking it apart is not part of counting
+    del result  # freeing it is not part of counting
     return end - start

@@ -60,8 +60,10 @@ class EnginePasses:
     pass_s: list[float] = field(default_factory=list)
     num_drafted: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    """Messages of each pass that were sent: none while the sidecar is left alone, or while drafts do not pay."""
     failed: list[int] = field(default_factory=list)
-    """Messages of each pass that a sidecar did not answer in time."""
+    """Messages of each pass that a sidecar did not answer in time, or that were not sent as it is left alone."""
     late: int = 0
     """Answers that came too late."""
     errors: int = 0
@@ -111,7 +113,7 @@ def _run(order: Order) -> None:
     name, sha256, size = order.tokenizer
     settings = load_engine_settings(given, "bench fleet")
     sessions = open_sessions(settings, Fingerprint(name, sha256, size), most_drafted=order.k, vocabulary_size=size)
-    found, former = EnginePasses(), sessions.drafter_statistics
+    found = EnginePasses()
     with ExitStack() as stack:
         stack.callback(sessions.close)
         loop = passes(sessions, traces, order.rows, order.k, curve_of(order.curve, "--curve"), order.tenants or None)
@@ -120,8 +122,8 @@ def _run(order: Order) -> None:
         _say("ready")
         sys.stdin.readline()
         next(loop)  # the pause is no part of a pass
-        former = sessions.drafter_statistics
-        failed, end_s = former.failed_steps, time.monotonic() + order.seconds
+        last = former = sessions.drafter_statistics
+        end_s = time.monotonic() + order.seconds
         while time.monotonic() < end_s:
             each = next(loop)
             counted = sessions.drafter_statistics
@@ -130,9 +132,10 @@ def _run(order: Order) -> None:
             found.pass_s.append(each.pass_s)
             found.num_drafted.append(each.num_drafted)
             found.num_tokens.append(each.num_tokens)
-            found.failed.append(counted.failed_steps - failed)
-            failed = counted.failed_steps
-        found.late = counted.late_answers - former.late_answers
+            found.asked.append(counted.steps - counted.skipped_steps - last.steps + last.skipped_steps)
+            found.failed.append(counted.failed_steps - last.failed_steps)
+            last = counted
+        found.late = last.late_answers - former.late_answers
         found.errors = sessions.counts.failed_steps
     _say(json.dumps(asdict(found)))
 

@@ -1,4 +1,4 @@
-"""``speculant admin``: look after running sidecars, several at once, and verifiers' adapters."""
+"""``speculant admin``: manages running sidecars, several at once, and verifiers' adapters."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class AdminSettings(CommandSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do it at every address; return 1 if it failed at any.
+    """Run the action at every address; return 1 if it failed at any.
 
     Raises:
-        ConfigError: the command line, an address or a credential is wrong. Nothing was done then.
+        ConfigError: the command line, an address or a credential is wrong. No server was changed.
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
@@ -77,7 +77,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
     """Return the stub of the service, the method, and the request.
 
     Raises:
-        ConfigError: an argument is missing, or there is one that the action does not take.
+        ConfigError: an argument is missing, or the action does not take it.
     """
     from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
@@ -101,7 +101,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
 
 
 def _ask(endpoint: Endpoint, stub: type[Any], method: str, request: Message, timeout_s: float) -> dict[str, Any]:
-    """Return a server's answer as plain values, or the error."""
+    """Return a server's response as plain values, or the error."""
     import grpc
 
     from speculant_graph.rpc.status import from_status

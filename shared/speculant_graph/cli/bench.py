@@ -24,7 +24,7 @@ BENCHES = {
     "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),
     "serve": ("speculant_verifier.bench.serve", "send many concurrent streams to a service, plainly and with drafts"),
 }
-"""Bench -> (module with ``run(arguments) -> exit status``, what it measures). Those of the verifier are named as text
+"""Bench -> (module with ``run(arguments) -> exit status``, its measurement). The verifier's benches are named as text
 and imported when they run, as in ``main``."""
 
 
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     name = arguments[0]
     if name not in BENCHES:
-        raise ConfigError(f"there is no bench '{name}'; it may be: {', '.join(BENCHES)}")
+        raise ConfigError(f"there is no bench '{name}'; choose one of: {', '.join(BENCHES)}")
     module = BENCHES[name][0]
     from speculant_graph.log import log_to_stderr
 
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     except ImportError as error:
         explained = missing_extra(error, "verifier") if module.startswith("speculant_verifier.") else None
         if explained is None:
-            raise  # the command's own extra has it
+            raise  # the command's own extra installs it
         raise ConfigError(f"{name}: {explained}") from error
     return status
 

@@ -34,7 +34,7 @@ class BuildSettings(ReportingSettings):
 
     corpus: CliPositionalArg[list[TypedPath]]
     """Files of text, JSON Lines, JSON or PDF, gzipped or not; folders, which are searched for all of these; patterns
-    such as 'docs/**/*.md'; '-' for standard input."""
+    such as 'docs/**/*.md'; all of them also as addresses such as s3://bucket/text; '-' for standard input."""
     output: Path = Path("graph.pkl")
     """Output file. An older file there stays intact until the new one is complete."""
     ray: str = ""
@@ -44,7 +44,7 @@ class BuildSettings(ReportingSettings):
 
 
 def build(arguments: Sequence[str]) -> int:
-    """Build a graph file; print what it holds."""
+    """Build a graph file; print a summary."""
     settings = load_settings(BuildSettings, "build", arguments)
     from speculant_graph.graph.build.builder import GraphBuilder
 
@@ -58,7 +58,7 @@ def build(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _encoding(ray: str) -> Iterator[Encode]:
-    """Yield what encodes a corpus: this process, or a cluster."""
+    """Yield the function that encodes a corpus, in this process or on a cluster."""
     if ray:
         from speculant_graph.corpus.on_ray import encoding_on_ray
 
@@ -84,7 +84,7 @@ class UpdateSettings(ReportingSettings):
 
 
 def update(arguments: Sequence[str]) -> int:
-    """Update a graph file; print what it holds now."""
+    """Update a graph file; print a summary."""
     settings = load_settings(UpdateSettings, "update", arguments)
     from speculant_graph.graph.build.combine import update_graph
     from speculant_graph.graph.ngrams import NgramGraph
@@ -110,7 +110,7 @@ class MergeSettings(ReportingSettings):
 
 
 def merge(arguments: Sequence[str]) -> int:
-    """Merge two graph files; print what the result holds."""
+    """Merge two graph files; print a summary of the result."""
     settings = load_settings(MergeSettings, "merge", arguments)
     from speculant_graph.graph.build.combine import merge_graphs
     from speculant_graph.graph.ngrams import NgramGraph
@@ -135,7 +135,7 @@ class PruneSettings(ReportingSettings):
 
 
 def prune(arguments: Sequence[str]) -> int:
-    """Prune a graph file; print what is left."""
+    """Prune a graph file; print a summary of the rest."""
     settings = load_settings(PruneSettings, "prune", arguments)
     from speculant_graph.graph.build.combine import prune_graph
     from speculant_graph.graph.ngrams import NgramGraph
@@ -166,7 +166,7 @@ class ExportSettings(ReportingSettings):
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Export a graph file; print what was written."""
+    """Export a graph file; print its path and size."""
     settings = load_settings(ExportSettings, "export", arguments)
     from speculant_graph.engines.llama_cpp.lookup_table import export_llama_lookup
     from speculant_graph.graph.ngrams import NgramGraph
@@ -186,7 +186,7 @@ def export(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
-    """Yield a callback that shows how far a build is: a bar for each phase on a terminal, nothing elsewhere."""
+    """Yield a callback that shows the progress of a build: a bar for each phase on a terminal, nothing elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -199,7 +199,7 @@ def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
 
         def show(progress: BuildProgress) -> None:
             if progress.phase not in tasks:
-                for task in tasks.values():  # of standard input it was not known how much comes
+                for task in tasks.values():  # the size of standard input was unknown
                     bars.update(task, total=bars.tasks[task].completed)
                 tasks[progress.phase] = bars.add_task("", total=None)
             label = f"{PHASE_LABELS[progress.phase]:<10} {progress.num_tokens / 1e6:>7.1f}M tokens"
@@ -212,7 +212,7 @@ def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
 def _print_graph(
     output: Path, graph: NgramGraph, json_output: bool, report: BuildReport | None = None, **facts: int
 ) -> None:
-    """Print one line about a graph file for people and, if it is wanted, one JSON object; ``facts`` are in both."""
+    """Print one line about a graph file for people and, if requested, one JSON object; ``facts`` are in both."""
     metadata = graph.metadata
     left_out = left_out_of(metadata)
     counts = [left_out] if left_out else []
@@ -230,7 +230,7 @@ def _print_graph(
 
 
 def sentence_of(output: Path, graph: NgramGraph) -> str:
-    """Return what a graph file holds, for people; no full stop, for more may follow."""
+    """Return a summary of a graph file for people, without a full stop, because more may follow."""
     metadata = graph.metadata
     return (
         f"{printable(str(output))}: {counted(metadata.num_tokens, 'token')} of "

@@ -1,7 +1,7 @@
-"""``speculant``: finds the command, turns errors into one line, and imports nothing it does not need.
+"""``speculant``: finds the command, turns errors into one line, and imports only the modules it needs.
 
-The table is one of the project's upward references (others are the package's public names): commands of the two
-halves are named here as text and imported when they run.
+The table is one of the project's upward references (the package's public names are others): it names the commands of
+both halves as text and imports them when they run.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ COMMANDS = {
     "bench": ("speculant_graph.cli.bench:run", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.cli.demo:run", "all", "run everything here and compare with plain decoding"),
 }
-"""Command -> (module:function that takes its arguments and returns an exit status, extra it needs, what it does)."""
+"""Command -> (module:function that takes its arguments and returns an exit status, extra it needs, description)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        The exit status: 0 success, 1 the command failed, 2 it was asked for something wrong, 130 interrupted.
+        The exit status: 0 success, 1 failure, 2 a wrong command line or setting, 130 interrupted.
 
     Raises:
-        SystemExit: it was ended by SIGTERM or SIGHUP; 128 and the signal's number.
+        SystemExit: SIGTERM or SIGHUP ended it; 128 plus the signal's number.
     """
-    if sys.stdout is None:  # it was closed before we began
+    if sys.stdout is None:  # it was closed before the program started
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()  # now: at the end of the process a closed pipe would be an error
+        sys.stdout.flush()  # now, because a closed pipe would be an error at the end of the process
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich makes this of it
+        if isinstance(end.__context__, BrokenPipeError):  # rich replaces BrokenPipeError with this
             return _reader_left()
         raise
     except OSError as error:
@@ -83,7 +83,7 @@ def _run(given: Sequence[str]) -> int:
         return 0
     name = given[0]
     if name not in COMMANDS:
-        return _fail(f"there is no command '{name}'; it may be: {', '.join(COMMANDS)}", 2)
+        return _fail(f"there is no command '{name}'; choose one of: {', '.join(COMMANDS)}", 2)
     target, extra, _ = COMMANDS[name]
     module, _, function = target.partition(":")
     try:
@@ -105,32 +105,32 @@ def _run(given: Sequence[str]) -> int:
     except SystemExit as end:
         if end.code:
             raise
-        return 0  # it was asked for help
+        return 0  # --help
     return status
 
 
 @contextmanager
 def signals_unwind() -> Iterator[None]:
-    """Leave by an exception on SIGTERM and SIGHUP, so that nothing half-written remains, and on Ctrl-C by Python's own.
+    """Raise on SIGTERM and SIGHUP, so that no half-written file remains, and raise Python's own exception on Ctrl-C.
 
     Raises:
-        SystemExit: SIGTERM or SIGHUP; 128 and the signal's number.
+        SystemExit: SIGTERM or SIGHUP; 128 plus the signal's number.
         KeyboardInterrupt: Ctrl-C.
     """
-    if current_thread() is not main_thread():  # only that one handles signals
+    if current_thread() is not main_thread():  # only the main thread handles signals
         yield
         return
 
     def leave(number: int, _: FrameType | None) -> None:
         for end in ends:
-            signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+            signal.signal(end, signal.SIG_IGN)  # a second signal would interrupt the cleanup
         raise SystemExit(128 + number)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # Python's own handler under another name: asyncio would replace it by one that only cancels what awaits.
+        # Python's own handler under another name: asyncio would replace it with one that only cancels the main task.
         signal.default_int_handler(number, frame)
 
-    # What is ignored, as nohup does it, or handled by the caller, stays so.
+    # Signals that are ignored, as by nohup, or handled by the caller stay so.
     ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
     handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for end in ends:
@@ -147,7 +147,7 @@ def signals_unwind() -> Iterator[None]:
 
 
 def _reader_left() -> int:
-    """End without a word: the reader of a pipe has what it wanted."""
+    """End silently: the reader of the pipe has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -157,7 +157,7 @@ def _help() -> str:
     return (
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "
-        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or stand in "
+        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or be in "
         "speculant.toml below [graph]\n(max_order = 4).\n"
     )
 

@@ -1,4 +1,4 @@
-"""``speculant view``: what a graph knows after a text, as a page."""
+"""``speculant view``: a graph's successors of a text, as a page."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ViewSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the page; print where it is."""
+    """Write the page; print its path."""
     settings = load_settings(ViewSettings, "view", arguments)
     if settings.output.suffix.lower() != ".html":
-        raise ConfigError(f"{settings.output} does not end in .html; choose a name that does, as it is a page")
+        raise ConfigError(f"{settings.output} does not end in .html; choose a name that does")
     prompt = checked_prompt(settings.prompt)
     from speculant_graph.config import DraftConfig
     from speculant_graph.corpus.tokenize import CorpusTokenizer

@@ -1,4 +1,4 @@
-"""``speculant bench generate``: decoding plainly, with drafts, and with what transformers brings itself."""
+"""``speculant bench generate``: decoding plainly, with drafts, and with transformers' own methods."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
-    """Decode everything in every way and return the figures, ready for JSON."""
+    """Decode all requests with every variant and return the figures, ready for JSON."""
     from speculant_verifier.bench.transformers_decoding import decode_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.speculation import ObservedCosts
@@ -117,7 +117,7 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         trials = {
             name: interleaved(ways, requests, batch, begin(f"{name}: decoding")) for name, requests in groups.items()
         }
-    # Where tokens are drawn, transformers draws other ones: its random numbers are not ours.
+    # With sampling, transformers draws other tokens, because its random numbers differ from ours.
     compared = {"speculative"} if generation.temperature else {"speculative", "transformers"}
     return {
         **_figures(reduce(add, trials.values()), compared),

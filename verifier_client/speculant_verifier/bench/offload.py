@@ -1,9 +1,9 @@
-"""``speculant bench offload``: a model that memory does not hold, plainly, with drafts, and by accelerate's offloading.
+"""``speculant bench offload``: a model larger than memory, plainly, with drafts, and with accelerate's offloading.
 
-Weights are random: what a pass takes does not depend on them. What is decoded are recorded outputs, forced upon the
-model; their tokens are numbered anew, so that a small vocabulary suffices. A draft model has real
-weights: it drafts the recorded outputs in its own vocabulary, by SpecExec's trees. Every way has a process of its own,
-so that its memory can be told.
+Weights are random, because the time of a pass does not depend on them. The model is forced to write recorded outputs,
+whose tokens are renumbered so that a small vocabulary suffices. A draft model has real weights: it drafts the recorded
+outputs in its own vocabulary, with SpecExec's trees. Every variant runs in its own process, so that its memory can be
+measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``speculant bench structured``: what agents ask for: answers of a form, and calls that begin alike."""
+"""``speculant bench structured``: typical requests of agents: structured output, and calls with a common prefix."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Item(_Part):
 
 
 class _Order(_Part):
-    """The record that is written."""
+    """The record that the model writes."""
 
     order_number: _Number
     customer: _Customer
@@ -74,7 +74,7 @@ class _Order(_Part):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if a form or a draft changed an answer."""
+    """Measure and print; 1 if a schema or a draft changed an output."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
     begin("loading the model")
     verifier = settings.verifier
@@ -111,9 +111,10 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Let the model write records, with drafts and without; and force others upon it, in a tokenizer's own words.
+        """Let the model write records with and without drafts, and force it to write others in a tokenizer's usual
+        tokens.
 
-        The latter show what drafts bring: a model of random weights spells words as no real one does.
+        The forced ones show the gain of drafts, because a model of random weights spells words unlike any real one.
         """
         free = [
             BenchRequest((*self._prompt, *self._target.encode(f"{index}. ")), _LONGEST, grammar=self._grammar)
@@ -135,7 +136,7 @@ class _Runs:
         }
 
     def masks(self) -> dict[str, Any]:
-        """Ask at every node of drafts along some records, and make the masks there."""
+        """Compute the masks at every node of drafts along some records."""
         import torch
 
         logits = torch.randn(self._target.vocabulary_size)
@@ -157,7 +158,8 @@ class _Runs:
         }
 
     def second_call(self, length: int) -> dict[str, Any]:
-        """Read a conversation, and then the same with another question at its end, from the prefix cache and anew."""
+        """Prefill a conversation, and then the same with another question at its end, with and without the prefix
+        cache."""
         words = self._target.vocabulary_size
         conversation, question = ([self._random.randrange(words) for _ in range(each)] for each in (length, 60))
         settings = GenerationConfig(ignore_end_tokens=True)

@@ -35,9 +35,9 @@ class VerifierSettings(DecodingSettings):
 
 def run(arguments: Sequence[str]) -> int:
     """Serve; returns when the server has stopped."""
-    # Asked to read the access file again before it has read it: it is about to.
+    # Ignore requests to reload the access file until the server has read it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Its core writes lines of its own for every connection that fails; what matters is in our messages.
+    # gRPC's core logs every failed connection; our own messages cover these.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(settings.service.admin_listen, "service.admin_listen")
     require_port(settings.service.http, "service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
-    _ = settings.suited_draft  # which refuses what does not go together
+    _ = settings.suited_draft  # refuses incompatible settings
     if settings.train.min_failures and not (settings.draft_model.name and settings.record.folder):
         raise ConfigError(
             "train.min_failures trains a draft model on records; set --draft-model and --record, or leave it out"

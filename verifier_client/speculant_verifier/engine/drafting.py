@@ -211,9 +211,8 @@ class Drafting:
         return self._drafted_nodes if wanted is None else min(self._drafted_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
-        capacity = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-        most = max(0, min(sequence.num_remaining, capacity) - 1)
+        most = max(0, min(sequence.longest, self._target.max_length) - len(sequence.token_ids) - 1)
         return most if sequence.config.max_depth is None else min(most, sequence.config.max_depth)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:

@@ -63,13 +63,15 @@ class ActiveSequence:
 
     request: Request
     index: int = field(init=False)
-    """The caller's number. This and the next three are the request's: a step reads them in many places."""
+    """The caller's number. This and the next ones are the request's: a step reads them in many places."""
     prompt: tuple[TokenId, ...] = field(init=False)
     """Prompt tokens."""
     config: GenerationConfig = field(init=False)
     """How tokens are chosen."""
     tenant: str = field(init=False)
     """Whose text it is: how soon an answer comes must not reveal to a tenant what another one has sent."""
+    longest: int = field(init=False)
+    """Tokens of prompt and output at which it ends by its limit."""
     number: int = 0
     """How many came before it."""
     row: int = -1
@@ -123,6 +125,7 @@ class ActiveSequence:
         request, session = self.request, self.request.session
         self.index, self.prompt, self.config = request.index, request.prompt, request.config
         self.tenant = "" if session is None else session.tenant or ""
+        self.longest = len(request.prompt) + request.config.max_tokens
 
     @property
     def output(self) -> tuple[TokenId, ...]:
@@ -133,11 +136,6 @@ class ActiveSequence:
     def num_emitted(self) -> int:
         """Number of emitted tokens."""
         return len(self.token_ids) - len(self.prompt)
-
-    @property
-    def num_remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.config.max_tokens - self.num_emitted
 
     @property
     def num_pending(self) -> int:

@@ -197,7 +197,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
     Returns:
         What is emitted, and why the sequence ends, if it does.
     """
-    most = sequence.num_remaining
+    most = sequence.longest - len(sequence.token_ids)
     kept = token_ids[:most]
     end = next((index for index, token in enumerate(kept) if token in sequence.end_token_ids), None)
     if sequence.request.stop_check is not None:

@@ -204,6 +204,7 @@ def create_app(
     )
 
     def guarded(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # No coroutine of its own, which every event of an answer would wake.
         is_theirs = scope["type"] == "http" and is_anthropic(scope)
         return access(with_key(scope) if is_theirs else scope, receive, send)
 
