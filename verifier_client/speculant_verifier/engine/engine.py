@@ -222,9 +222,9 @@ class Engine:
             outputs += self._verification.emit_known(active)
         ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
-        if unread := [each for each in left if each.num_pending > MOST_PENDING]:
+        if unread := [each for each in left if _num_pending(each) > MOST_PENDING]:
             outputs += self._guarded(self._prefill.step, self._prefill.selected(unread))
-            left = [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING]
+            left = [each for each in left if each.row >= 0 and _num_pending(each) <= MOST_PENDING]
         outputs += self._guarded(self._decode, left)
         now_s = time.perf_counter()
         elapsed_s = now_s - started_s
@@ -311,7 +311,7 @@ class Engine:
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         times = self.totals.times
         draft_s, pass_s = times.draft_s, times.forward_s
-        has_pending = any(each.num_pending > 1 for each in sequences)  # a wider pass than its drafts make it
+        has_pending = any(_num_pending(each) > 1 for each in sequences)  # a wider pass than its drafts make it
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts)
         sizes = [len(draft.token_ids) for draft in drafts]
@@ -357,6 +357,10 @@ class Engine:
         self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)
+
+
+def _num_pending(sequence: ActiveSequence) -> int:
+    return len(sequence.token_ids) - sequence.num_cached
 
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> StepOutput:

@@ -80,7 +80,8 @@ class ActiveSequence:
     token_ids: list[TokenId] = field(default_factory=list)
     """Prompt and output."""
     num_cached: int = 0
-    """Tokens whose keys and values are in the cache; those after them are pending."""
+    """Tokens whose keys and values are in the cache; those after them are pending: the model has not read them, and the
+    last one is the root of the next draft."""
     num_from_prefix_cache: int = 0
     """Of these, tokens of the prompt that an earlier sequence had read."""
     windows: dict[int, KeysAndValues] = field(default_factory=dict)
@@ -136,11 +137,6 @@ class ActiveSequence:
     def num_emitted(self) -> int:
         """Number of emitted tokens."""
         return len(self.token_ids) - len(self.prompt)
-
-    @property
-    def num_pending(self) -> int:
-        """Tokens that the model has not read; the last one is the root of the next draft."""
-        return len(self.token_ids) - self.num_cached
 
 
 @dataclass(frozen=True, slots=True)

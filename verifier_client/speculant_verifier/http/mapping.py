@@ -199,9 +199,7 @@ class RequestMapping:
         """
         given = request.prompts()
         config, session = self._begin(request, principal, num_prompts=len(given))
-        return await asyncio.to_thread(
-            lambda: self._context(self._encode(given), config, session, request, "response_format")
-        )
+        return await asyncio.to_thread(self._context, given, config, session, request, "response_format")
 
     def session(self, options: SpeculantOptions | None, principal: Principal) -> SessionOptions | None:
         """Return the options of a request's session; None for the server's.
@@ -235,13 +233,13 @@ class RequestMapping:
 
     def _context(
         self,
-        prompts: list[list[TokenId]],
+        given: Sequence[str | list[TokenId]],
         config: GenerationConfig,
         session: SessionOptions | None,
         request: ChatRequest | CompletionRequest,
         form_param: str,
     ) -> RequestContext:
-        longest = self._decoder.target.max_length
+        longest, prompts = self._decoder.target.max_length, self._encode(given)
         for prompt in prompts:
             if len(prompt) >= longest:
                 raise ApiError(
