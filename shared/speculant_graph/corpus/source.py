@@ -76,7 +76,7 @@ class Source:
         """Name the file; reading its documents opens it.
 
         Args:
-                        path: its path as given.
+            path: its path as given.
             stored: a copy of its bytes, if they can't be read twice from the path.
             on_bytes: called with the size of every block read, in bytes. Without it blocks are digested.
         """

@@ -87,8 +87,7 @@ class Plan:
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """The parts of the plan that determine the cost of passes, rounded, because space differs a little at every
-        start."""
+        """The inputs of the cost of passes, rounded, because space differs a little at every start."""
         return self.unit, self.streamed, round(20 * self.num_kept / self.num_units)
 
     @property
@@ -243,7 +242,8 @@ def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the decoder layers by their names, in order.
 
     Raises:
-        ConfigError: it has none."""
+        ConfigError: it has none.
+    """
     decoder = model.get_decoder()
     prefix = next((f"{name}." for name, each in model.named_modules() if each is decoder and name), "")
     for name, each in decoder.named_children():

@@ -52,8 +52,7 @@ _Point = tuple[int, int]
 
 
 def batches_up_to(largest: int) -> tuple[int, ...]:
-    """Return the batches to measure for engines that decode up to ``largest`` sequences together, the most frequent
-    first."""
+    """Return the batches to measure for engines of up to ``largest`` sequences, the most frequent first."""
     return tuple(dict.fromkeys((1, largest, *(batch for batch in BATCHES if batch < largest))))
 
 
@@ -244,8 +243,7 @@ class _Measurement:
             logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
-        """Yield the predicted times of other passes, which read at the same speed as measured ones and take no less
-        time."""
+        """Yield the predicted times of other passes: they read at the measured speed and take no less time."""
         offload = self._target.offload
         if offload is None:
             return
