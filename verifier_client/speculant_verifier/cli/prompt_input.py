@@ -96,7 +96,7 @@ def _from_json(line: str, location: str) -> PromptLine:
         )
     document = record.get("document", "")
     if not isinstance(document, str):
-        raise ConfigError(f"{location}: the document is no text; name what the prompt is a part of")
+        raise ConfigError(f"{location}: the document is no text; name the prompt's document")
     if "messages" in record:
         return PromptLine(None, record["messages"], location, document)
     prompt = record["prompt"]

@@ -145,7 +145,7 @@ class ExpertPool:
         self._take(self._guessed, [*kept, *self._guessed])
 
     def _likely(self, layer: int, hidden: Tensor) -> list[_Expert]:
-        """Return the experts of a layer, first those that its router would choose for these hidden states."""
+        """Return the experts of a layer, first the ones that its router would choose for these hidden states."""
         router = self._routers[layer]
         order: Iterable[int] = range(self._num_experts)
         if router is not None and layer:  # these states do not predict the first layer of the next pass

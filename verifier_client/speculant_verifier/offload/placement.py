@@ -143,7 +143,7 @@ def plan_for(
     *,
     may_stream: bool = True,
 ) -> Plan | None:
-    """Decide what stays in memory; None if everything does.
+    """Decide which weights stay in memory; None if all do.
 
     Args:
         config: the model's configuration.
