@@ -70,14 +70,14 @@ void bind_graph(nb::module_& module) {
                     std::optional<Vector<const std::uint32_t>>>(),
            "words"_a, "table"_a, "model_words"_a = nb::none(),
            "View a block of words, and those of a neural model; the table is that of ``graph/layout.py``. ValueError\n"
-           "where it lies outside, or the model is none.")
+           "if it refers to words outside, or the model is invalid.")
       .def(
           "match",
           [](const GraphView& self, const Ids& ids) {
             const Context context = self.trie.match(tokens_of(self, ids));
             return Pair{context.order, context.node};
           },
-          "token_ids"_a, "Return (order, record) of the longest end that has successors; (0, 0) if none has.")
+          "token_ids"_a, "Return (order, record) of the longest suffix with successors; (0, 0) if there is none.")
       .def(
           "find_ngram",
           [](const GraphView& self, const Ids& ids) -> std::int64_t {
@@ -113,7 +113,7 @@ void bind_graph(nb::module_& module) {
             return as_array(std::move(ngrams));
           },
           "length"_a, "low"_a, "high"_a,
-          "Return a range of n-grams of one length, one after another: ``length`` tokens each.")
+          "Return a range of n-grams of one length, concatenated: ``length`` tokens each.")
       .def(
           "count_known",
           [](const GraphView& self, const Vector<const std::uint32_t>& ids) {

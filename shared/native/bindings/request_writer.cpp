@@ -147,9 +147,9 @@ class RequestWriter {
 }  // namespace
 
 void bind_request_writer(nb::module_& module) {
-  nb::class_<RequestWriter>(module, "RequestWriter", "A DraftRequest while it is written, sequence by sequence.")
+  nb::class_<RequestWriter>(module, "RequestWriter", "A DraftRequest under construction, sequence by sequence.")
       .def(nb::init<const nb::bytes&, const nb::bytes&>(), "graph"_a, "options"_a,
-           "Begin one. ``graph``: its name in UTF-8; ``options``: a StrategyOptions.")
+           "Begin a message. ``graph``: its name in UTF-8; ``options``: a StrategyOptions.")
       .def("add", &RequestWriter::add, "token_ids"_a, "session_id"_a = 0, "position"_a = 0,
            "node_budget"_a.none() = nb::none(), "seed"_a = 0, "least_probability"_a = 0.0, "draft_id"_a = 0,
            "nodes"_a = nb::make_tuple(), "rows"_a.none() = nb::none(),
@@ -157,13 +157,12 @@ void bind_request_writer(nb::module_& module) {
                    "node_budget: int | None = None, seed: int = 0, least_probability: float = 0.0, draft_id: int = 0, "
                    "nodes: collections.abc.Sequence[int] = (), "
                    "rows: numpy.typing.NDArray[numpy.int64] | None = None) -> None"),
-           "Add a sequence, or nothing where a number does not fit, which is refused.\n\n"
-           "``token_ids``: those that are new to its session, or, where ``session_id`` is 0, the last ones of a "
-           "sequence "
-           "that\n"
-           "has none; ``position``: index of the first of them in the whole sequence. ``node_budget``: most nodes to "
+           "Add a sequence; if a number does not fit, refuse it and add nothing.\n\n"
+           "``token_ids``: tokens that are new to its session, or, if ``session_id`` is 0, the last tokens of a "
+           "sequence without a\n"
+           "session; ``position``: index of the first of them in the whole sequence. ``node_budget``: most nodes to "
            "draft; None,\n"
-           "for all sequences or for none, leaves it to the server. ``draft_id``, ``nodes`` and ``rows``: as in\n"
+           "for all sequences or for none, means the server's default. ``draft_id``, ``nodes`` and ``rows``: as in\n"
            ":class:`~speculant_graph.types.Feedback`.")
       .def(
           "payload",
@@ -171,9 +170,7 @@ void bind_request_writer(nb::module_& module) {
             return to_bytes(self.written(step_id).view());
           },
           "step_id"_a.none() = nb::none(),
-          "Return the message, or, with a step id, the StreamDraftRequest round it. Arrays that hold nothing but "
-          "defaults\n"
-          "stay empty.");
+          "Return the message, or, with a step id, the StreamDraftRequest with it. Arrays of defaults stay empty.");
 }
 
 }  // namespace speculant
