@@ -1,4 +1,4 @@
-// The stages of a build, and the check of what one wrote.
+// The stages of a build, and the check of its result.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -22,9 +22,9 @@ void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
-constexpr std::int64_t kLeafWords = 3;  // of a record of the last level, as graph/layout.py draws it
+constexpr std::int64_t kLeafWords = 3;  // of a record of the last level, as in graph/layout.py
 
-/// A level, from its array with the closing record. Those of records with children have 4 words.
+/// A level, from its array with the extra last record. Records with children have 4 words.
 template <class Table>
 MutableLevel level_of(const Table& array, std::int64_t min_width = 4) {
   const auto width = static_cast<std::int64_t>(array.shape(1));

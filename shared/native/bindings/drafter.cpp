@@ -1,4 +1,4 @@
-// What drafts are made from besides the graph, and the drafter: memories, calibrations, settings.
+// The drafter, and its inputs besides the graph: memories, calibrations, settings.
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>
@@ -24,10 +24,11 @@ void fill(std::vector<Struct>& rows, const Table<const double>& values) {
   std::copy_n(values.data(), values.size(), reinterpret_cast<double*>(rows.data()));
 }
 
-/// A copy of a table, a part at a time: nobody waits for all of it. Rates of different moments are as good.
+/// A copy of a table, a part at a time, so that no thread waits for the whole copy. Rates of different moments are
+/// equally good.
 template <class Row>
 std::vector<Row> copy_in_parts(FairLock& lock, const std::vector<Row>& table) {
-  constexpr std::size_t kPart = 16'384;  // rows, 393 KB of bins: what is copied while the lock is held; a guess
+  constexpr std::size_t kPart = 16'384;  // rows, 393 KB of bins, copied while the lock is held; a guess
   std::vector<Row> copied(table.size());
   for (std::size_t first = 0; first < table.size(); first += kPart) {
     Shared hold(lock);
@@ -84,9 +85,9 @@ void bind_calibration(nb::module_& module) {
           "Return an independent copy.");
 }
 
-/// The rows of a memory that are kept, a part of the table at a time.
+/// The kept rows of a memory, a part of the table at a time.
 nb::object target_rows_of(const LearnedMemory& memory) {
-  constexpr std::size_t kPart = 4'096;  // slots, 295 KB: what is copied while the lock is held; a guess
+  constexpr std::size_t kPart = 4'096;  // slots, 295 KB, copied while the lock is held; a guess
   std::vector<std::int64_t> slots, keys;
   std::vector<Token> rows;
   without_gil([&] {

@@ -19,7 +19,7 @@ std::vector<Token> tokens_of(const GraphView& graph, const Ids& ids) {
   return speculant::tokens_of(as_span(ids), graph.trie.vocabulary_size());
 }
 
-/// A context that Python names, which may be none of this graph.
+/// A context named by Python, checked against this graph.
 Context checked(const GraphView& graph, std::int64_t order, std::int64_t node) {
   if (!graph.trie.has_context({order, node})) throw RequestError("the graph has no such context");
   return {order, node};
@@ -33,10 +33,11 @@ const Level& checked_level(const GraphView& graph, std::int64_t length, std::int
   return graph.trie.level(length);
 }
 
-/// Count how much of a text is known: per order, positions with so many tokens before them; those whose context is
-/// known; those where its most frequent successor follows; and the last two of those where it is the longest known one.
+/// Count how much of a text is known. Per order: positions with this many tokens before them; positions with a known
+/// context; positions where its most frequent successor follows; and the last two counts for positions where it is the
+/// longest known context.
 std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span<const std::uint32_t> ids) {
-  constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;  // as the builder writes it between documents
+  constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;  // the builder writes it between documents
   std::vector<std::array<std::int64_t, 5>> counts(static_cast<std::size_t>(trie.max_order()) + 1);
   const auto of = [&](std::int64_t order) -> auto& { return counts[static_cast<std::size_t>(order)]; };
   Context longest;

@@ -1,4 +1,4 @@
-// Drafts in this process: sequences one by one, and the rows of an engine's batch.
+// Drafts in this process: for single sequences, and for the rows of an engine's batch.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

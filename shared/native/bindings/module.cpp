@@ -1,4 +1,4 @@
-// The module: what Python sees of the core.
+// The core's Python module.
 #include "arrays.hpp"
 #include "errors.hpp"
 #include "locks.hpp"
@@ -29,7 +29,7 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
-/// What a bench and the tests see of locks.
+/// Statistics of locks, for a bench and the tests.
 void bind_locks(nb::module_& module) {
   module.def(
       "record_lock_holds", [](bool is_recorded) { LockHolds::is_recorded = is_recorded; }, nb::arg("is_recorded"),

@@ -21,7 +21,7 @@ constexpr std::uint32_t kNoRowToken = 0xFFFFFFFF;  // on the wire: the row has n
   throw RequestError("a number of this step does not fit; token ids are whole numbers from 0 on");
 }
 
-/// A whole number from 0 on, of Python's or numpy's.
+/// A non-negative integer from Python or numpy.
 template <class Number>
 Number number_of(PyObject* object) {
   nb::object index;
@@ -38,7 +38,7 @@ Number number_of(PyObject* object) {
   return static_cast<Number>(value);
 }
 
-/// Calls `take` with each item of a sequence; returns how many there are.
+/// Calls `take` with each item of a sequence; returns their number.
 template <class Take>
 std::size_t for_each(PyObject* sequence, Take&& take) {
   const nb::object items = nb::steal(PySequence_Fast(sequence, ""));
@@ -65,7 +65,7 @@ std::vector<std::uint32_t> numbers_of(nb::handle sequence) {
   return numbers;
 }
 
-/// A DraftRequest while it is written, sequence by sequence.
+/// A DraftRequest under construction, sequence by sequence.
 class RequestWriter {
  public:
   RequestWriter(const nb::bytes& graph, const nb::bytes& options) {
@@ -73,7 +73,7 @@ class RequestWriter {
     request_.options.bytes.assign(options.c_str(), options.size());
   }
 
-  /// Add a sequence, or nothing where an error is thrown.
+  /// Add a sequence; if an error is thrown, nothing is added.
   void add(nb::handle token_ids, nb::handle session_id, nb::handle position, nb::handle budget, nb::handle seed,
            double least, nb::handle draft_id, nb::handle nodes, nb::handle rows) {
     const auto number = [](nb::handle each) { return number_of<std::uint64_t>(each.ptr()); };
@@ -121,7 +121,7 @@ class RequestWriter {
     values.insert(values.end(), more.begin(), more.end());
   }
 
-  /// Add the rows of all sequences, filled up to the width of the widest.
+  /// Add the rows of all sequences, padded to the width of the widest.
   void add_rows(wire::DraftRequest& request) const {
     if (request.feedback_nodes.empty()) {
       request.feedback_draft_ids.clear(), request.feedback_row_counts.clear();

@@ -1,4 +1,4 @@
-// The sessions of a server, and the answers to its steps.
+// The sessions of a server, and the responses to its steps.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -17,7 +17,7 @@ using namespace nb::literals;
 
 constexpr const char* kReasons[] = {"closed", "idle", "limit", "memory", "diverged"};
 
-/// A server's steps, and what it answers them with: functions of Python's.
+/// A server's steps, with its Python functions.
 struct ServedSteps {
   StepAnswerer core;
   nb::object check_options, graph_of, default_generation;

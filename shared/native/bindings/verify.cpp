@@ -1,4 +1,4 @@
-// What a verifier on a CPU does to scores, to its KV cache and to packed weights.
+// Kernels of a verifier on a CPU for scores, the KV cache and packed weights.
 #include <nanobind/stl/pair.h>
 
 #include "arrays.hpp"
