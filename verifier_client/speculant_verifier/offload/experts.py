@@ -26,9 +26,9 @@ _MOST = 0.5
 chosen."""
 
 _MEMORY = 0.95
-"""Decay of a guess's weight per layer."""
+"""Decay of the running share of right guesses, per layer."""
 _LEAST_SHARE, _TRIED = 0.75, 16
-"""Below this share of right guesses, guesses are made only in some layers, to detect a change."""
+"""Below the first share of right guesses, a guess is made only in one of so many layers, to detect a change."""
 
 _Expert = tuple[int, int]
 """Layer and index."""

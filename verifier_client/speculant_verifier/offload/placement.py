@@ -27,7 +27,7 @@ _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
 _LEAST_GB = 0.1
 """Smaller sizes are shown in megabytes."""
 _KV_SHARE = 0.4
-"""Least reserve, in bytes."""
+"""Share of the reserve for keys and values."""
 _FREE_SHARE = 0.9
 """Share of the free memory that is used without a budget."""
 _WIDEST = 256
@@ -38,7 +38,7 @@ number."""
 _NUM_SLABS = 2
 """Slabs for streamed layers: one is computed, and one is read."""
 _TOLERANCE = 1.05
-"""Share of a budget for temporary memory of passes."""
+"""Factor of the budget beyond which memory is short, because temporary memory of passes varies."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
 """Assumed free bytes if unknown."""
