@@ -53,7 +53,7 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
     if path is not None:
         given += _from_file(path)
     if not given:
-        raise ConfigError(f"'{path}' has no prompts; write one on each line")
+        raise ConfigError(f"'{path}' holds no prompts; write one on each line")
     return given
 
 
