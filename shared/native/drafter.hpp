@@ -2,7 +2,7 @@
 //
 // Memory use, apart from the graph's file:
 //   a sequence   4 KB, and 20 bytes a token, whose number is rounded up to a power of two: 168 KB for 8,192 tokens. One
-//                that nobody learns from adds 90 to 180 bytes for each slot of rows that it fills.
+//                that is not learned adds 90 to 180 bytes for each slot of rows that it fills.
 //   a tenant     20 bytes a learned token, rounded up in the same way: 21 MB for a million, 32 MB while they grow; and
 //                2.4 MB for rows of the target, from the first one on
 //   a graph      7.9 MB: the bins of its calibration

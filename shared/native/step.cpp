@@ -9,9 +9,9 @@ namespace {
 // from drafter.proto, whose numbers have fixed widths; tests/support/step_reference.py has the same.
 constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 28, kNodeBytes = 16, kEntryBytes = 8;
 
-/// An approximate bound of a step's time: half a microsecond per token of a prompt, 4 per node, 20 per sequence.
-/// (Measured: a node takes 2, and twice as long with cold caches.) Learned tokens take more, but a step has only a few
-/// of them, fewer than any prompt.
+/// An approximate bound of a step's time: 0.5 us per token of a prompt, 4 us per node, 20 us per sequence. (Measured: a
+/// node takes 2 us, and twice as long with cold caches.) Learned tokens take more, but a step has only a few of them,
+/// fewer than any prompt.
 std::int64_t expected_ns(const wire::DraftRequest& request) {
   return static_cast<std::int64_t>(20'000 * request.context_lengths.size() + 500 * request.context_tokens.size() +
                                    4'000 * wire::sum(request.node_budgets));

@@ -30,7 +30,7 @@ inline constexpr std::int64_t kArgmaxOverflow = (1 << (32 - kTokenBits)) - 1;
 /// A suffix link is the last column of every record; those of the last level have no child.
 enum Column { kToken, kCumulative, kChild, kLink };
 
-/// Stands for an invalid token, and for the time before a sequence; matches nothing.
+/// Stands for an invalid token, and for positions before the start of a sequence; matches no token.
 inline constexpr Token kNoToken = -2;
 
 /// Converts ids to tokens; ids outside the vocabulary become kNoToken.

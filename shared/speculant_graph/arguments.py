@@ -14,8 +14,7 @@ _BOOLEANS = ("true", "false")
 
 
 def parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
-    """Parse a command line; lists become JSON, because pydantic would split their items at commas and read them as
-    JSON."""
+    """Parse a command line; lists become JSON, because pydantic would split their items at commas."""
     parsed: Namespace
     rest, switches = _take_switches(parser, _with_dashes(parser, arguments[0]))
     parsed, unknown = ArgumentParser.parse_known_args(parser, rest, *arguments[1:])

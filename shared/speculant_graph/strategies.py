@@ -28,7 +28,7 @@ class Capabilities:
     number: int = 0
     """``Strategy`` on the wire; 0: a verifier's own strategy, which no sidecar serves."""
     reads: tuple[str, ...] = ()
-    """Settings of ``[draft]`` that it reads, without those that every strategy reads."""
+    """Settings of ``[draft]`` that it reads, beyond the settings that every strategy reads."""
     makes_trees: bool = False
     """Whether it drafts trees for every rule."""
     chain: StrategyName | None = None

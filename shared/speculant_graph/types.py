@@ -35,8 +35,7 @@ SiblingsName = Literal["none", "without-replacement", "independent"]
 ``tree-wor``; or independently from all of q, for ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
-"""Sources of successors: the graph; this sequence; accepted text of earlier sequences; the target's own top tokens; the
-graph's neural model, if any."""
+"""Sources of successors: the graph; this sequence; accepted earlier text; the target's top tokens; the neural model."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
 """The proposer of a drafted token: n-grams, the draft model, or both."""
@@ -226,8 +225,8 @@ class DraftOptions:
     omit_neural: bool = False
     """Leave ``neural`` out of the sources, because it costs more time than it saves."""
     n: int | None = None
-    """Of ``nasd``, like the two below; not sent on the wire, because ``nasd`` drafts in a verifier. At most the
-    setting's value."""
+    """Of ``nasd``, like the next two; not sent on the wire, as ``nasd`` drafts in a verifier. At most the setting's
+    value."""
     filler_top_k: int | None = None
     """At most the setting's value."""
     stop_if_unknown: bool | None = None
@@ -301,8 +300,7 @@ class SessionOptions:
     """A sequence's options for a drafter that serves many; None means the drafter's own settings."""
 
     tenant: str | None = None
-    """Its tenant: the sequence drafts from accepted text of this tenant's earlier sequences, and only this tenant
-    learns from it."""
+    """Its tenant: it drafts from this tenant's earlier sequences, and only this tenant learns from it."""
     graph: str | None = None
     """Name of the graph to draft from."""
     learn: bool | None = None
@@ -348,7 +346,7 @@ class RowDrafter(Protocol):
         """
 
     def finish(self, session_id: int) -> None:
-        """End a session and free what it held. Unknown ids are ignored."""
+        """End a session and free its memory. Unknown ids are ignored."""
 
     def close(self) -> None:
         """Free sockets and threads. The drafter can't be used afterwards."""
@@ -390,7 +388,7 @@ class Drafter(Protocol):
         """
 
     def finish(self, session_id: int) -> None:
-        """End a session and free what it held. Unknown ids are ignored."""
+        """End a session and free its memory. Unknown ids are ignored."""
 
     def close(self) -> None:
         """Free sockets and threads. The drafter can't be used afterwards."""

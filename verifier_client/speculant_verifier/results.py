@@ -171,4 +171,4 @@ class StepEvent:
     sample: int = 0
     """Index of the sample of the prompt."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if they were asked for."""
+    """One per token, if requested."""

@@ -66,8 +66,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
         return laid_out
 
     def _texts(self, batch: Any) -> list[NDArray[np.int32]]:
-        """Return the whole text of every request; if steps overlap, with the tokens that its ``output_ids`` still
-        lack."""
+        """Return the whole text of every request; if steps overlap, with tokens that ``output_ids`` still lacks."""
         width = self.draft_token_num
         new: list[list[int]] = [[]] * len(batch.reqs)
         if self.enable_overlap and not batch.grammar_needs_sync():

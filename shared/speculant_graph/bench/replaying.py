@@ -35,7 +35,7 @@ class ReplayStep:
 
 
 class PromptLookupDrafter:
-    """Copies what followed the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
+    """Copies the tokens after the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
 
     It looks up the last 3 tokens, then 2, then 1, and uses the first match. Inference libraries ship this baseline. It
     needs no graph, has one sequence at a time, learns nothing across sequences and ignores cost.

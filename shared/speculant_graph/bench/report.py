@@ -29,8 +29,7 @@ _PLAIN_WIDTH = 160
 
 
 def begin(label: str) -> Tell:
-    """Print the next phase on standard error; return a callback that shows its progress if standard error is a
-    terminal."""
+    """Print the next phase on standard error; return a callback that shows its progress on a terminal."""
     sys.stderr.write(f"{label} …\n")
 
     def show(done: int, total: int) -> None:

@@ -204,8 +204,7 @@ class _Steps:
 
     @contextmanager
     def over_stream(self) -> Iterator[Trial]:
-        """Yield a function that makes one StreamDraft exchange, from a step's values to the checked arrays of its
-        response."""
+        """Yield a function that makes one StreamDraft exchange, from a step's values to a response's checked arrays."""
         budgets = [self._draft.k] * len(self.texts)
         step_ids = itertools.count(1)
         with self._opened_stream() as (requests, exchange):

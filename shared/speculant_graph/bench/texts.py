@@ -137,8 +137,7 @@ def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int]
 
 
 def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int) -> list[list[int]]:
-    """Return texts drawn from a graph's own distributions; a text without a known continuation jumps to a random
-    place."""
+    """Return texts drawn from a graph's own distributions; texts without a known continuation jump elsewhere."""
     from speculant_graph.draft.generator import DraftGenerator
 
     generator = DraftGenerator(graph)

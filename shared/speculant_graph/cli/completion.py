@@ -59,8 +59,7 @@ def _add_parser(commands: Any, name: str, module: str, settings_name: str, what:
 
 
 def _choices(action: Action, kind: type[CommandSettings]) -> Sequence[str] | None:
-    """Return the allowed values if there are only a few: an option lists them, and a positional argument's type has
-    them."""
+    """Return the allowed values if there are only a few; options list them, types of positional arguments have them."""
     if action.option_strings:
         shown = re.search(r"\{(.*)\}", str(action.metavar))
         return shown[1].split(",") if shown else None

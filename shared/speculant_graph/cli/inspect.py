@@ -299,7 +299,7 @@ def _show_graph(graph: NgramGraph, report: dict[str, Any], tokenizer_problem: st
 
 
 def _show_prompt(report: dict[str, Any]) -> None:
-    """Print the draft after the prompt and what each order knows."""
+    """Print the draft after the prompt, and the successors at each order."""
     drafted = counted(len(report["draft_token_ids"]), "token")
     _print("")
     _print(f"after {report['prompt']!r} it drafts {drafted}: {report['draft_text']!r}", style="green")

@@ -81,8 +81,7 @@ def _described(layer: Layer) -> dict[str, Any]:
 
 
 def _time(milliseconds: int) -> str | None:
-    """Return when a text was learned, ISO 8601 in UTC; None if an older release did not record it, or if it is
-    damaged."""
+    """Return when a text was learned, ISO 8601 in UTC; None if it was not recorded or is damaged."""
     try:
         moment = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
     except (OSError, OverflowError, ValueError):

@@ -147,8 +147,7 @@ class _Nodes(Mapping[Node, Attributes]):
 
     @cached_property
     def num_contexts(self) -> Int64Array:
-        """How many contexts each token followed, shape ``[ids]``; cached, because each degree would take a pass over
-        all."""
+        """How many contexts each token followed, shape ``[ids]``; cached, because it takes a pass over all contexts."""
         sums: Int64Array = np.zeros(TOKEN_MASK + 1, np.int64)
         for _, _, token_ids in self.records():
             sums += np.bincount(token_ids, minlength=sums.size)

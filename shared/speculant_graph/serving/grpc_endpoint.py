@@ -1,5 +1,6 @@
-"""gRPC code that all servers share: an interceptor of every call, and a server with health and reflection. The
-interceptor determines a call's client and id, checks capacity, and turns an error into one line. Methods take and
+"""gRPC code that all servers share: an interceptor of every call, and a server with health and reflection.
+
+The interceptor determines a call's client and id, checks capacity, and turns an error into one line. Methods take and
 return bytes, so our code parses them, and gRPC never sends the text of a Python exception.
 """
 

@@ -164,8 +164,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """A connection: it passes the names in its client's certificate to the application, and bounds the heads of its
-    requests."""
+    """A connection: it passes on the names in its client's certificate, and bounds the heads of its requests."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0

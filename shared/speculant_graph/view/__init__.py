@@ -1,2 +1,1 @@
-"""The explorer: look-ups of a text in a graph, and the page that shows them, served by the sidecar or saved as a
-file."""
+"""The explorer: look-ups of a text in a graph, and their page, served by the sidecar or saved as a file."""

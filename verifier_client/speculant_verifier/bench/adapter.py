@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree_with_model"
 _REQUESTS_AT_A_TIME = 2
-"""Number of warm-up rounds."""
+"""Requests that one variant decodes before the others take their turn."""
 
 
 class BenchAdapterSettings(ReportingSettings):

@@ -41,7 +41,7 @@ _PLAIN_TOKENS = 16
 """Tokens decoded without drafts; all take equally long."""
 _NUM_PASSES = 5
 _DEPTH, _BRANCHES = 16, 64
-"""Depth of a draft model's trees, as in SpecExec's paper."""
+"""Limits of a draft model's trees, as in SpecExec's paper."""
 
 
 @dataclass(frozen=True, slots=True)

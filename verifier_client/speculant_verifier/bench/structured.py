@@ -111,8 +111,7 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Let the model write records with and without drafts, and force it to write others in a tokenizer's usual
-        tokens.
+        """Let the model write records with and without drafts, and force it to write others in usual tokens.
 
         The forced ones show the gain of drafts, because a model of random weights spells words unlike any real one.
         """
@@ -158,8 +157,7 @@ class _Runs:
         }
 
     def second_call(self, length: int) -> dict[str, Any]:
-        """Prefill a conversation, and then the same with another question at its end, with and without the prefix
-        cache."""
+        """Prefill a conversation, then the same with another last question, with and without the prefix cache."""
         words = self._target.vocabulary_size
         conversation, question = ([self._random.randrange(words) for _ in range(each)] for each in (length, 60))
         settings = GenerationConfig(ignore_end_tokens=True)

@@ -43,7 +43,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store ``[n, kv_heads, T, head_dim]`` and return what the pass may attend to."""
+        """Store ``[n, kv_heads, T, head_dim]`` and return the keys and values that the pass may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         placement = self.placement
@@ -101,7 +101,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[row][:, slots].clone(), self.values[row][:, slots].clone()
 
     def write(self, row: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
-        """Put back what :meth:`read` returned."""
+        """Write back the result of :meth:`read`."""
         self.keys[row][:, slots] = keys
         self.values[row][:, slots] = values
 

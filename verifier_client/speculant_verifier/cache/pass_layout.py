@@ -18,13 +18,13 @@ from torch import Tensor
 
 from speculant_graph.types import Draft
 
-_STEP = 16  # slots, because kernels need masks with aligned rows
+_STEP = 16  # granularity of slots, because kernels need masks with aligned rows
 _WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 """Widths of recorded passes, in nodes."""
 _LEAST_COLUMN_STEP = 256
 """Recorded passes read a multiple of this many slots, or of a quarter of the next power of two."""
 _MOST_BUSY = 256
-"""Thread blocks for one attention kernel: about twice the multiprocessors of large GPUs."""
+"""Most thread blocks of one attention kernel: about twice the multiprocessors of large GPUs."""
 _FEWEST_COLUMNS = 128
 """Least slots of a part: combining two parts takes as long as reading this many slots."""
 _MOST_MASKED = 1 << 27

@@ -101,7 +101,7 @@ class Input:
         """Return the next line without its end.
 
         Raises:
-                        EOFError: there is none.
+            EOFError: there is none.
             KeyboardInterrupt: Ctrl-C.
             ConfigError: standard input is not text.
         """

@@ -68,7 +68,7 @@ class ChatTraining:
         adapters = self._decoder.adapters
         folder = "" if adapters is None else adapters.state.present.folder
         if not folder or self._record.folder is None:
-            raise ConfigError("no adapter drafts, or nothing is recorded; /train makes one of what --record keeps")
+            raise ConfigError("no adapter drafts, or recording is off; /train makes one from the records of --record")
         self._run(f"--evaluate={folder}", present="")
 
     def statistics(self) -> str:

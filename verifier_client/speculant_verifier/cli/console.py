@@ -107,8 +107,7 @@ class RunMeter:
         return ", ".join(parts)
 
     def _counts(self) -> tuple[int, ...]:
-        """Return the numbers of tokens, passes, passes without drafter, drafted tokens, accepted tokens, and tokens
-        without a pass."""
+        """Return tokens, passes, passes without drafter, drafted tokens, accepted tokens, and tokens without a pass."""
         totals = self._decoder.totals
         return (
             totals.num_tokens,

@@ -1,5 +1,4 @@
-"""The verifier's checks of ``speculant doctor``. Modules that take seconds to import are imported only if a model is
-named."""
+"""The verifier's checks of ``speculant doctor``. Slow imports happen only if a model is named."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ def _require_weights(folder: Path) -> None:
 def _size(
     config: VerifierConfig, described: PreTrainedConfig, model: PreTrainedModel, device: torch.device
 ) -> CheckResult:
-    """Report a model's memory, and how much of it is streamed; if it does not fit, that is a failed check, not an
-    error."""
+    """Report a model's memory, and how much is streamed; a model that does not fit is a failed check, not an error."""
     from speculant_verifier.offload import plan_for
     from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pack
     from speculant_verifier.offload.weight_files import bytes_per_second

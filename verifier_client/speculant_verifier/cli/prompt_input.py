@@ -53,7 +53,7 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
     if path is not None:
         given += _from_file(path)
     if not given:
-        raise ConfigError(f"'{path}' has no prompts; write one on each line")
+        raise ConfigError(f"'{path}' holds no prompts; write one on each line")
     return given
 
 
@@ -96,7 +96,7 @@ def _from_json(line: str, location: str) -> PromptLine:
         )
     document = record.get("document", "")
     if not isinstance(document, str):
-        raise ConfigError(f"{location}: the document is no text; name what the prompt is a part of")
+        raise ConfigError(f"{location}: the document is no text; name the prompt's document")
     if "messages" in record:
         return PromptLine(None, record["messages"], location, document)
     prompt = record["prompt"]

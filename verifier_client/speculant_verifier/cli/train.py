@@ -263,7 +263,7 @@ def publish(folder: Path, target: Path) -> Path:
         GraphFileError: it can't be read back or moved; the published adapter stays.
     """
     versions = target.with_name(target.name + ".d")
-    versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
+    versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal their training text
     earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
     version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
     with replacing(version, _require_readable, is_folder=True) as temporary:

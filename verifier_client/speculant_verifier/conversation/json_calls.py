@@ -192,7 +192,7 @@ class _Scanner:
         """Number of scanned characters."""
 
     def run(self, text: str) -> Literal["value", "mark"] | None:
-        """Continue in a text that has grown; return what ended it, if it has ended."""
+        """Continue in a text that has grown; return the kind of its end, if it has ended."""
         if self._found is None:
             self._found = self._run(text)
         return self._found

@@ -76,7 +76,7 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     """
     path = Path(folder).resolve()
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
-        raise ConfigError(f"{folder} has no adapter: {missing[0]} is missing; give one that 'speculant train' wrote")
+        raise ConfigError(f"{folder} holds no adapter: {missing[0]} is missing; give one that 'speculant train' wrote")
     content = _read_json(path / CONFIG_FILE)
     note = _read_json(path / NOTE_FILE) if (path / NOTE_FILE).is_file() else {}
     with (path / WEIGHTS_FILE).open("rb") as file:

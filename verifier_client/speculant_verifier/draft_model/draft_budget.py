@@ -90,8 +90,7 @@ class DraftPrice:
         return float(self._target_s(num_rows, num_drafted)[-1])
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
-        """Return the durations in seconds of passes over 1 to ``most_nodes`` nodes per row; ``pending`` as in
-        :meth:`choose`."""
+        """Return the seconds of passes over 1 to ``most_nodes`` nodes per row; ``pending`` as in :meth:`choose`."""
         first = max(1, pending)
         seconds = self._draft.seconds(num_rows, num_rows * (first + most_nodes - 1))
         return seconds[num_rows::num_rows][first - 1 :]

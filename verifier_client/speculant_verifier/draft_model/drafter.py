@@ -140,8 +140,7 @@ class ModelDrafter:
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
 
     def observe(self, report: PassReport) -> float:
-        """Record the duration of the target's pass; return the duration of the model's own passes since the last
-        report."""
+        """Record the duration of the target's pass; return that of the model's own passes since the last report."""
         self._price.note_target(report.seconds)
         weighed_s, self._reported_s = self.passes_s - self._reported_s, self.passes_s
         return weighed_s

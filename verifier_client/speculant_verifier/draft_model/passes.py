@@ -13,7 +13,7 @@ from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.sampling import top_logprobs
 
 _MOST_HITS = 16
-"""Pending tokens of a pass that are judged: whether the model would have drafted them."""
+"""Most pending tokens of a pass that are judged: whether the model would have drafted them."""
 
 
 @dataclass(frozen=True, slots=True)

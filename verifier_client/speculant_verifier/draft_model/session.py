@@ -28,7 +28,7 @@ class Session:
     num_tokens: int = 0
     """Number of tokens at this step; the caller's list grows."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
-    """The trees of this step; empty if there was no decision about the model."""
+    """The tree of this step; empty if there was no decision about the model."""
     is_asked: bool = False
     """Whether the model ran in this step."""
     charged_s: float = 0.0
@@ -36,7 +36,7 @@ class Session:
     baseline: frozenset[int] = frozenset()
     """Nodes that this step would have drafted without the model."""
     inner_id: int = 0
-    """The n-grams' draft of this step."""
+    """Id of the n-grams' draft in this step."""
     ngrams_indices: Sequence[int] | None = None
     """Per node of our draft, its index from 1 in the n-grams' draft, or 0 if it is not in it. None: the drafts are the
     same."""

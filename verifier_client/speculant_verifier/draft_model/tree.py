@@ -126,8 +126,7 @@ class Reliability:
         return is_right
 
     def gain(self, ngrams: Sequence[Candidate], situation: Situation) -> float:
-        """Return the expected gain of running the model: the increase of the probability that the next token is
-        drafted."""
+        """Return the expected gain of running the model: the rise of the probability that it drafts the next token."""
         kind = _kind_of(situation)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]

@@ -195,7 +195,7 @@ def _problem_of_kernels(model: PreTrainedModel, num_parts: int = 1) -> str:
     numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)
     query, key, value = numbers[0, ..., :6, :], numbers[1], numbers[2]
     visible = (torch.rand(2, 1, 6, 32, generator=generator) < 0.5).to(model.device)
-    visible[:, :, 0] = torch.arange(32, device=model.device) == 4  # and nothing of the other parts
+    visible[:, :, 0] = torch.arange(32, device=model.device) == 4  # and no key of the other parts
     sinks = torch.tensor([0.5, -1.0], device=model.device)
     logits = (query.float() @ key.float().transpose(2, 3) * 0.125).masked_fill(~visible, -torch.inf)
     logits = torch.cat([logits, sinks.view(1, 2, 1, 1).expand(2, 2, 6, 1)], -1)

@@ -26,9 +26,9 @@ _MOST = 0.5
 chosen."""
 
 _MEMORY = 0.95
-"""Decay of a guess's weight per layer."""
+"""Decay of the running share of right guesses, per layer."""
 _LEAST_SHARE, _TRIED = 0.75, 16
-"""Below this share of right guesses, guesses are made only in some layers, to detect a change."""
+"""Below the first share of right guesses, a guess is made only in one of so many layers, to detect a change."""
 
 _Expert = tuple[int, int]
 """Layer and index."""
@@ -145,7 +145,7 @@ class ExpertPool:
         self._take(self._guessed, [*kept, *self._guessed])
 
     def _likely(self, layer: int, hidden: Tensor) -> list[_Expert]:
-        """Return the experts of a layer, first those that its router would choose for these hidden states."""
+        """Return the experts of a layer, first the ones that its router would choose for these hidden states."""
         router = self._routers[layer]
         order: Iterable[int] = range(self._num_experts)
         if router is not None and layer:  # these states do not predict the first layer of the next pass

@@ -65,7 +65,7 @@ class _Started:
     reading: list[Any]
     copying: list[Any]
     into: list[Tensor]
-    """Copies to start after the read; empty if it reads directly to the device, or the copy is running."""
+    """Targets of a copy after the read; empty if it reads directly to the device, or the copy is running."""
 
     def cancel(self) -> bool:
         """Cancel nothing, because read weights stay."""

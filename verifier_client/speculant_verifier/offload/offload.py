@@ -223,8 +223,7 @@ class Offload:
         self.num_slots = num_slots
 
     def reduce(self) -> int | None:
-        """Reduce the units in memory by a quarter of the reducible ones; return the freed bytes, or None at the
-        minimum."""
+        """Drop a quarter of the reducible units from memory; return the freed bytes, or None at the minimum."""
         before, least = self.num_slots, self.plan.least_slots
         if before <= least or not self._stream.gives_back:
             return None

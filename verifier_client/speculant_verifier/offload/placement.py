@@ -27,7 +27,7 @@ _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
 _LEAST_GB = 0.1
 """Smaller sizes are shown in megabytes."""
 _KV_SHARE = 0.4
-"""Least reserve, in bytes."""
+"""Share of the reserve for keys and values."""
 _FREE_SHARE = 0.9
 """Share of the free memory that is used without a budget."""
 _WIDEST = 256
@@ -38,7 +38,7 @@ number."""
 _NUM_SLABS = 2
 """Slabs for streamed layers: one is computed, and one is read."""
 _TOLERANCE = 1.05
-"""Share of a budget for temporary memory of passes."""
+"""Factor of the budget beyond which memory is short, because temporary memory of passes varies."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
 """Assumed free bytes if unknown."""
@@ -87,8 +87,7 @@ class Plan:
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """The parts of the plan that determine the cost of passes, rounded, because space differs a little at every
-        start."""
+        """The inputs of the cost of passes, rounded, because space differs a little at every start."""
         return self.unit, self.streamed, round(20 * self.num_kept / self.num_units)
 
     @property
@@ -144,7 +143,7 @@ def plan_for(
     *,
     may_stream: bool = True,
 ) -> Plan | None:
-    """Decide what stays in memory; None if everything does.
+    """Decide which weights stay in memory; None if all do.
 
     Args:
         config: the model's configuration.
@@ -243,7 +242,8 @@ def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the decoder layers by their names, in order.
 
     Raises:
-        ConfigError: it has none."""
+        ConfigError: it has none.
+    """
     decoder = model.get_decoder()
     prefix = next((f"{name}." for name, each in model.named_modules() if each is decoder and name), "")
     for name, each in decoder.named_children():

@@ -101,8 +101,7 @@ class Distribution:
 
 
 def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
-    """Return the first index where the cumulative weight exceeds the number's share of the total, never one of weight
-    0.
+    """Return the first index where the cumulative weight exceeds the number's share; its weight is never 0.
 
     It sums blocks first, because a cumulative sum over a whole vocabulary would dominate the time.
     """

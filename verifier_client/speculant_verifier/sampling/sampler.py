@@ -97,7 +97,7 @@ def processors_of(
 
 
 def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) -> frozenset[TokenId]:
-    """Return the tokens that end a request's text: its own, or those that the model declares."""
+    """Return the tokens that end a request's text: its own, or the model's declared ones."""
     return frozenset(declared if config.end_token_ids is None else config.end_token_ids)
 
 

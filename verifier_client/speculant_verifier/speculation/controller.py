@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 """Deeper nodes count as nodes of this depth."""
 
 _MEMORY = 0.95
-"""Decay of a draft's, or a step's, weight per later one."""
+"""Decay of the weight of a draft, or a step, per later one."""
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT = 0.7, 1.0
 """Prior acceptance of a node whose parent was accepted, and its weight in nodes."""
 _INHERITED_WEIGHT = 2.0
@@ -183,7 +183,7 @@ class DraftLengthController:
     def least_probability(self, limits: Sequence[int]) -> float:
         """Return the path probability below which no node of this step can pay.
 
-        With several rows, a node may pay if its rank in its row is not above the width that another row makes pay.
+        0 with several rows, because a node costs nothing if another row makes the pass as wide.
         """
         return self._budget.prices(1, max(limits)).least_probability if len(limits) == 1 else 0.0
 

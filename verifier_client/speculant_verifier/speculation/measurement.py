@@ -52,8 +52,7 @@ _Point = tuple[int, int]
 
 
 def batches_up_to(largest: int) -> tuple[int, ...]:
-    """Return the batches to measure for engines that decode up to ``largest`` sequences together, the most frequent
-    first."""
+    """Return the batches to measure for engines of up to ``largest`` sequences, the most frequent first."""
     return tuple(dict.fromkeys((1, largest, *(batch for batch in BATCHES if batch < largest))))
 
 
@@ -84,7 +83,7 @@ def load_or_measure(
     except (OSError, ValueError) as error:
         logger.warning("{} has no measured costs ({}), measuring again", path, type(error).__name__)
     time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two passes, because each reads weights"
-    logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, time)
+    logger.info("measuring the cost of passes of '{}' on this machine, once, {}", target.name, time)
     tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
     table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
     try:
@@ -244,8 +243,7 @@ class _Measurement:
             logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
-        """Yield the predicted times of other passes, which read at the same speed as measured ones and take no less
-        time."""
+        """Yield the predicted times of other passes: they read at the measured speed and take no less time."""
         offload = self._target.offload
         if offload is None:
             return

@@ -99,8 +99,7 @@ class Database:
         return self._num_bytes // ID_BYTES
 
     def add(self, token_ids: bytes) -> None:
-        """Add a text. If all texts have more than twice ``kept_tokens``, the texts wholly beyond ``kept_tokens`` are
-        removed."""
+        """Add a text. Beyond twice ``kept_tokens``, remove the oldest texts that are wholly beyond ``kept_tokens``."""
         text_id = max(self._last_id + 1, time.time_ns() // 1_000_000)
         self._connection.execute("INSERT INTO texts VALUES (?, ?)", (text_id, token_ids))
         self._last_id = text_id

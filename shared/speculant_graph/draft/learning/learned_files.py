@@ -35,7 +35,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 NO_FOLDS = FoldConfig(enabled=False)
-"""Folds nothing."""
+"""Settings without folds."""
 MAX_OPEN_DATABASES = 32
 """Most databases kept open; beyond it the least recently used are closed."""
 

@@ -37,7 +37,7 @@ _ROWS_INTERVAL_S = 30.0
 """Rows take a few megabytes per tenant and change with every token, so they are written to disk less often."""
 _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
-"""An upper bound of any row's visits: a visit's weight decays by this much per further visit."""
+"""An upper bound of any row's visits, whose weights decay by 0.9995 with every further visit."""
 
 _BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
 """Bins before there were neural models; ranges of probabilities."""
