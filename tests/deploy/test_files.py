@@ -15,9 +15,11 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from speculant_drafter import server as drafter_server
 from speculant_drafter.cli import DrafterSettings
+from speculant_drafter.metrics import ServerMetrics
 from speculant_graph.cli import probe
 from speculant_graph.cli.graphs import BuildSettings
 from speculant_graph.rpc.addresses import is_name, plain_address, socket_path, split_addresses
@@ -326,6 +328,15 @@ def test_verifiers_and_drafters_of_a_fleet_agree():
     assert service["spec"]["selector"].items() <= labels.items()
     scaled = documents["HorizontalPodAutoscaler", "speculant-drafter"]["spec"]["scaleTargetRef"]
     assert (scaled["kind"], scaled["name"]) == ("StatefulSet", "speculant-drafter")
+    told = (DEPLOY / "prometheus" / "rules.yml").read_text(
+        encoding="utf-8"
+    )  # whose metrics are scraped by another test
+    told += generate_latest(ServerMetrics().registry).decode()
+    asked = re.findall(
+        r"(speculant_\w+_(?:total|sum))", (DEPLOY / "kubernetes-fleet" / "autoscaler.yaml").read_text("utf-8")
+    )
+    assert len(asked) >= 4
+    assert all(name in told for name in asked)
     base, patched = pod(), containers(verifier)["verifier"]["args"]
     differing = set(containers(base)["verifier"]["args"]) ^ set(patched)
     assert all(each.startswith("--drafter=") for each in differing), "the patch repeats the other flags"
