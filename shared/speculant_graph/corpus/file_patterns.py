@@ -54,8 +54,8 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
     Args:
         inputs: files and named pipes; folders, which are searched with all their subfolders for
             :data:`TEXT_SUFFIXES`, hidden ones and links to folders left out; patterns such as ``docs/**/*.md``; ``-``
-            for standard input; and files, folders and patterns of object storage. An existing local file is never read as
-            a pattern, even if its name has such characters.
+            for standard input; and files, folders and patterns of object storage. An existing local file is never read
+            as a pattern, even if its name has such characters.
 
     Returns:
         The files. Found entries that can't be read, such as a broken link or a subfolder without permission, carry
