@@ -58,7 +58,7 @@ wire::StreamDraftResponse read_envelope(const nb::bytes& payload) {
   try {
     return wire::read_stream_response(as_view(payload));
   } catch (const wire::ParseError&) {
-    throw UnavailableError("what answers is no drafter, or a broken one; check the address");
+    throw UnavailableError("the server is not a drafter, or a broken one; check the address");
   }
 }
 
