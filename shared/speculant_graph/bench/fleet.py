@@ -100,6 +100,5 @@ def _prepare(settings: BenchFleetSettings, folder: Path) -> Ground:
         k=settings.k,
         curve=settings.curve,
         deadline_ms=ClientConfig().deadline_ms,
-        seconds=0.0,
     )
     return Ground(folder, folder / "graph.pkl", order, num_traces)
