@@ -39,6 +39,8 @@ class Ground:
     order: Order
     """Of an engine; addresses and the first trace are filled in."""
     num_traces: int
+    is_tcp: bool
+    """Whether sidecars are reached over TCP instead of Unix sockets."""
 
     def orders(self, sidecars: Sequence[OwnDrafter], count: int) -> list[Order]:
         """Return the orders of engines, which begin at different traces."""
@@ -209,7 +211,7 @@ def _running(ground: Ground, count: int) -> Iterator[tuple[list[WatchedDrafter],
     with ExitStack() as stack:
         sidecars = []
         for index in range(count):
-            address = f"unix://{ground.folder}/{index}.sock"
+            address = f"localhost:{free_port()}" if ground.is_tcp else f"unix://{ground.folder}/{index}.sock"
             drafter = WatchedDrafter(ground.graph, address, [own[index % num_own]])
             sidecars.append(stack.enter_context(closing(drafter)))
         yield sidecars, others
