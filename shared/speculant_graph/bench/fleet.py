@@ -46,6 +46,8 @@ class BenchFleetSettings(ReportingSettings):
     """Sequences of an engine."""
     k: Annotated[int, Field(ge=1, le=64)] = 8
     """Most tokens that are drafted for a row."""
+    tcp: bool = False
+    """Reach sidecars over TCP, as from other machines, instead of Unix sockets."""
     curve: str = "gptoss-h100"
     """How long passes take, as for 'speculant bench engine-loop'."""
     time: Annotated[float, Field(ge=1.0)] = 10.0
@@ -68,6 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         "rows": settings.rows,
         "k": settings.k,
         "tenants": settings.tenants,
+        "tcp": settings.tcp,
         "curve": settings.curve,
         "pass_ms": round(1e3 * pass_s, 4),
         "bar_ms": bar_ms,
@@ -100,6 +103,5 @@ def _prepare(settings: BenchFleetSettings, folder: Path) -> Ground:
         k=settings.k,
         curve=settings.curve,
         deadline_ms=ClientConfig().deadline_ms,
-        seconds=0.0,
     )
-    return Ground(folder, folder / "graph.pkl", order, num_traces)
+    return Ground(folder, folder / "graph.pkl", order, num_traces, settings.tcp)

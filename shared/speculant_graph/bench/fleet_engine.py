@@ -1,16 +1,17 @@
 """One engine of ``bench fleet``, in a process of its own: ``python -m`` this module, its order on standard input.
 
-It says ``ready`` when it drafts, waits for the line that begins the measurement, and prints its passes as JSON.
+It says ``ready`` when it drafts, measures from one line of standard input to the next, and prints its passes as JSON.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 
@@ -47,7 +48,6 @@ class Order:
     k: int
     curve: str
     deadline_ms: float
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -83,25 +83,36 @@ def running_engine(order: Order) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def begin_all(processes: list[subprocess.Popen[str]]) -> None:
-    """Let engines begin."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-
-
-def passes_of(process: subprocess.Popen[str]) -> EnginePasses:
-    """Wait for an engine's end; return its passes.
+def tell_all(engines: Sequence[subprocess.Popen[str]]) -> None:
+    """Let engines begin to measure, or end.
 
     Raises:
-        SpeculantError: it failed.
+        SpeculantError: one has ended before.
     """
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SpeculantError("a simulated engine failed; its message is above")
-    return EnginePasses(**json.loads(line))
+    for engine in engines:
+        assert engine.stdin is not None
+        try:
+            engine.stdin.write("\n")
+            engine.stdin.flush()
+        except OSError as error:
+            raise _failed() from error
+
+
+def end_all(engines: Sequence[subprocess.Popen[str]]) -> list[EnginePasses]:
+    """End engines; return their passes.
+
+    Raises:
+        SpeculantError: one failed.
+    """
+    tell_all(engines)
+    lines = [engine.stdout.readline() for engine in engines if engine.stdout is not None]
+    if not all(lines):
+        raise _failed()
+    return [EnginePasses(**json.loads(line)) for line in lines]
+
+
+def _failed() -> SpeculantError:
+    return SpeculantError("a simulated engine failed; its message is above")
 
 
 def _run(order: Order) -> None:
@@ -123,8 +134,7 @@ def _run(order: Order) -> None:
         sys.stdin.readline()
         next(loop)  # the pause is no part of a pass
         last = former = sessions.drafter_statistics
-        end_s = time.monotonic() + order.seconds
-        while time.monotonic() < end_s:
+        while not select.select([sys.stdin], [], [], 0.0)[0]:
             each = next(loop)
             counted = sessions.drafter_statistics
             found.ended_s.append(time.monotonic())
