@@ -51,7 +51,7 @@ def test_runs_learn_nothing_from_each_other(
         assert first["steps_without_drafter"] == second["steps_without_drafter"] == 0
     for _ in range(2):
         assert main([*known, "--client.tenant", "mine"]) == 0
-    assert results(capfd)[0]["tokens_per_pass"] > 2.0, "a tenant that is named may know the traces"
+    assert results(capfd)[0]["tokens_per_pass"] > first["tokens_per_pass"], "a tenant that is named knows the traces"
 
 
 def test_figures_of_finished_rows_are_printed_when_the_sidecar_dies(
