@@ -14,11 +14,12 @@ CLIENTS := .cache/clients
 PACKAGES := $(shell find shared drafter_server verifier_client -name '*.py')
 QUIETLY := --quiet --disable-pip-version-check
 PROTO_VENV := .cache/protos
+DOCS_VENV := .cache/docs
 PROTOS := $(wildcard protos/speculant_graph/rpc/v1/*.proto)
 PROTOC  = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I protos
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-ray test-large test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures tables reference constraints stub stub-check test-sanitized clean
+.PHONY: help setup demo test test-slow test-faults test-ray test-large test-gpu bench-gpu engines test-engines clients test-clients check lint types layers protos protos-check fmt train pictures tables docs constraints stub stub-check test-sanitized clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,7 +56,7 @@ test-slow: $(TOOLS) ## run the tests that take longer
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not gpu and not engines and not clients and not ray"
 
 test-faults: $(TOOLS) ## run the tests that kill, flood and fuzz real processes
-	$(BIN)/python -m pytest -m "faults and not slow and not gpu and not engines and not clients"
+	$(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal -m "faults and not slow and not gpu and not engines and not clients"
 
 test-ray: $(TOOLS) ## install Ray, and run the tests that start a cluster with it
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt ray
@@ -150,7 +151,7 @@ bench-gpu: $(CORE) ## measure the released model's configuration with random wei
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 		then $(BIN)/python tests/gpu/bench.py; else echo "torch sees no GPU here: nothing was measured"; fi
 
-check: lint types layers protos-check stub-check ## lint, strict types, import contracts, fresh generated code
+check: lint types layers protos-check stub-check docs ## lint, strict types, import contracts, fresh generated code, pages
 
 lint: $(TOOLS) ## ruff, dependency declarations
 	$(BIN)/ruff check .
@@ -209,8 +210,15 @@ pictures: $(TOOLS) ## take the pictures of docs/explorer.md again, where there i
 tables: $(TOOLS) ## write the table of docs/drafting.md from the records of the strategies
 	PYTHONPATH=tests $(BIN)/python -m support.strategy_table
 
-reference: $(TOOLS) ## write the reference of the Python API to build/reference
-	PYTHONPATH=tests $(BIN)/python -m support.reference build/reference
+docs: $(DOCS_VENV)/.installed ## build the pages and the reference of the Python API as a site into .cache/site
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	@echo ".cache/site/index.html"
+
+$(DOCS_VENV)/.installed: pyproject.toml constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install $(QUIETLY) --upgrade "pip>=25.1"
+	$(DOCS_VENV)/bin/python -m pip install $(QUIETLY) -c constraints-docs.txt --group docs
+	@touch $@
 
 constraints: $(TOOLS) ## write what is installed to constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt

@@ -1,1 +1,15 @@
 """The drafter sidecar: gRPC round the draft generator. Depends on neither torch nor text."""
+
+from __future__ import annotations
+
+__version__: str
+"""Version of the distribution, as installed; read on first use."""
+
+
+def __getattr__(name: str) -> str:
+    """Read the version on first use."""
+    if name != "__version__":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from speculant_graph.version import VERSION
+
+    return VERSION

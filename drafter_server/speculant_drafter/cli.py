@@ -5,30 +5,29 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from typing import Literal
 
 from speculant_graph.config import AccessConfig, FoldConfig, NgramDraftConfig, ServerConfig
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
-from speculant_graph.settings import CommandSettings, load_settings
+from speculant_graph.settings import CommandSettings, LogLevel, load_settings
 from speculant_graph.strategies import NGRAM_STRATEGIES
 
 
 class DrafterSettings(CommandSettings):
-    """Serve graphs to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C, reads graphs again on SIGHUP."""
+    """Serve graphs to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C, reloads graphs on SIGHUP."""
 
     server: ServerConfig = ServerConfig()
     """The service."""
     access: AccessConfig = AccessConfig()
-    """Which clients may call. --access FILE is short for --access.file FILE."""
+    """Permitted clients. --access FILE is short for --access.file FILE."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """What a request that names no strategy gets."""
+    """Defaults for requests."""
     fold: FoldConfig = FoldConfig()
     """How text in the folder 'server.learned' becomes graphs."""
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: LogLevel = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
-    """'text' for people, 'json' for one object a line."""
+    """'text' for people, 'json' for one object per line."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from pathlib import Path
 from loguru import logger
 
 from speculant_graph.config import DraftConfig, FoldConfig, ServerConfig
+from speculant_graph.corpus.storage import address_of
 from speculant_graph.draft.learning.learned_files import NO_FOLDS
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
@@ -36,7 +37,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.graph.layers import require_few
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.remote import address_of, local_graph
+from speculant_graph.graph.remote import local_graph
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.step_messages import public_name
 from speculant_graph.serving.process import in_uninterruptible_thread

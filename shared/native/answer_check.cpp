@@ -10,8 +10,8 @@
 namespace speculant::wire {
 namespace {
 
-// How far from 1 the probabilities of a node may sum up. Rounding to float32 changes their sum by about 1e-7; the rest
-// is a guess.
+// Tolerance of the sum of a node's probabilities. Rounding to float32 changes the sum by about 1e-7; the rest is a
+// guess.
 constexpr double kMassTolerance = 1e-3;
 constexpr std::uint32_t kMaxStatus = 3;  // the last of SequenceStatus
 
@@ -86,7 +86,7 @@ void check_tree(std::span<const std::uint32_t> tokens, std::span<const std::uint
     if (parents[node] > node) throw RequestError("a node of a draft comes before its parent");
     is_chain &= parents[node] == node;
   }
-  // Of siblings that were drawn some may be the same, which their q tells.
+  // Drawn siblings may repeat a token; they are recognised by their q.
   if (is_chain || has_proposals) return;
   std::vector<std::uint64_t> pairs;
   for (std::size_t node = 0; node < tokens.size(); ++node) {

@@ -12,7 +12,7 @@
 
 namespace speculant {
 
-// How often the thread looks for work: several times in a pass of a model, which takes milliseconds. A guess.
+// Interval at which the thread polls for work: several times in a pass of a model, which takes milliseconds. A guess.
 constexpr auto kInterval = std::chrono::microseconds(500);
 constexpr int kPatience = 400;  // intervals without work until the thread sleeps: 0.2 s; a guess
 
@@ -41,14 +41,14 @@ struct Background::Thread {
   std::mutex mutex;
   std::condition_variable is_changed;
   std::atomic<bool> is_wanted = false, is_asleep = false, is_ending = false;
-  std::thread thread;  // last: it uses the others
+  std::thread thread;  // last, because it uses the others
 };
 
 Background::Background(std::function<void()> work) : work_(std::move(work)) {}
 
 Background::~Background() {
   if (!thread_) return;
-  if (thread_->owner != getpid()) {  // a process that was forked has no such thread
+  if (thread_->owner != getpid()) {  // a forked process does not have the thread
     static_cast<void>(thread_.release());
     return;
   }
@@ -69,7 +69,7 @@ void Background::wake() {
   }
   thread_->is_wanted = true;
   if (!thread_->is_asleep) return;
-  std::lock_guard lock(thread_->mutex);  // it is waiting by now, or looks again before it does
+  std::lock_guard lock(thread_->mutex);  // the thread is waiting by now, or polls again before it waits
   thread_->is_changed.notify_one();
 }
 

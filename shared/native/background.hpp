@@ -1,4 +1,4 @@
-// Work that can wait until an answer is given.
+// Work that can wait until a response is sent.
 #pragma once
 
 #include <functional>
@@ -6,19 +6,18 @@
 
 namespace speculant {
 
-/// Does one piece of work whenever it is woken, on a thread of its own, which is made at the first time.
+/// Does one piece of work whenever it is woken, on its own thread, which is started on first use.
 ///
-/// To wake a thread takes a system call, and may interrupt the one that calls. So while it is woken often, the thread
-/// looks by itself, every half millisecond.
+/// Waking a thread takes a system call, and may interrupt the caller's thread. So while it is woken often, the thread
+/// polls every half millisecond.
 class Background {
  public:
   explicit Background(std::function<void()> work);
-  /// Waits for the work that is under way; what was asked for and has not begun is left out.
+  /// Waits for running work; requested work that has not begun is dropped.
   ~Background();
   Background(const Background&) = delete;
 
-  /// Have the work done soon; once is enough for all calls before it begins. Where no thread can be made, it is done
-  /// now.
+  /// Schedule the work; one run serves all calls before it begins. If no thread can be started, the work is done now.
   void wake();
 
  private:

@@ -6,12 +6,12 @@
 
 namespace speculant {
 
-/// How many units to add to a pass, the best first, so that gains - rate * seconds is largest: every second must earn
-/// what seconds earn in the long run, or a plain pass would be worth more.
+/// The number of units to add to a pass, the best first, that maximises gains - rate * seconds: every second must earn
+/// the long-run rate, or a plain pass would be worth more.
 ///
-/// A unit is a node, or one more token of every row where passes are as wide as the longest row. `gains`: tokens that
-/// each unit is expected to bring, descending. `seconds[n]`: of a pass with n units; as many as gains, and one.
-/// `rate`: tokens a second. The fewest units of equally good ones.
+/// A unit is a node, or one more token of every row if passes are as wide as the longest row. `gains`: expected tokens
+/// of each unit, descending. `seconds[n]`: duration of a pass with n units; it has one entry more than gains. `rate`:
+/// tokens per second. Among equally good numbers, the smallest.
 inline std::size_t best_size(std::span<const double> gains, std::span<const double> seconds, double rate) {
   std::size_t best = 0;
   double gained = 0.0, most = -rate * seconds[0];

@@ -1,4 +1,4 @@
-"""scikit-build-core, and a compiler where the machine has none: pip then installs the package ziglang for the build.
+"""scikit-build-core, plus a compiler if the machine has none: pip then installs the package ziglang for the build.
 
 pyproject.toml names this file as the build backend. Everything else is scikit-build-core's.
 """
@@ -22,7 +22,7 @@ def _has_compiler() -> bool:
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """Return what a build needs here."""
+    """Return the requirements of a build on this machine."""
     return [
         *_build.get_requires_for_build_wheel(config_settings),
         *([] if _has_compiler() else [_COMPILER_PACKAGE]),
@@ -38,12 +38,12 @@ def _choose_compiler() -> None:
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """Build a wheel with what compiler there is."""
+    """Build a wheel with the available compiler."""
     _choose_compiler()
     return _build.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """Build an editable wheel with what compiler there is."""
+    """Build an editable wheel with the available compiler."""
     _choose_compiler()
     return _build.build_editable(wheel_directory, config_settings, metadata_directory)

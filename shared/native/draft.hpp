@@ -1,6 +1,6 @@
-// What was drafted, in the form in which it is kept and travels: a flat list of nodes, a chain or a tree.
+// A draft, in the form in which it is stored and sent: a flat list of nodes, a chain or a tree.
 //
-// Every method of drafting fills it by the functions below, and by nothing else.
+// Every method of drafting fills it only with the functions below.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace speculant {
 
-/// Distributions, one after another.
+/// Distributions, concatenated.
 struct Distributions {
   struct Span {
     std::size_t first, last;
@@ -26,13 +26,13 @@ struct Distributions {
 
 /// A node comes after its parent. A parent is 0 for the root, which is the end of the sequence, and j + 1 for node j.
 ///
-/// A strategy has path probabilities for all of its nodes or for none, and so it is with proposals.
+/// A strategy has path probabilities for all of its nodes or for none, and likewise proposals.
 struct Draft {
   std::vector<Token> tokens;
   std::vector<std::int32_t> parents;
   std::vector<double> probabilities;           // of whole paths
-  std::vector<Distributions::Span> proposals;  // where the q of each node is; siblings share theirs
-  bool ended_early = false;                    // whether it has fewer nodes than were asked for
+  std::vector<Distributions::Span> proposals;  // the span of each node's q; siblings share theirs
+  bool ended_early = false;                    // whether it has fewer nodes than requested
 
   std::size_t size() const { return tokens.size(); }
   /// The node that was added last, as a parent; the root if there is none.
@@ -53,9 +53,9 @@ struct Draft {
     if (!probabilities.empty()) probabilities.resize(size);
     if (!proposals.empty()) proposals.resize(size);
   }
-  /// Keep some nodes, each with its parent: `is_kept` says of every node whether it is one of them.
+  /// Keep the nodes with `is_kept`, which includes the parent of each.
   void keep(std::span<const std::uint8_t> is_kept) {
-    std::vector<std::int32_t> numbers{0};  // of the nodes as parents, the root first
+    std::vector<std::int32_t> numbers{0};  // new indices of the nodes as parents, the root first
     std::size_t kept = 0;
     for (std::size_t node = 0; node < size(); ++node) {
       if (is_kept[node]) {
@@ -71,7 +71,7 @@ struct Draft {
   }
   void clear() { cut(0), ended_early = false; }
 
-  /// Append the nodes to arrays that hold those of a batch, one draft after another.
+  /// Append the nodes to the arrays of a batch, one draft after another.
   template <class Lengths, class Tokens, class Parents, class Probabilities>
   void append_to(Lengths& all_lengths, Tokens& all_tokens, Parents& all_parents,
                  Probabilities& all_probabilities) const {

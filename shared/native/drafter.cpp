@@ -11,19 +11,19 @@
 namespace speculant {
 namespace {
 
-// Options whose settings are kept. Clients may ask for anything, so nothing is kept for ever. A guess: a client sends
-// the same options again and again.
+// Options whose settings are cached. Clients may send any options, so the cache is bounded. A guess: a client sends the
+// same options again and again.
 constexpr std::size_t kMaxSettings = 256;
-// Nodes of trees that are asked for at least where threads help: fewer are drafted before another thread has woken up,
-// which takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause, in which other work has filled
-// the caches; one that is drawn 0.3 and a most frequent one 0.1, so those are never divided.
+// Least requested nodes of trees for which threads help: fewer are drafted before another thread has woken up, which
+// takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause with cold caches; a drawn node takes
+// 0.3 and a most frequent one 0.1, so these are never divided.
 constexpr int kSpreadNodes = 48;
 
 int budget_of(const SequenceDraft& wanted) { return std::clamp(wanted.budget, 0, kMaxNodes); }
 
 }  // namespace
 
-/// A tree drafter that is this call's alone.
+/// A tree drafter for the exclusive use of this call.
 class Drafter::Loan {
  public:
   explicit Loan(Drafter& drafter) : drafter_(drafter) {
@@ -58,7 +58,7 @@ void Drafter::accept(Sequence& sequence, std::span<const Token> tokens, bool is_
 
 void Drafter::learn_soon(std::span<const std::shared_ptr<Sequence>> sequences) {
   if (sequences.empty()) return;
-  std::vector<std::shared_ptr<Sequence>> learned;  // some of which may end here
+  std::vector<std::shared_ptr<Sequence>> learned;  // may hold the last reference to some
   {
     std::lock_guard guard(mutex_);
     unlearned_.insert(unlearned_.end(), sequences.begin(), sequences.end());
@@ -87,7 +87,7 @@ void Drafter::learn_rest() {
   }
 }
 
-/// Take what comes with a draft that is wanted, and go by its settings from now on; the sequence's lock is held.
+/// Take the tokens and feedback of a requested draft, and use its settings from now on; the sequence's lock is held.
 void Drafter::begin(const SequenceDraft& wanted, const DraftSettings& settings, TreeDrafter& tree) {
   Sequence& sequence = *wanted.sequence;
   if (!wanted.accepted.empty() && std::cmp_equal(sequence.size(), wanted.accepted_at)) {
@@ -147,7 +147,7 @@ Distributions Drafter::draft(std::span<SequenceDraft* const> batch, const DraftS
   return distributions;
 }
 
-/// Draft by the methods that know the graph alone.
+/// Draft by the methods that use only the graph.
 Distributions Drafter::draft_from_graph(std::span<SequenceDraft* const> batch, const DraftSettings& settings,
                                         std::size_t max_entries) {
   Distributions distributions;
@@ -157,7 +157,7 @@ Distributions Drafter::draft_from_graph(std::span<SequenceDraft* const> batch, c
     Sequence& sequence = *each->sequence;
     Exclusive hold(sequence.lock);
     begin(*each, settings, *tree);
-    // The graph that knows most of the end drafts alone: q is what followed one context.
+    // Only the graph with the longest match drafts, because q is the distribution after one context.
     const std::size_t graph = sequence.graphs.longest_named(sequence.contexts);
     wanted.push_back({.trie = &sequence.graphs[graph],
                       .context = sequence.contexts[graph],
@@ -168,7 +168,7 @@ Distributions Drafter::draft_from_graph(std::span<SequenceDraft* const> batch, c
   if (settings.method == Method::kMostFrequent) {
     draft_greedy(wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
-    // Without q no rule has any use for siblings.
+    // Without q no rule can use siblings.
     draw_chains(wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
                 distributions);
   } else {
@@ -205,7 +205,7 @@ void Drafter::draft_trees(std::span<SequenceDraft* const> batch, const DraftSett
     };
     const std::int64_t size = sequence.size();
     (*trees[worker]).draft(sequence.sources(), *calibration, sequence.contexts, shape, least, pause, wanted.draft);
-    // Of a sequence that went on meanwhile, nothing can be said about this draft.
+    // If the sequence has continued meanwhile, this draft can't be judged.
     if (sequence.size() == size) sequence.note(wanted.draft, (*trees[worker]).estimates());
   });
 }

@@ -1,8 +1,8 @@
 // Drafts for a batch of sequences, by every strategy.
 //
-// What takes memory, apart from the graph's file:
+// Memory use, apart from the graph's file:
 //   a sequence   4 KB, and 20 bytes a token, whose number is rounded up to a power of two: 168 KB for 8,192 tokens. One
-//                that nobody learns from adds 90 to 180 bytes for each slot of rows that it fills.
+//                that is not learned adds 90 to 180 bytes for each slot of rows that it fills.
 //   a tenant     20 bytes a learned token, rounded up in the same way: 21 MB for a million, 32 MB while they grow; and
 //                2.4 MB for rows of the target, from the first one on
 //   a graph      7.9 MB: the bins of its calibration
@@ -29,7 +29,7 @@
 namespace speculant {
 
 /// How a strategy drafts: by the most frequent successors in the graph, by draws from their distribution, or best first
-/// from all sources, calibrated. Which strategy does which, Python's table says.
+/// from all sources, calibrated. Python's table has the method of each strategy.
 enum class Method { kMostFrequent, kDrawn, kBestFirst };
 inline constexpr const char* kMethods[] = {"most-frequent", "drawn", "best-first"};
 
@@ -38,9 +38,9 @@ enum class Siblings : int { kNone = 0, kWithoutReplacement, kIndependent };
 
 /// How to draft.
 struct DraftSettings {
-  std::string strategy;  // as drafts name it
+  std::string strategy;  // its name in drafts
   Method method = Method::kBestFirst;
-  bool fills_budget = false;  // whatever least probability is asked for
+  bool fills_budget = false;  // ignores the least probability
   SequenceSettings sequence = {};
   int max_depth = 1, max_branches = 1;
   DistributionOptions distribution = {};
@@ -51,27 +51,27 @@ struct DraftSettings {
   bool is_from_graph() const { return method != Method::kBestFirst; }
 };
 
-/// One sequence of a batch: what is wanted, and its draft.
+/// One sequence of a batch: the request, and its draft.
 struct SequenceDraft {
   std::shared_ptr<Sequence> sequence = {};
   int budget = 0;  // most nodes; more than kMaxNodes are never drafted
   std::uint64_t seed = 0;
   std::optional<std::uint64_t> position = {};  // of the first token drafted; none: the end of the sequence
-  double least_probability = 0.0;              // of a path; less probable ones are not drafted
-  std::vector<Token> accepted = {};            // to be taken first, if the sequence still has so many tokens:
+  double least_probability = 0.0;              // of a path; nodes below it are not drafted
+  std::vector<Token> accepted = {};            // taken first, if the sequence still has this many tokens:
   std::uint64_t accepted_at = 0;
   Draft draft = {};
 };
 
-/// The settings that a StrategyOptions asks for.
+/// The settings for a StrategyOptions.
 using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 
-/// Drafts from graphs, and from what sequences accept. Calls may come from several threads at once; locks are held
-/// for short parts of them.
+/// Drafts from graphs, and from accepted tokens of sequences. Several threads may call it at once; locks are held only
+/// for short parts of a call.
 class Drafter {
  public:
-  /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: of one sequence that are looked back on.
-  /// Trees of a batch are made on `num_threads` threads, and are the same on any number.
+  /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: tokens of one sequence that drafts may use.
+  /// Trees of a batch are made on `num_threads` threads; the number does not change them.
   Drafter(Graphs graphs, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
           std::int64_t max_session_tokens, int num_threads, ReadSettings read_settings)
       : graphs(std::move(graphs)),
@@ -83,7 +83,7 @@ class Drafter {
 
   Drafter(const Drafter&) = delete;
 
-  /// Begin a sequence without tokens, which goes by the settings of a request that chooses nothing.
+  /// Begin a sequence without tokens, with the settings of a request without options.
   std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns);
 
   /// Add tokens to a sequence, part by part.
@@ -91,22 +91,22 @@ class Drafter {
   /// Add the next part to a sequence, whose lock is held.
   void accept_part(Sequence& sequence, Addition& addition);
 
-  /// What a StrategyOptions asks for; looked up once for each.
+  /// The settings for a StrategyOptions, cached.
   std::shared_ptr<const DraftSettings> settings_of(const std::string& options);
 
-  /// Begin a sequence of which these are the last tokens, to draft once as `settings` say; nothing is remembered.
+  /// Begin a temporary sequence that ends in these tokens, to draft once with `settings`.
   std::shared_ptr<Sequence> begin_after(std::span<const Token> tokens, const DraftSettings& settings);
 
-  /// Draft for a batch; drafts are noted in their sequences. Returns the distributions that their proposals are in.
+  /// Draft for a batch; sequences record their drafts. Returns the distributions of their proposals.
   /// `max_entries`: most entries of these; see draw_chains.
   Distributions draft(std::span<SequenceDraft* const> batch, const DraftSettings& settings, std::size_t max_entries);
 
-  /// Have sequences learned from soon, on another thread, while an engine verifies their drafts.
+  /// Schedule learning from sequences on another thread, while an engine verifies their drafts.
   void learn_soon(std::span<const std::shared_ptr<Sequence>> sequences);
-  /// Learn from those at once; what another thread has begun is waited for.
+  /// Do this learning now, and wait for learning that another thread has begun.
   void learn_rest();
 
-  /// Records of graphs that were read for the most frequent ones, by calls that have ended.
+  /// Records of graphs read in search of the most frequent ones, by finished calls.
   std::int64_t num_read();
 
   const Graphs graphs;
@@ -124,14 +124,15 @@ class Drafter {
 
   const int num_threads_;
   const ReadSettings read_settings_;
-  std::mutex learning_;  // held while one sequence is learned from; locks.hpp says where it comes in their order
-  std::mutex mutex_;     // for what follows; held for a few instructions
+  std::mutex learning_;  // held while learning from one sequence; locks.hpp has the order of locks
+  std::mutex mutex_;     // guards the members below; held for a few instructions
   std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
-  std::vector<std::unique_ptr<TreeDrafter>> trees_;   // that nobody uses at present
-  std::vector<std::shared_ptr<Sequence>> unlearned_;  // that are to be learned from
-  // That were: the last owner of a memory may be Python, which must not be waited for where Python may wait for us.
+  std::vector<std::unique_ptr<TreeDrafter>> trees_;   // unused at present
+  std::vector<std::shared_ptr<Sequence>> unlearned_;  // waiting for learning
+  // Done with learning: the last owner of a memory may be Python, and we must not wait for Python while it may wait for
+  // us.
   std::vector<std::shared_ptr<Sequence>> learned_;
-  Background learner_{[this] { learn_rest(); }};  // last: it uses the others
+  Background learner_{[this] { learn_rest(); }};  // last, because it uses the others
 };
 
 }  // namespace speculant

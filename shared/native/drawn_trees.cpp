@@ -7,7 +7,7 @@
 namespace speculant {
 namespace {
 
-/// The entry of a distribution at a quantile, among those that are left of it, of which there is one.
+/// The entry of a distribution at a quantile, among the remaining entries, of which there is at least one.
 template <class IsLeft>
 std::size_t draw_left(std::span<const float> probabilities, double quantile, IsLeft&& is_left) {
   double left = 0.0, cumulative = 0.0;
@@ -21,36 +21,36 @@ std::size_t draw_left(std::span<const float> probabilities, double quantile, IsL
     drawn = entry;
     if (cumulative > quantile * left) break;
   }
-  return drawn;  // rounding may leave the sum too small: the rest belongs to the last one
+  return drawn;  // rounding may leave the sum too small; the rest belongs to the last entry
 }
 
-// Trees that `sampling` draws; tests/support holds the same, word for word, in Python.
+// Trees drawn by `sampling`; tests/support has the same algorithm in Python.
 //
 // The shape. Every slot for a node has a price: a first child costs 1 more than its parent, and every further child
-// kSiblingPrice more than the one before it. The cheapest slot is filled first, of equals that below the oldest node,
-// until the budget is spent. The children of a node come in the order in which they were drawn, all with the same q.
-// There is no slot where q has no other token, where no context is known, where there is no capacity for another q, and
-// below a token that an older sibling has, which no rule can reach.
+// kSiblingPrice more than the one before it. The cheapest slot is filled first, among equals the one below the oldest
+// node, until the budget is spent. The children of a node come in the order in which they were drawn, all with the same
+// q. There is no slot if q has no other token, if no context is known, if there is no capacity for another q, or below
+// a token that an older sibling has, which no rule can reach.
 //
-// Why that is exact. Whether a slot is filled is decided by what was drawn before it, never by the token that is drawn
-// for it: no token is looked at and dropped. All that leads a rule to a node was drawn before that node's children. So,
-// whatever it was, the next child is a fresh draw from q, or from what is left of q; and where there is none, the rule
-// draws from the model.
+// Why this is exact. The decision to fill a slot depends on earlier draws, never on the token drawn for it: no token is
+// dropped after it was seen. Everything that leads a rule to a node was drawn before that node's children. So in any
+// case the next child is a fresh draw from q, or from the rest of q; and if there is none, the rule draws from the
+// model.
 //
-// Numbers. Node j takes the number of (seed, position of the draft's first token, j). Every step of a sequence begins
-// further on, so no number is taken twice, and what a rule has seen of one draft says nothing about the next one.
+// Random numbers. Node j uses the number of (seed, position of the draft's first token, j). Every step of a sequence
+// begins further on, so no number is used twice, and one draft reveals nothing about the next.
 
-// What a further child costs, where a first one costs 1. On text where q is far from p, which favours wide trees, 1
-// brings 1 to 2 % more tokens and 3 brings 2.4 % fewer (docs/experiments.md, "trees that are drawn").
+// Price of a further child, if a first one costs 1. On text where q is far from p, which favours wide trees, 1 gives 1
+// to 2 % more tokens and 3 gives 2.4 % fewer (docs/experiments.md, "trees that are drawn").
 constexpr int kSiblingPrice = 2;
-// Most children of a node that are counted: a bound for int, larger than any budget.
+// Most counted children of a node: a bound for int, larger than any budget.
 constexpr std::size_t kMostChildren = 1 << 20;
 
-/// The root, or a node that was drawn.
+/// The root, or a drawn node.
 struct Node {
   Context context;
   int depth = 0, price = 1;
-  int capacity = 0;  // children that it may still have
+  int capacity = 0;  // further children that it may have
   bool has_q = false;
   Distributions::Span q = {};
 };
@@ -61,7 +61,7 @@ class TreeDraws {
   TreeDraws(const DistributionOptions& options, const DrawnTreeShape& shape, Distributions& out)
       : options_(options), shape_(shape), out_(out) {}
 
-  /// Draw one tree; return how many entries the distributions of its nodes have.
+  /// Draw one tree; return the number of entries in the distributions of its nodes.
   std::size_t draw(GraphDraft& sequence, std::size_t max_entries) {
     trie_ = sequence.trie;
     nodes_.assign(1, {.context = sequence.context});
@@ -94,7 +94,7 @@ class TreeDraws {
     parent.has_q = true;
     is_drawn_.resize(out_.tokens.size(), false);
     const auto size = static_cast<int>(std::min(parent.q.size(), kMostChildren));
-    // A token that is certain is drawn once, however siblings are drawn.
+    // A certain token is drawn once, for any kind of siblings.
     if (size < 2 || !shape_.is_independent) parent.capacity = std::min(parent.capacity, size);
   }
 

@@ -1,4 +1,4 @@
-// Why a call is refused; the bindings raise the error of the same name in speculant_graph/errors.py.
+// Errors of refused calls; the bindings raise the error of the same name in speculant_graph/errors.py.
 #pragma once
 
 #include <stdexcept>
@@ -15,10 +15,10 @@ struct RequestError : std::invalid_argument {
 struct LimitError : RequestError {
   explicit LimitError(const std::string& message, double retry_delay_s = 0.0)
       : RequestError(message), retry_delay_s(retry_delay_s) {}
-  double retry_delay_s;  // when to try again; 0: at once, but with less
+  double retry_delay_s;  // when to retry; 0: at once, but with a smaller request
 };
 
-/// What answers is no drafter: DrafterUnavailableError.
+/// The server is not a drafter: DrafterUnavailableError.
 struct UnavailableError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -18,10 +18,10 @@ std::size_t draw(std::span<const float> probabilities, double quantile) {
     cumulative += static_cast<double>(probabilities[entry]);
     if (cumulative > quantile) return entry;
   }
-  return probabilities.size() - 1;  // rounding may leave the sum below 1: the rest belongs to the last token
+  return probabilities.size() - 1;  // rounding may leave the sum below 1; the rest belongs to the last token
 }
 
-/// The entry of the token of the largest log q + noise, of equals the first.
+/// The entry of the token with the largest log q + noise, the first among equals.
 std::size_t draw_coupled(const Distributions& all, Distributions::Span q, std::uint64_t seed, std::uint64_t position) {
   const std::uint64_t key = noise_key(seed, position);
   std::size_t best = q.first;

@@ -1,5 +1,5 @@
-// What may follow a context of the graph, as a distribution q; and drafts from the graph alone: chains of the most
-// probable tokens, and chains and trees that are drawn from q.
+// The distribution q of successors of a context; and drafts from the graph alone: chains of the most probable tokens,
+// and chains and trees drawn from q.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@
 
 namespace speculant {
 
-/// What q is made of.
+/// The options of q.
 struct DistributionOptions {
-  std::int64_t max_candidates = 0;  // most tokens that it keeps, the most probable, of equals the lowest ids; 0: all
-  double temperature = 1.0;         // raises it to the power of 1 / temperature, before it is capped
+  std::int64_t max_candidates = 0;  // most tokens kept, the most probable, ties by lowest id; 0: all
+  double temperature = 1.0;         // q is raised to the power of 1 / temperature, and then capped
 };
 
-/// What the probabilities of a range of records are proportional to. Keeps its memory from one context to the next.
+/// Unnormalised probabilities of a range of records. Reuses its memory from context to context.
 class Masses {
  public:
-  /// Take what followed a context of order 1 to N.
+  /// Take the successors of a context of order 1 to N.
   void read(const Trie& trie, Context context, const DistributionOptions& options);
   /// Most entries that the distribution can have.
   std::size_t max_entries(const DistributionOptions& options) const;
-  /// Append the distribution, capped; nothing where the masses make none.
+  /// Append the capped distribution; nothing if the masses are invalid.
   Distributions::Span append_to(Distributions& out, const DistributionOptions& options);
 
  private:
@@ -37,41 +37,42 @@ class Masses {
   std::vector<std::size_t> largest_;
 };
 
-/// One sequence of a batch, while it is drafted for.
+/// One sequence of a batch during drafting.
 struct GraphDraft {
-  const Trie* trie;            // what it drafts from
-  Context context = {};        // at its end; a chain moves it on
+  const Trie* trie;            // the graph
+  Context context = {};        // at its end; a chain advances it
   int budget = 0;              // most nodes
   std::uint64_t seed = 0;      // of the draws
   std::uint64_t position = 0;  // of the first token drafted
   Draft draft = {};
 };
 
-/// What bounds a tree that is drawn.
+/// The limits of a drawn tree.
 struct DrawnTreeShape {
-  bool is_independent;  // every child from all of q, rather than from what older siblings have left
+  bool is_independent;  // every child from all of q, instead of without replacement
   int max_branches, max_depth;
 };
 
 /// The context of the same order after a token that followed `context`, or the longest known one.
 Context context_after(const Trie& trie, Context context, Token token);
 
-/// Draft the most probable successor again and again, of equals the lowest id, for every sequence.
+/// Draft chains of the most probable successors, ties by lowest id, for every sequence.
 ///
-/// The longest known context decides, and its order is kept while the window slides.
+/// They use the longest known context, and its order stays the same while the window slides.
 void draft_greedy(std::span<GraphDraft> sequences);
 
-/// Draw a chain for every sequence, each token from the distribution q of its context; if it is coupled, by the noise
-/// that verifiers share.
+/// Draw a chain for every sequence, each token from the distribution q of its context; if coupled, with the noise that
+/// verifiers share.
 ///
-/// All take a step before any takes the next one, so that the memory which one needs is on its way while the others are
-/// served. `max_entries`: most entries of all distributions together. A chain ends before one that may not fit, so
-/// before its token is drawn, or the tokens that are there would not be draws any more. 0 keeps no distribution.
+/// All sequences advance one token before any advances another, so that memory for one is prefetched while the others
+/// are processed. `max_entries`: most entries of all distributions together. A chain ends before a distribution that
+/// may not fit, and before its token is drawn, because otherwise the remaining tokens would not be draws from q. 0
+/// keeps no distribution.
 void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out);
 
-/// Draw a tree for every sequence; drawn_trees.cpp says why it is exact. `max_entries`: most entries of the
-/// distributions of all nodes together, siblings counted apart.
+/// Draw a tree for every sequence; drawn_trees.cpp explains why it is exact. `max_entries`: most entries of the
+/// distributions of all nodes together, counted per sibling.
 void draw_trees(std::span<GraphDraft> sequences, const DistributionOptions& options, const DrawnTreeShape& shape,
                 std::size_t max_entries, Distributions& out);
 

@@ -1,9 +1,8 @@
 // The graphs that sequences draft from: one, or several in layers, such as a house's style, a project and its history;
-// and those of what a tenant's sequences accepted earlier.
+// and graphs of the text that a tenant's sequences accepted earlier.
 //
-// Each layer keeps its own context of a sequence, as long as it knows, and is one more source of the mixture; weights
-// and bins tell how far each is right. So a graph of little text, or of text that has nothing to do with a sequence,
-// costs look-ups and no tokens.
+// Each layer keeps its own longest known context of a sequence, and is one more source of the mixture; weights and bins
+// learn the reliability of each. So a graph of little or unrelated text costs look-ups but no tokens.
 #pragma once
 
 #include <array>
@@ -17,26 +16,26 @@
 
 namespace speculant {
 
-/// Most graphs of a sequence: four that are named, and what its tenant has learned. A look-up in each is paid for every
-/// node of a tree.
+/// Most graphs of a sequence: four named ones, and those of its tenant's learned text. Every node of a tree costs a
+/// look-up in each.
 inline constexpr std::size_t kMaxGraphs = 8, kMaxNamedGraphs = 4;
 
-/// What was made of a corpus.
+/// The parts of a graph's file.
 struct Graph {
   Trie trie = {};
   neural::Model model = {};
 };
 
-/// What each graph knows of the end of a sequence.
+/// The context of the end of a sequence in each graph.
 using Contexts = std::array<Context, kMaxGraphs>;
 
 class Graphs {
  public:
   using Shared = std::shared_ptr<const Graph>;
 
-  /// Throws std::invalid_argument where there are more than kMaxNamedGraphs. None are one that knows nothing.
+  /// Throws std::invalid_argument if there are more than kMaxNamedGraphs. No graphs count as one empty graph.
   explicit Graphs(std::vector<Shared> graphs);
-  /// These, and then graphs of learned text, the first ones as far as there is room.
+  /// These, and then graphs of learned text, the first ones up to the limit.
   Graphs with(std::span<const Shared> learned) const;
 
   std::size_t size() const { return graphs_.size(); }
@@ -44,23 +43,23 @@ class Graphs {
   /// The first graph that has a neural model, or the first one.
   std::size_t neural() const { return neural_; }
   const neural::Model& model() const { return graphs_[neural_]->model; }
-  /// Whether a graph is of learned text.
+  /// Whether a graph has learned text.
   bool is_learned(std::size_t graph) const { return graph >= num_named_; }
-  /// Of all graphs.
+  /// Largest order of all graphs.
   std::int64_t max_order() const { return max_order_; }
-  /// Whether there is one that was named.
+  /// Whether there is a named graph.
   bool has_named() const { return graphs_[0]->trie.max_order() > 0; }
 
-  /// Of all graphs the one of the longest context, of equals the first.
+  /// The graph with the longest context, the first among equals.
   std::size_t longest(const Contexts& contexts) const { return longest_of(contexts, size()); }
-  /// The same of those that were named.
+  /// The same among named graphs.
   std::size_t longest_named(const Contexts& contexts) const { return longest_of(contexts, num_named_); }
 
-  /// The longest contexts with children after one token more.
+  /// The longest contexts with children after one more token.
   Contexts extend(const Contexts& contexts, Token token) const;
-  /// The longest ends of `tokens` that have children.
+  /// The longest suffixes of `tokens` with children.
   Contexts match(std::span<const Token> tokens) const;
-  /// Ask the processor for all that contexts, and shorter ones, need soon.
+  /// Prefetch the memory of contexts and shorter ones.
   void prefetch_all_children(const Contexts& contexts) const;
 
  private:

@@ -1,9 +1,9 @@
-// A sequence of tokens that finds its own past: where did the last few tokens stand before?
+// A sequence of tokens with look-ups of earlier occurrences of its last few tokens.
 //
-// ring.hpp keeps the tokens and their chains; here they are compared with a context, and read.
+// ring.hpp stores the tokens and their chains; this class compares them with a context, and reads them.
 //
-// Memory: 20 to 40 bytes a token, as a table has a power of two of places, and up to 80 while it grows; a tenant's
-// million learned tokens take 21 MB, 32 while they grow.
+// Memory: 20 to 40 bytes per token, because a table has a power of two of places, and up to 80 while it grows; a
+// tenant's million learned tokens take 21 MB, 32 while they grow.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 
 namespace speculant {
 
-/// Longest match that is measured, in tokens; longer ones count as this long. 16 and 64 are within 0.2 %
-/// (docs/experiments.md, "constants of the mixture").
+/// Longest measured match, in tokens; longer ones count as this long. 16 and 64 are within 0.2 % (docs/experiments.md,
+/// "constants of the mixture").
 inline constexpr int kMaxMatch = 32;
 /// Longest path of a draft, in tokens: the upper bound of `draft.max_depth`.
 inline constexpr int kMaxDepth = 255;
 
-/// Tokens before the end of a sequence that whatever knows what follows them may look at.
+/// Tokens before the end of a sequence that sources may read.
 inline constexpr int kLookBack = 80;
-/// The last tokens of a sequence, as they are sought, and capacity for a path that is drafted after them.
+/// The last tokens of a sequence in look-up form, with capacity for a drafted path after them.
 using Window = std::array<Token, kLookBack + kMaxDepth + 1>;
 
 class SessionHistory {
@@ -39,32 +39,32 @@ class SessionHistory {
   std::int64_t num_bytes() const { return ring_.num_bytes(); }
 
   /// Call `visit` with the newest `max_matches` matches of a chain below `size`: positions that end in the tokens
-  /// before `end`, and how many tokens match, of at most `longest`.
+  /// before `end`, and the length of the match, at most `longest`.
   template <class Visit>
   void for_each_match(std::size_t chain, const Token* end, std::int64_t size, int max_matches, std::int64_t longest,
                       Visit&& visit) const;
 
-  /// The newest tokens that are kept, oldest first, at most so many.
+  /// The newest kept tokens, oldest first, at most `num_tokens`.
   std::vector<Token> latest(std::int64_t num_tokens) const;
   /// Write the last tokens to the beginning of a window.
   void fill(Window& window) const { fill(window, size()); }
-  /// The same, of the tokens before a position.
+  /// The same for the tokens before a position.
   void fill(Window& window, std::int64_t end) const;
 
   /// As TokenRing's.
   void reserve(std::int64_t num_tokens) { ring_.reserve(num_tokens); }
   bool is_small() const { return ring_.is_small(); }
-  /// Add a token that was reserved, here and to the last tokens in `window`.
+  /// Add a token after reserving it, here and to the last tokens in `window`.
   void push(Token token, Window& window);
-  /// Add tokens; what is no token matches nothing.
+  /// Add tokens; kNoToken matches nothing.
   void append(std::span<const Token> tokens);
 
  private:
-  // Positions of a chain that are visited, also those that turn out not to match: a bound of time where many contexts
-  // share a bucket. With 32 one text loses 0.1 %, with 256 no figure changes (the same place).
+  // Most visited positions of a chain, including those that do not match: a time limit if many contexts share a bucket.
+  // With 32 one text loses 0.1 %, with 256 no figure changes (same section).
   static constexpr int kMaxWalk = 64;
 
-  /// How many tokens before `end` are those up to a position, at most so many, all of which are kept.
+  /// How many tokens before `end` equal those up to a position, at most `most`, all of which are kept.
   std::int64_t match_length(std::int64_t position, const Token* end, std::int64_t most) const {
     std::int64_t length = 0;
     while (length < most && ring_.at(position - length) == end[-1 - length]) ++length;

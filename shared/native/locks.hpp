@@ -1,24 +1,24 @@
-// Locks that hand over in the order in which they were asked for, and how long they were held.
+// Fair locks, acquired in the order of requests, and statistics of how long they are held.
 //
-// Whoever waits gets a lock before the one that gives it back and asks again. So a long piece of work that gives its
-// locks back between short units delays others by one unit, never by all of it.
+// A waiting thread gets a lock before a thread that releases it and requests it again. So long work that releases its
+// locks between short units delays others by one unit, never by all of it.
 //
 // The order of locks; a thread that holds one takes only those below it:
-//   1. learning (Drafter::learning_, a std::mutex): whose turn it is to learn from a sequence that had to wait
-//   2. sequence (Sequence::lock): one sequence, and what its session says of its drafts
+//   1. learning (Drafter::learning_, a std::mutex): deferred learning from a sequence
+//   2. sequence (Sequence::lock): one sequence, and its session's record of drafts
 //   3. graph (Calibration::lock): the calibration that all generations of a graph share
 //   4. tenant (LearnedMemory::lock): one tenant's memory
 //   5. table (SessionTable::lock_): the open sessions of a server
 //   6. small ones (each `mutex_`): caches, free lists and queues inside of one object, for a few instructions. No other
 //      lock is taken under one of them, nor under the table's.
-// A thread holds one sequence, one graph and one tenant at most. Drafts hold sequence, graph and tenant together, the
-// latter two shared with other drafts; a large tree gives all three back every few nodes.
+// A thread holds at most one sequence, one graph and one tenant. Drafts hold sequence, graph and tenant together, the
+// latter two shared with other drafts; a large tree releases all three every few nodes.
 //
-// The threads that draft for a batch are one caller's at a time. Others try that lock, and work alone instead of
+// The threads that draft for a batch serve one caller at a time. Other callers try that lock, and work alone instead of
 // waiting.
 //
-// Nobody waits for a lock while holding the GIL, and nothing of Python is called under a lock: the thread that has the
-// GIL may wait for that lock.
+// No thread waits for a lock while holding the GIL, and no lock is held while calling Python, because the thread with
+// the GIL may wait for that lock.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ namespace speculant {
 enum class LockKind : std::uint8_t { kSequence, kGraph, kTenant, kTable };
 inline constexpr std::array kLockNames = {"sequence", "graph", "tenant", "table"};
 
-/// How often the locks of a kind were held, and how long at most. Nothing is noted until `is_recorded` is set.
+/// How often the locks of a kind were held, and the longest time. Recorded only while `is_recorded` is set.
 struct LockHolds {
   static inline std::atomic<bool> is_recorded = false;
 
@@ -90,7 +90,7 @@ class FairLock {
   int num_readers_ = 0;
 };
 
-/// Holds a lock for as long as it lives, but for pauses.
+/// Holds a lock during its lifetime, except for pauses.
 template <bool is_shared>
 class Hold {
  public:
@@ -122,7 +122,7 @@ class Hold {
   }
 
   FairLock& lock_;
-  std::int64_t started_ns_ = 0;  // 0: nobody records
+  std::int64_t started_ns_ = 0;  // 0: not recorded
 };
 using Exclusive = Hold<false>;
 using Shared = Hold<true>;

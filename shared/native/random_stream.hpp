@@ -1,4 +1,4 @@
-// Counter-based random numbers: a pure function of (seed, position, stream); random_stream.py says what they are.
+// Counter-based random numbers: a pure function of (seed, position, stream); random_stream.py defines them.
 #pragma once
 
 #include <cmath>

@@ -6,15 +6,15 @@
 namespace speculant {
 namespace {
 
-// Last tokens that must agree for a row to be known again. Two requests that share so many at the same place are rare;
-// a guess: if it happens, drafts are worse and the text is the same.
+// Last tokens that must agree for a row to be recognised. Two requests rarely share this many at the same position. A
+// guess: if it happens, drafts are worse and the text is the same.
 constexpr std::size_t kTail = 256;
 
 }  // namespace
 
 bool RowTracker::continues(const Row& row, const Tracked& former) const {
   if (former.id == 0 || row.name != former.name || row.text.size() < former.size) return false;
-  if (!row.name.empty()) return true;  // the engine knows
+  if (!row.name.empty()) return true;  // the engine identifies it
   if (row.text.size() > former.size + most_new_) return false;
   return std::equal(former.tail.begin(), former.tail.end(), row.text.data() + former.size - former.tail.size());
 }

@@ -1,12 +1,12 @@
 // The rows of an engine's batch as sequences.
 //
-// Rows move and are used again, and most engines do not name their requests. So a sequence without a name is recognised
-// by its text: a row continues the sequence that stood in its place, if the row's text is longer by no more than one
-// step can add and has that sequence's last tokens where they were; else the longest sequence of which this holds; else
+// Rows move and are reused, and most engines do not name their requests. So a sequence without a name is recognised by
+// its text: a row continues the sequence that was in the same row, if the row's text is longer by at most the tokens of
+// one step and has that sequence's last tokens at their positions; else the longest sequence for which this holds; else
 // it begins a new one. A named row continues the sequence of its name, unless its text is shorter. A sequence that no
-// row continues has ended. If the engine preempted it and brings it back, it begins again with its present text.
+// row continues has ended. If the engine preempted it and resumes it, it begins again with its present text.
 //
-// Two texts that agree in so many last tokens, at the same place, hardly differ before; if they do, drafts are worse.
+// Two texts with the same last tokens at the same positions hardly differ before; if they do, drafts are worse.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace speculant {
 
-/// One row: its whole text, prompt included, and the name of its request; empty: it has none.
+/// One row: its whole text, including the prompt, and the name of its request, empty if it has none.
 struct Row {
   std::span<const std::int32_t> text;
   std::string_view name = {};
@@ -28,7 +28,7 @@ struct MatchedRows {
   std::vector<std::uint64_t> ids;    // per row, its sequence
   std::vector<std::uint32_t> begun;  // rows that begin a sequence
   std::vector<std::uint64_t> ended;  // sequences that no row continues
-  std::uint64_t num_new = 0;         // tokens that are new to those that go on
+  std::uint64_t num_new = 0;         // new tokens of continued sequences
 };
 
 class RowTracker {
@@ -36,12 +36,12 @@ class RowTracker {
   /// `most_new`: most tokens that a step adds to a row.
   explicit RowTracker(std::size_t most_new) : most_new_(most_new) {}
 
-  /// Find the sequence of every row of a batch, all of whose rows are given; remember their texts.
+  /// Find the sequence of every row of a whole batch, and store their texts.
   MatchedRows match(std::span<const Row> rows);
 
  private:
   struct Tracked {
-    std::uint64_t id = 0;  // 0: another row has it
+    std::uint64_t id = 0;  // 0: taken by another row
     std::string name = {};
     std::size_t size = 0;
     std::vector<std::int32_t> tail = {};  // its last tokens
@@ -50,7 +50,7 @@ class RowTracker {
 
   std::size_t most_new_;
   std::uint64_t last_id_ = 0;
-  std::vector<Tracked> tracked_;  // of the batch before, row by row
+  std::vector<Tracked> tracked_;  // of the previous batch, by row
 };
 
 }  // namespace speculant

@@ -9,12 +9,11 @@
 namespace speculant {
 namespace {
 
-// Bytes that a sequence is said to take apart from what grows: its object, and the session's of a server. Rounded up; a
-// guess.
+// Bytes counted for the fixed part of a sequence: its object, and the server's session. Rounded up; a guess.
 constexpr std::int64_t kObjectBytes = 4'096;
 
-// Tokens that are added while locks are held, so that others wait for about half a millisecond: one of a prompt takes
-// about half a microsecond, one that is learned from about fifteen. tests/perf/locks.py measures the holds.
+// Tokens added while locks are held, so that others wait for about half a millisecond: a token of a prompt takes about
+// half a microsecond, a learned token about fifteen. tests/perf/locks.py measures the holds.
 constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
 
 std::span<const Token> take_first(std::span<const Token>& tokens, std::size_t most) {
@@ -89,7 +88,7 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
   }
   const auto part = take_first(addition.tokens, most);
   if (addition.is_prompt) num_prompt_tokens_ = size() + std::ssize(part);
-  // Rows are taken after learning, and the next draft is made from them.
+  // Rows are taken after learning, because the next draft uses them.
   const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
   if (waits) {
     unlearned_.assign(part.begin(), part.end());
@@ -107,11 +106,11 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
     draft.probabilities.clear();  // the draft was made for the place before these tokens
   }
   if (!addition.tokens.empty()) return;
-  // Only now: a row holds the very token that was accepted, and reliability of rows is learned from older ones.
+  // Only now, because a row contains the accepted token itself, and the reliability of rows is learned from older ones.
   if (!new_rows_.empty()) {
     Exclusive tenant(memory->lock);
     for (const Row& row : new_rows_) {
-      // Of a sequence that nobody learns from, others must not see what it brings.
+      // Other sequences must not see rows of a sequence that is not learned.
       learns ? memory->rows.put(row.before, row.last, row.tokens) : rows_.put(row.before, row.last, row.tokens);
     }
     new_rows_.clear();
@@ -147,10 +146,10 @@ std::vector<Token> Sequence::finish() {
     Exclusive hold(lock);
     const std::int64_t num_accepted = size() - num_prompt_tokens_;
     if (!learns || memory->is_forgotten || num_accepted <= 0) return {};
-    // The last few tokens of the prompt make the first ones of an answer known to a later sequence whose prompt ends
-    // alike.
+    // With the last few tokens of the prompt, a later sequence with a similar end of its prompt finds the first tokens
+    // of the answer.
     tokens = history.latest(num_accepted + kMaxMatch);
-    unlearned_.clear();  // the memory would know them before
+    unlearned_.clear();  // the memory would have them too early
   }
   memory->add(tokens);
   return tokens;

@@ -1,4 +1,4 @@
-// A sequence that is drafted for, and what one tenant's sequences accepted.
+// A sequence to draft for, and the accepted text of one tenant's sequences.
 #pragma once
 
 #include <array>
@@ -20,72 +20,72 @@
 
 namespace speculant {
 
-/// Tokens that the positions of a chain have in common, in a sequence and in learned text. Learned text has no chain of
-/// single tokens: it would bring 1.6 % more for Python answers, less than 1 % for others, and take 8 to 33 % longer
+/// Number of tokens that the positions of a chain share, in a sequence and in learned text. Learned text has no chain
+/// of single tokens: it would give 1.6 % more for Python answers, less than 1 % for others, and take 8 to 33 % longer
 /// (docs/experiments.md, "Learning from earlier sequences").
 inline constexpr std::array<int, kNumChains> kSessionChains = {4, 1}, kLearnedChains = {4, 2};
 
-/// What one tenant's sequences accepted, newest first to be found.
+/// The accepted text of one tenant's sequences; look-ups find the newest first.
 struct LearnedMemory {
   explicit LearnedMemory(std::int64_t max_tokens) : history(std::max<std::int64_t>(max_tokens, 1), kLearnedChains) {}
 
-  /// Add a text; no match runs across its ends, nor across a place where another text came between two parts of it.
+  /// Add a text; no match crosses its ends, or a point where another text was added between two parts of it.
   void add(std::span<const Token> tokens);
 
   mutable FairLock lock{LockKind::kTenant};  // for history, rows and graphs; `add` takes it
   SessionHistory history;
   TargetRows rows;
-  std::vector<Graphs::Shared> graphs = {};  // of older text, which has left the history; new sequences draft from them
-  std::atomic<bool> is_forgotten = false;   // nothing is added any more
+  std::vector<Graphs::Shared> graphs =
+      {};  // of older text that is no longer in the history; new sequences draft from them
+  std::atomic<bool> is_forgotten = false;  // no text is added any more
 };
 
-/// The settings that a sequence goes by: those of the latest draft that was asked for.
+/// The settings of a sequence: those of its latest requested draft.
 struct SequenceSettings {
   std::array<bool, kNumSources> sources = {true, true, true, true, true, true};
   bool is_calibrated = true;  // the strategy's path probabilities are
 };
 
-/// What is added to a sequence, part by part.
+/// An addition to a sequence, applied part by part.
 struct Addition {
-  std::span<const Token> tokens;  // that are yet to be added
+  std::span<const Token> tokens;  // still to be added
   bool is_prompt;
   bool has_begun = false;
-  bool may_wait = false;  // what can be learned from them may be learned later
-  std::size_t most_learned =
-      std::numeric_limits<std::size_t>::max();  // of the tokens, the latest ones are learned from
-  bool is_inside = false;                       // the token before the next one was learned from, too
+  bool may_wait = false;                                               // learning from them may be deferred
+  std::size_t most_learned = std::numeric_limits<std::size_t>::max();  // how many of the latest tokens are learned
+  bool is_inside = false;                                              // whether the previous token was learned, too
 };
 
-/// One sequence that is drafted for. All but finish() is called with its lock held.
+/// One sequence to draft for. All methods except finish() are called with its lock held.
 class Sequence {
  public:
-  /// Draft from graphs, those of the memory included; `learns`: later sequences may learn from this one.
+  /// Draft from graphs, including those of the memory; `learns`: later sequences may learn from this one.
   Sequence(std::shared_ptr<LearnedMemory> memory, Graphs graphs, std::int64_t max_tokens, bool learns);
 
   std::int64_t size() const { return history.size(); }
-  /// Memory that is this sequence's own.
+  /// This sequence's own memory, in bytes.
   std::int64_t num_bytes() const;
-  /// What is drafted from.
+  /// The graphs to draft from.
   Sources sources() const;
-  /// Go by the settings of a draft that is asked for.
+  /// Use the settings of a requested draft.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
-  /// Note the nodes of a draft, which rows of the target will name. `estimates`: of their paths, as TreeDrafter has
-  /// them; learned from with the tokens that are accepted next.
+  /// Record the nodes of a draft, to which rows of the target will refer. `estimates`: of their paths, as TreeDrafter
+  /// has them; learned from with the next accepted tokens.
   void note(const Draft& latest, std::vector<double> estimates = {}) {
     draft.tokens = latest.tokens, draft.parents = latest.parents, draft.probabilities = std::move(estimates);
   }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
   void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
-  /// Take the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
-  /// comes the prompt, as do further tokens that say so, then what was accepted. From the latter `calibration` learns,
-  /// if a calibrated draft was or will be asked for.
+  /// Add the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
+  /// comes the prompt, with further tokens marked so, then accepted tokens. `calibration` learns from the latter, if a
+  /// calibrated draft was or will be requested.
   void accept(TreeDrafter& drafter, Calibration& calibration, Addition& addition);
-  /// Learn from the tokens that were accepted last, if that had to wait.
+  /// Learn from the last accepted tokens, if this was deferred.
   void learn(TreeDrafter& drafter, Calibration& calibration);
-  /// Whether the tokens from `position` on are these, as far as both are known.
+  /// Whether the tokens from `position` on equal these, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
-  /// End: what may be learned is added to the memory, and returned.
+  /// End the sequence: add the text that may be learned to the memory, and return it.
   std::vector<Token> finish();
 
   FairLock lock{LockKind::kSequence};
@@ -95,18 +95,18 @@ class Sequence {
   Contexts contexts = {};
   SequenceSettings settings = {};
   bool learns;
-  bool is_calibrated = false;  // a calibrated draft was asked for
-  Draft draft = {};            // since the latest tokens came: tokens, parents, and estimates as probabilities
+  bool is_calibrated = false;  // a calibrated draft was requested
+  Draft draft = {};            // after the latest tokens: tokens, parents, and estimates as probabilities
 
  private:
   struct Row {
     Token before, last;
     std::array<Token, kRowWidth> tokens;
   };
-  TargetRowsOverlay rows_;  // over the memory's; nothing of a sequence that others learn from
+  TargetRowsOverlay rows_;  // over the memory's; empty for a sequence that others learn from
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
-  std::vector<Token> unlearned_;      // the tokens that were accepted last, if they wait to be learned from
+  std::vector<Token> unlearned_;      // the last accepted tokens, if learning was deferred
   Contexts unlearned_contexts_ = {};  // before them
   Draft unlearned_draft_ = {};        // of the same place
 };

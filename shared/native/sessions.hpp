@@ -1,7 +1,7 @@
-// The open sessions that steps are for: where they stand, and which must go when there are too many.
+// The open sessions of a server: their positions, and eviction when there are too many.
 //
-// Only accepted tokens are sent, so a session never rolls back: it has a position, and what comes must go on from
-// there. Knows no clock: time is passed in, and never goes back.
+// Only accepted tokens are sent, so a session never rolls back: it has a position, and new tokens must continue from
+// there. It has no clock: time is passed in, and never decreases.
 #pragma once
 
 #include <atomic>
@@ -23,11 +23,11 @@ enum class SessionEnd : std::uint8_t { kClosed, kIdle, kLimit, kMemory, kDiverge
 struct SessionLimits {
   std::size_t max_sessions;
   std::int64_t max_bytes;        // of all sessions together
-  std::int64_t idle_timeout_ns;  // without a step a session is lost after it
-  std::int64_t busy_ns;          // a session that had a step so recently is never dropped for another
+  std::int64_t idle_timeout_ns;  // a session without a step for this long is lost
+  std::int64_t busy_ns;          // a session with a step in this time is never dropped for another
 };
 
-/// A graph that is served: what drafts from it, and the number of its loading.
+/// A served graph: its drafter, and its generation.
 struct ServedDrafter {
   std::shared_ptr<Drafter> drafter;
   std::uint64_t generation = 0;
@@ -35,23 +35,23 @@ struct ServedDrafter {
 
 struct Session {
   const std::uint64_t id;
-  const ServedDrafter graph;  // the one that it was opened on, and keeps
+  const ServedDrafter graph;  // the generation that it was opened on
   const std::string tenant;
   const std::shared_ptr<Sequence> sequence;
   // For the table, under its lock:
   std::int64_t last_used_ns;
-  std::int64_t num_bytes = 0;  // as they were counted last
+  std::int64_t num_bytes = 0;  // at the last count
   std::atomic<bool> is_open = true;
   // For steps, under the sequence's lock:
-  std::uint64_t draft_id = 0;  // of its latest draft, which feedback names
-  bool is_in_prompt = true;    // no draft was asked for yet: a prompt may come in several steps
+  std::uint64_t draft_id = 0;  // of its latest draft, to which feedback refers
+  bool is_in_prompt = true;    // no draft was requested yet, because a prompt may come in several steps
 };
 
-/// What is left of a session.
+/// The remains of a session.
 struct EndedSession {
   std::shared_ptr<Session> session;
   SessionEnd reason;
-  std::vector<Token> learned;  // what its memory was given
+  std::vector<Token> learned;  // the text added to its memory
 };
 
 /// Safe to use from several threads.
@@ -67,16 +67,16 @@ class SessionTable {
   /// and no session is idle.
   std::shared_ptr<Session> open(std::uint64_t id, ServedDrafter graph, std::string tenant,
                                 std::shared_ptr<LearnedMemory> memory, bool learns, std::int64_t now_ns);
-  /// An open session, which is not used by being looked at; null if there is none.
+  /// An open session, without marking it as used; null if there is none.
   std::shared_ptr<Session> look_at(std::uint64_t id) const;
-  /// Note that a session is used; false if it was idle for too long and has ended.
+  /// Mark a session as used; false if it was idle for too long and has ended.
   bool use(Session& session, std::int64_t now_ns);
-  /// Note the memory that a session takes now, and end idle ones if all together take too much. Throws LimitError if
-  /// they do and no other is idle; then this session has ended.
+  /// Update the memory of a session, and end idle ones if all together use too much. Throws LimitError if they do and
+  /// no other is idle; then this session has ended.
   void account(Session& session, std::int64_t num_bytes, std::int64_t now_ns);
-  /// End a session; what it accepted is learned if it was opened so.
+  /// End a session; its accepted text is learned if it was opened so.
   void end(Session& session, SessionEnd reason);
-  /// End those that are idle for too long.
+  /// End sessions that are idle for too long.
   void sweep(std::int64_t now_ns);
   void end_all(SessionEnd reason);
   /// The sessions that ended since the last call.
@@ -84,7 +84,7 @@ class SessionTable {
 
  private:
   using Sessions = std::list<std::shared_ptr<Session>>;
-  // With the lock held: take a session out, null if it has ended; the one that was not used for longest, but for one.
+  // With the lock held: take out a session, null if it has ended; or the least recently used one, except one.
   std::shared_ptr<Session> take_out(Session& session);
   std::shared_ptr<Session> take_out_longest_idle(const std::string& problem, const Session* spared,
                                                  std::int64_t now_ns);
@@ -93,7 +93,7 @@ class SessionTable {
 
   mutable FairLock lock_{LockKind::kTable};
   const SessionLimits limits_;
-  Sessions by_use_;  // the longest unused first
+  Sessions by_use_;  // least recently used first
   std::unordered_map<std::uint64_t, Sessions::iterator> sessions_;
   std::vector<EndedSession> ended_;
   std::int64_t num_bytes_ = 0;

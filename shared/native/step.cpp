@@ -5,20 +5,20 @@
 namespace speculant {
 namespace {
 
-// Most bytes of an answer: of any, for each sequence, node and entry of a distribution. The numbers of drafter.proto
-// are of fixed width, so they follow from it; tests/support/step_reference.py has the same.
+// Bounds of the size of a response: the base, and the bytes per sequence, node and entry of a distribution. They follow
+// from drafter.proto, whose numbers have fixed widths; tests/support/step_reference.py has the same.
 constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 28, kNodeBytes = 16, kEntryBytes = 8;
 
-/// What a step takes at most, about: a token of a prompt half a microsecond, a node 4, a sequence 20. (Measured: a node
-/// takes 2, and twice as long with cold caches.) A few tokens that are learned from take more, and no prompt is so
-/// short.
+/// An approximate bound of a step's time: 0.5 us per token of a prompt, 4 us per node, 20 us per sequence. (Measured: a
+/// node takes 2 us, and twice as long with cold caches.) Learned tokens take more, but a step has only a few of them,
+/// fewer than any prompt.
 std::int64_t expected_ns(const wire::DraftRequest& request) {
   return static_cast<std::int64_t>(20'000 * request.context_lengths.size() + 500 * request.context_tokens.size() +
                                    4'000 * wire::sum(request.node_budgets));
 }
 
-// Accepted tokens that a step learns from, at most: as many as one hold of the locks takes. Only engines that did not
-// ask for drafts for a while bring more, and then a batch would wait for half a millisecond a sequence.
+// Most accepted tokens that a step learns: as many as fit into one hold of the locks. Only engines that did not request
+// drafts for a while send more, and then a batch would wait for half a millisecond per sequence.
 constexpr std::size_t kMostLearned = 32;
 
 std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock), sequence.num_bytes(); }
@@ -33,10 +33,10 @@ bool StepAnswerer::run(Step& step, const Tenants& tenants, StepHost& host, std::
     std::lock_guard guard(mutex_);
     learning.swap(learning_);
   }
-  // Usually all has been learned by now. So drafts do not depend on how long that takes.
+  // Wait for deferred learning, so that drafts do not depend on its duration. Usually it is done by now.
   for (const auto& drafter : learning) drafter->learn_rest();
   for (std::size_t index = 0; index < step.size(); ++index) take(step, index, tenants);
-  for (Step::Part& part : step.parts) {  // sessions that were dropped, for others of the same step for instance
+  for (Step::Part& part : step.parts) {  // sessions dropped meanwhile, for example for others of the same step
     if (part.session && !part.session->is_open) part.lose();
   }
   draft_all(step, host);
@@ -44,14 +44,14 @@ bool StepAnswerer::run(Step& step, const Tenants& tenants, StepHost& host, std::
   return true;
 }
 
-/// Count the memory of sequences that took tokens with their drafts, and have them learned from.
+/// Count the memory of sequences that took tokens with their drafts, and schedule learning from them.
 void StepAnswerer::learn_soon(const Step& step) {
   std::vector<std::pair<std::shared_ptr<Drafter>, std::vector<std::shared_ptr<Sequence>>>> by_drafter;
   for (const Step::Part& part : step.parts) {
     if (part.accepted.empty() || !part.session) continue;
     try {
       sessions_->account(*part.session, num_bytes_of(*part.session->sequence), step.now_ns);
-    } catch (const LimitError&) {  // it has ended, as the next step will tell
+    } catch (const LimitError&) {  // it has ended; the next step reports it
     }
     const auto& drafter = part.session->graph.drafter;
     if (by_drafter.empty() || by_drafter.back().first != drafter) by_drafter.push_back({drafter, {}});
@@ -64,8 +64,8 @@ void StepAnswerer::learn_soon(const Step& step) {
   }
 }
 
-/// Take the tokens of one sequence that are new to its session, part by part: other threads may use or end the session
-/// between two of them.
+/// Add the tokens of one sequence that are new to its session, part by part: other threads may use or end the session
+/// in between.
 void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   const wire::DraftRequest& request = step.request;
   Step::Part& part = step.parts[index];
@@ -73,7 +73,7 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   part.status = SequenceStatus::kSessionLost;
   const std::shared_ptr<Session> session = sessions_->look_at(request.session_ids[index]);
   if (!session) return;
-  // Looked at first: a stranger's step must not keep a session from being idle.
+  // Checked first, because another client's step must not mark a session as used.
   if (tenants && std::find(tenants->begin(), tenants->end(), session->tenant) == tenants->end()) return;
   if (!sessions_->use(*session, step.now_ns)) return;
 
@@ -82,7 +82,7 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   const std::vector<Token> tokens = tokens_of(step.context(index), drafter.vocabulary_size);
   std::uint64_t position = request.positions[index];
   Addition addition{tokens, false};
-  const auto take_part = [&] {  // false: the session holds another text
+  const auto take_part = [&] {  // false: the session has another text
     Exclusive hold(sequence.lock);
     const auto known = static_cast<std::uint64_t>(sequence.size());
     if (position < known && !sequence.agrees(static_cast<std::int64_t>(position), addition.tokens)) return false;
@@ -101,7 +101,7 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
       addition.is_prompt = session->is_in_prompt, addition.most_learned = kMostLearned;
       if (position == known) add_rows(step, index, *session);
     }
-    // Drafts are made from rows, which are taken after learning.
+    // Drafts use rows, which are taken after learning.
     if (step.learns_later && !addition.is_prompt && addition.tokens.size() <= kMostLearned &&
         request.feedback_row_counts[index] == 0) {
       part.accepted.assign(addition.tokens.begin(), addition.tokens.end());
@@ -122,8 +122,8 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
   } while (!addition.tokens.empty() && session->is_open);
 }
 
-/// Take the target's rows that came with a sequence. Those of a draft that is not the latest can't be assigned, and
-/// those of a step sent again were taken. Without a token none was verified; such rows would only pile up.
+/// Take the target's rows of a sequence. Rows of a draft that is not the latest can't be assigned, and rows of a
+/// repeated step were already taken. Without a new token no draft was verified, and such rows would only accumulate.
 void StepAnswerer::add_rows(const Step& step, std::size_t index, Session& session) {
   const wire::DraftRequest& request = step.request;
   const std::size_t num_rows = request.feedback_row_counts[index], width = request.feedback_width;
@@ -135,7 +135,7 @@ void StepAnswerer::add_rows(const Step& step, std::size_t index, Session& sessio
   session.sequence->add_rows(nodes, tokens_of(ids, session.graph.drafter->vocabulary_size), width);
 }
 
-/// Draft for all sequences that were taken, and for those without a session.
+/// Draft for all accepted sequences, and for sequences without a session.
 void StepAnswerer::draft_all(Step& step, StepHost& host) {
   struct Group {
     ServedDrafter graph;
@@ -155,8 +155,8 @@ void StepAnswerer::draft_all(Step& step, StepHost& host) {
       group->indices.push_back(index);
     }
   }
-  // Drafts are cut before an answer is too large: one that is refused, or not, by the tokens that were drawn would
-  // leave the verifier with tokens that are no draws from q.
+  // Drafts are cut before a response is too large: if refusal depended on the drawn tokens, the verifier would get
+  // tokens that are not draws from q.
   const std::size_t fixed_bytes = kEnvelopeBytes + kFixedBytes + kSequenceBytes * step.size() +
                                   kNodeBytes * static_cast<std::size_t>(wire::sum(step.request.node_budgets));
   std::size_t max_entries = 1;
@@ -168,7 +168,7 @@ void StepAnswerer::draft_all(Step& step, StepHost& host) {
   if (!stateless.empty()) draft_from(step, stateless, host.graph_of(step.request.graph), max_entries);
 }
 
-/// Draft for the sequences of one graph, all of which have sessions, or none.
+/// Draft for the sequences of one graph; either all or none of them have sessions.
 void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indices, const ServedDrafter& graph,
                               std::size_t& max_entries) {
   const wire::DraftRequest& request = step.request;

@@ -1,4 +1,4 @@
-// One step of a batch, from the bytes of a request to the bytes of an answer, for every strategy.
+// One step of a batch, from the bytes of a request to the bytes of a response, for every strategy.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,27 @@
 
 namespace speculant {
 
-/// What became of a sequence; numbers of the wire.
+/// The outcome for a sequence; numbers of the wire.
 enum class SequenceStatus : std::uint32_t { kOk = 1, kSessionLost, kOutOfSync };
 
 struct StepLimits {
   std::size_t max_sequences, max_tokens;  // of one message
   std::uint32_t max_nodes;                // of one sequence
   std::uint64_t max_step_nodes;           // of all sequences of a step
-  std::size_t max_message_bytes;          // of an answer
-  std::uint32_t budget;                   // where a request leaves it to the server
+  std::size_t max_message_bytes;          // of a response
+  std::uint32_t budget;                   // default of the server
 };
 
-/// The tenants whose sessions the caller may use, all if there is no list.
+/// The tenants whose sessions the caller may use; all if there is no list.
 using Tenants = std::optional<std::vector<std::string>>;
 
-/// What a step needs of Python.
+/// A step's calls to Python.
 struct StepHost {
-  /// Throw if a StrategyOptions asks for what is not served.
+  /// Throw if a StrategyOptions requests an option that is not served.
   std::function<void(const std::string& options)> check_options;
   /// The graph of this name, if the client may use it.
   std::function<ServedDrafter(const std::string& name)> graph_of;
-  /// The default graph's generation, for an answer that no graph gave.
+  /// The default graph's generation, for a response without a graph.
   std::function<std::uint64_t()> default_generation;
 };
 
@@ -47,15 +47,15 @@ struct StepCounts {
   std::int64_t elapsed_ns = 0;
 };
 
-/// A step, and what becomes of it.
+/// A step, and its results.
 struct Step {
   struct Part : SequenceDraft {  // one sequence; its budget, seed and least probability may come with it
     std::size_t first_token = 0, first_row = 0;
     SequenceStatus status = SequenceStatus::kOk;
     std::uint64_t next_position = 0, generation = 0;
-    // Null if it is lost, or stateless. Given with the step, it is drafted for as it stands, without tokens.
+    // Null if it is lost, or stateless. If given with the step, it gets a draft without new tokens.
     std::shared_ptr<Session> session = {};
-    const Distributions* distributions = nullptr;  // that its proposals are in; null if it has none
+    const Distributions* distributions = nullptr;  // of its proposals; null if it has none
 
     void lose() {
       status = SequenceStatus::kSessionLost;
@@ -67,8 +67,8 @@ struct Step {
   std::uint64_t draft_id;
   std::int64_t now_ns;
   std::shared_ptr<const DraftSettings> settings = {};  // instead of the request's options
-  std::optional<std::size_t> max_entries = {};         // of all distributions; by default what an answer may hold
-  bool learns_later = false;                           // from what it brings, when its drafts are on their way
+  std::optional<std::size_t> max_entries = {};  // of all distributions; by default as many as fit into a response
+  bool learns_later = false;                    // learning is deferred until its drafts are returned
   std::vector<Part> parts = {};
   std::vector<std::unique_ptr<Distributions>> distributions = {};  // one per graph
   std::size_t num_empty = 0, num_without_neural = 0;
@@ -79,7 +79,7 @@ struct Step {
   }
 };
 
-/// Bytes of an answer that are kept free for its envelope, at most.
+/// Bytes of a response reserved for its envelope, at most.
 inline constexpr std::size_t kEnvelopeBytes = 32;
 
 /// Answers steps from sessions and graphs. Safe to use from several threads.
@@ -88,13 +88,13 @@ class StepAnswerer {
   StepAnswerer(StepLimits limits, std::shared_ptr<SessionTable> sessions)
       : limits_(limits), sessions_(std::move(sessions)) {}
 
-  /// Take what is new of all sequences, and draft for them. Throws if the step is refused: tokens of sequences
-  /// before the one that is to blame were taken, which does no harm, as they are recognised when they come again.
+  /// Take the new tokens of all sequences, and draft for them. Throws if the step is refused: tokens of sequences
+  /// before the faulty one were taken, which is harmless, because they are recognised when sent again.
   ///
-  /// `most_ns`: false where it may take longer than this, by the tokens that it brings and the nodes that it asks for;
-  /// then nothing was done.
+  /// `most_ns`: returns false, and does nothing, if the step may take longer than this, estimated from its tokens and
+  /// requested nodes.
   bool run(Step& step, const Tenants& tenants, StepHost& host, std::int64_t most_ns);
-  /// The answer to a DraftRequest, or to a StreamDraftRequest, of `run`.
+  /// The response to the DraftRequest, or StreamDraftRequest, of `run`.
   std::optional<wire::Written> answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
                                       std::uint64_t draft_id, std::int64_t now_ns, StepHost& host, StepCounts& counts,
                                       std::int64_t most_ns);
@@ -110,9 +110,9 @@ class StepAnswerer {
 
   const StepLimits limits_;
   const std::shared_ptr<SessionTable> sessions_;
-  std::mutex mutex_;                                // for what follows; held for a few instructions
-  std::unordered_set<std::string> known_options_;   // that were checked
-  std::vector<std::shared_ptr<Drafter>> learning_;  // that may not have learned from the latest steps yet
+  std::mutex mutex_;                                // guards the members below; held for a few instructions
+  std::unordered_set<std::string> known_options_;   // already checked
+  std::vector<std::shared_ptr<Drafter>> learning_;  // with possibly deferred learning from the latest steps
 };
 
 }  // namespace speculant

@@ -1,4 +1,4 @@
-// A step's messages: from the bytes of a request to the bytes of an answer.
+// A step's messages: from the bytes of a request to the bytes of a response.
 #include <chrono>
 
 #include "step.hpp"

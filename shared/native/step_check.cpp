@@ -1,4 +1,4 @@
-// What a server must know of a step before it answers it: that it breaks no rule of the wire, and is within limits.
+// A server's checks of a step: that it breaks no rule of the wire, and is within limits.
 #include <algorithm>
 
 #include "step.hpp"
@@ -6,10 +6,10 @@
 namespace speculant {
 namespace {
 
-// Options that are known to be served. Clients may ask for anything, so nothing is kept for ever; as kMaxSettings.
+// Options known to be served. Clients may send any options, so the cache is bounded, like kMaxSettings.
 constexpr std::size_t kMaxOptions = 256;
 
-/// Fill an array that stands for zeros.
+/// Fill an empty array, which means zeros.
 template <class Number>
 void per_sequence(const char* name, std::vector<Number>& values, std::size_t count) {
   if (values.empty()) values.resize(count);
@@ -18,7 +18,7 @@ void per_sequence(const char* name, std::vector<Number>& values, std::size_t cou
 
 }  // namespace
 
-/// Check a request, and fill what it leaves to the server.
+/// Check a request, and fill in the server's defaults.
 void StepAnswerer::check(Step& step, StepHost& host) {
   wire::DraftRequest& request = step.request;
   const std::size_t count = step.size();

@@ -5,7 +5,7 @@
 namespace speculant {
 namespace {
 
-/// What names a context of the last token, or of the last two.
+/// The key of a context of the last token, or of the last two.
 std::int64_t key_of(Token before, Token last, int length) {
   return length == 1 ? last : (std::int64_t{before} + 1) << 24 | last;
 }
@@ -23,7 +23,7 @@ constexpr TargetRows::Rows kNoRows = [] {
 
 bool is_context(const Token* end, int length) { return end[-1] >= 0 && (length == 1 || end[-2] >= 0); }
 
-/// Put a row into the slots of its contexts, which `slot_at` finds by their numbers.
+/// Put a row into the slots of its contexts, which `slot_at` finds by index.
 template <class SlotAt>
 void put_row(Token before, Token last, std::span<const Token> row, SlotAt&& slot_at) {
   if (last < 0 || row.empty() || row.front() < 0) return;

@@ -1,11 +1,11 @@
 // The target's own top tokens, by the last token and by the last two that they follow.
 //
-// After Token Recycling (Luo et al. 2024), which keeps the latest row of every token. Every verified position tells
-// what the target held likely there, accepted or not; when the same token, or the same two, come up again, these are
-// candidates. What helps on text that no corpus resembles.
+// After Token Recycling (Luo et al. 2024), which keeps the latest row of every token. Every verified position provides
+// the target's top tokens there, accepted or not; when the same token, or the same two tokens, occur again, these are
+// candidates. They help on text unlike any corpus.
 //
-// Memory: a tenant's rows take 2.4 MB from the first one on. A sequence that nobody learns from adds 90 to 180 bytes
-// for each slot that it fills.
+// Memory: a tenant's rows take 2.4 MB from the first one on. A sequence that is not learned adds 90 to 180 bytes for
+// each slot that it fills.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace speculant {
 
-/// Tokens kept of a row, and rows kept of a context. Eight rows bring 0.5 % more and take twice the memory; eight
-/// tokens bring 0.1 % (docs/experiments.md, "rows of the target").
+/// Tokens kept per row, and rows kept per context. Eight rows give 0.5 % more and take twice the memory; eight tokens
+/// give 0.1 % (docs/experiments.md, "rows of the target").
 inline constexpr int kRowWidth = 4, kRowDepth = 4;
 
 class TargetRows {
@@ -29,18 +29,19 @@ class TargetRows {
     std::int64_t key = -1;
     Rows rows;
   };
-  // Contexts kept, 72 bytes each: 2.4 MB for a tenant. Of two that share a slot the later one stays. With 4,096
-  // contracts lose 1.1 %, with 131,072 they gain 0.1 (docs/experiments.md, "constants of the mixture").
+  // Contexts kept, 72 bytes each: 2.4 MB for a tenant. If two share a slot, the later one stays. With 4,096 contracts
+  // lose 1.1 %, with 131,072 they gain 0.1 (docs/experiments.md, "constants of the mixture").
   static constexpr std::size_t kNumSlots = 32'768;
 
-  /// Take the latest row after two tokens: best first, negative for none, as is `before` where there is none.
+  /// Take the latest row after two tokens: best first, negative for none; `before` is negative if there is no such
+  /// token.
   void put(Token before, Token last, std::span<const Token> row);
   /// The rows after the last `length` tokens, 1 or 2, before `end`; null if there are none.
   const Rows* find(const Token* end, int length) const;
 
   /// All slots; none before the first row comes.
   const std::vector<Slot>& slots() const { return slots_; }
-  /// Fill a slot, of a table that was saved.
+  /// Fill a slot from a saved table.
   void restore(std::size_t index, const Slot& slot);
 
   bool is_changed = false;  // since it was last saved
@@ -51,8 +52,8 @@ class TargetRows {
   std::vector<Slot> slots_;
 };
 
-/// Rows of one sequence over a table that it must not change: the slots that it filled are its own, for the others the
-/// table counts. The same as a copy of the table, at the size of what was filled.
+/// Rows of one sequence over a table that it must not change: slots that it filled are its own, other slots are read
+/// from the table. Equivalent to a copy of the table, but takes memory only for filled slots.
 class TargetRowsOverlay {
  public:
   explicit TargetRowsOverlay(const TargetRows& table) : table_(table) {}
@@ -60,7 +61,7 @@ class TargetRowsOverlay {
   void put(Token before, Token last, std::span<const Token> row);
   const TargetRows::Rows* find(const Token* end, int length) const;
 
-  /// Memory of the slots that were filled.
+  /// Memory of the filled slots.
   std::int64_t num_bytes() const;
 
  private:
@@ -68,7 +69,7 @@ class TargetRowsOverlay {
     std::uint32_t index;  // in the table
     TargetRows::Slot slot;
   };
-  /// Where a slot of the table is, or would be, in `places_`.
+  /// The index of a slot of the table in `places_`, present or not.
   std::size_t place_of(std::size_t index) const;
   TargetRows::Slot& own(std::size_t index);
 

@@ -1,9 +1,9 @@
-// The graph as look-ups see it: a read-only view of the sorted forward trie that graph/layout.py draws.
+// The graph for look-ups: a read-only view of the sorted forward trie of graph/layout.py.
 //
-// What holds of a file that nobody checked: its levels lie within it, and no index that comes from it is used before it
-// is compared with the size of its level. Counts may be negative or too large, children out of order, links wrong: what
-// reads them clamps them, and drafts are wrong at worst. Work is bounded by the caller: a context may have as many
-// children as the vocabulary has tokens, so a tree reads a limited number of them (kMostRead).
+// Guarantees for an unchecked file: its levels are within it, and every index from it is compared with the size of its
+// level before use. Counts may be negative or too large, children out of order, links wrong: readers clamp them, and
+// drafts are wrong at worst. The caller bounds the work: a context may have as many children as the vocabulary has
+// tokens, so a tree reads a limited number of them (kMostRead).
 #pragma once
 
 #include <cassert>
@@ -17,23 +17,23 @@ namespace speculant {
 
 using Token = std::int32_t;
 
-/// Bits of a record that hold a token; ids are below the largest number of so many. 2 million ids are ten times the
+/// Bits of a record for a token; ids are below the largest number of this many bits. 2 million ids are ten times the
 /// vocabulary of gpt-oss, and three tokens fit into a word of the builder's keys. graph/layout.py has the same.
 inline constexpr int kTokenBits = 21;
 inline constexpr std::uint32_t kTokenMask = (1 << kTokenBits) - 1;
 inline constexpr Token kMaxVocabulary = kTokenMask;
-/// What hashes multiply by: an odd number whose bits are as good as random, the golden ratio's without its first bit.
+/// Multiplier of hashes: an odd number with random-looking bits, from the golden ratio without its first bit.
 inline constexpr std::uint64_t kHashFactor = 0x1E3779B97F4A7C15;
-/// The most frequent child's offset if it does not fit: look for it.
+/// The most frequent child's offset if it does not fit; then the child is searched.
 inline constexpr std::int64_t kArgmaxOverflow = (1 << (32 - kTokenBits)) - 1;
 
 /// A suffix link is the last column of every record; those of the last level have no child.
 enum Column { kToken, kCumulative, kChild, kLink };
 
-/// Stands for what is no token, and before the beginning of a sequence; equal to nothing.
+/// Stands for an invalid token, and for positions before the start of a sequence; matches no token.
 inline constexpr Token kNoToken = -2;
 
-/// Ids as tokens; what is not in the vocabulary is none.
+/// Converts ids to tokens; ids outside the vocabulary become kNoToken.
 template <class Ids>
 std::vector<Token> tokens_of(const Ids& ids, Token vocabulary_size) {
   std::vector<Token> tokens;
@@ -43,7 +43,7 @@ std::vector<Token> tokens_of(const Ids& ids, Token vocabulary_size) {
   return tokens;
 }
 
-/// The last tokens of a sequence that the graph knows: how many, and their record on that level. Order 0: none.
+/// The longest known suffix of a sequence: its length, and its record on that level. Order 0: none.
 struct Context {
   std::int64_t order = 0;
   std::int64_t node = 0;
@@ -58,7 +58,7 @@ struct Range {
   std::int64_t size() const { return high - low; }
 };
 
-/// All n-grams of one length, in lexicographic order, and one record more that closes the last range.
+/// All n-grams of one length, in lexicographic order, and one extra record that ends the last range.
 struct Level {
   const std::uint32_t* words = nullptr;
   std::int64_t size = 0;
@@ -73,7 +73,7 @@ struct Level {
   /// How often the n-gram occurs; negative only in a damaged file.
   std::int64_t count(std::int64_t node) const { return cumulative(node + 1) - cumulative(node); }
   std::int64_t total(Range range) const { return cumulative(range.high) - cumulative(range.low); }
-  /// The most frequent record of a range, of equals the first.
+  /// The most frequent record of a range, the first among equals.
   std::int64_t argmax(Range range) const {
     std::int64_t best = range.low, most = 0;
     for (std::int64_t node = range.low; node < range.high; ++node) {
@@ -85,13 +85,13 @@ struct Level {
 
 class Trie {
  public:
-  /// No graph: every token is possible, and nothing is known.
+  /// An empty graph: every token is possible, and no context is known.
   Trie() = default;
 
   /// View `words`, which must outlive the trie.
   ///
   /// `table` is that of graph/layout.py: (first word, n-grams) of levels 1 to N+1, then (first word, vocabulary size)
-  /// of the unigram index, then (N, words). Throws std::invalid_argument where these are not inside of `words`.
+  /// of the unigram index, then (N, words). Throws std::invalid_argument if these are not inside of `words`.
   Trie(std::span<const std::uint32_t> words, std::span<const std::int64_t> table);
 
   std::int64_t max_order() const { return max_order_; }
@@ -102,7 +102,7 @@ class Trie {
            context.node < level(context.order).size;
   }
 
-  /// What followed a context of order 1 to N; empty if its record can't be true.
+  /// The successors of a context of order 1 to N; empty if its record is invalid.
   Range children(Context context) const {
     const std::uint32_t* record = level(context.order).record(context.node);
     const Range range{record[kChild], record[kInnerWords + kChild]};
@@ -133,30 +133,30 @@ class Trie {
     return context;
   }
 
-  /// The longest context with children after one token more.
+  /// The longest context with children after one more token.
   Context extend(Context context, Token token) const;
 
-  /// The same where the record of the context and that token is known.
+  /// The same if the record of the context and that token is known.
   Context extend_to(Context context, std::int64_t child) const {
     if (context.order < max_order_) return back_off({context.order + 1, child});
     return shift(context, child);
   }
 
-  /// The context of the same order after `child`, or the longest one that has children.
+  /// The context of the same order after `child`, or the longest one with children.
   Context shift(Context context, std::int64_t child) const {
     return back_off({context.order, suffix_link(context.order + 1, child)});
   }
 
-  /// The longest end of `tokens` that has children, in at most 2N searches.
+  /// The longest suffix of `tokens` with children, in at most 2N searches.
   Context match(std::span<const Token> tokens) const;
 
-  /// The most frequent record of a range that is not empty, of equals the first.
+  /// The most frequent record of a non-empty range, the first among equals.
   std::int64_t argmax_child(Context context, Range range) const;
 
   /// Write the n-grams of `length` tokens of records `start`, `start + 1`, …: `length` words each.
   void spell(std::int64_t length, std::int64_t start, std::span<std::uint32_t> ngrams) const;
 
-  /// Ask the processor for memory that is needed soon.
+  /// Prefetch memory that is needed soon.
   void prefetch_record(Context context) const {
     if (context.order > 0) __builtin_prefetch(level(context.order).record(context.node));
   }
@@ -165,7 +165,7 @@ class Trie {
   void prefetch_all_children(Context context) const;
 
  private:
-  static constexpr std::int64_t kInnerWords = 4, kLeafWords = 3;  // of a record, as graph/layout.py draws it
+  static constexpr std::int64_t kInnerWords = 4, kLeafWords = 3;  // of a record, as in graph/layout.py
 
   std::int64_t find_unigram(Token token) const;
 

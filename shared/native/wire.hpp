@@ -1,9 +1,9 @@
 // The messages of a step (`protos/…/drafter.proto`), read and written as structs of arrays, without protobuf's
 // library.
 //
-// Reads whatever protobuf's own parser would: packed arrays in one run or several, elements that were not packed,
-// fields that came twice, unknown ones; refuses what it would refuse. Arrays of fixed width are, on the wire, the
-// little-endian array itself. Only the options, and what a failure holds, are left to protobuf: both are rare.
+// Accepts and refuses the same input as protobuf's own parser: packed arrays in one run or several, unpacked elements,
+// repeated fields, unknown fields. Arrays of fixed width are, on the wire, the little-endian array itself. Only options
+// and errors are left to protobuf, because both are rare.
 #pragma once
 
 #include <bit>
@@ -21,12 +21,12 @@ namespace speculant::wire {
 
 static_assert(std::endian::native == std::endian::little, "arrays travel as they lie in memory");
 
-/// What was read is no such message.
+/// The bytes are not such a message.
 struct ParseError : std::runtime_error {
   ParseError() : std::runtime_error("the message can't be parsed") {}
 };
 
-/// A message within a message, which is read elsewhere.
+/// A nested message, which is read elsewhere.
 struct Message {
   std::string bytes;
 };
@@ -36,7 +36,7 @@ struct Duration {
   std::int32_t nanos = 0;
 
   static Duration of(std::int64_t ns) { return {ns / kNsPerS, static_cast<std::int32_t>(ns % kNsPerS)}; }
-  /// Of more than a number can say, something: whatever wraps is unsigned.
+  /// Out of range it returns an unspecified number, by unsigned wrap-around.
   std::int64_t ns() const {
     const std::uint64_t whole = static_cast<std::uint64_t>(seconds) * static_cast<std::uint64_t>(kNsPerS);
     return static_cast<std::int64_t>(whole + static_cast<std::uint64_t>(std::int64_t{nanos}));
@@ -69,7 +69,7 @@ struct DraftResponse {
   std::vector<std::uint64_t> sequence_generations;
 };
 
-/// An envelope; the step in it is read apart, so that one that can't be read is refused in an answer with its id.
+/// An envelope; the step in it is read separately, so that an invalid one is refused in a response with its id.
 struct StreamDraftRequest {
   std::uint64_t step_id = 0;
   Message draft;
@@ -81,13 +81,13 @@ struct StreamDraftResponse {
   bool is_error = true;
 };
 
-/// Read a message. Throws ParseError where it is none.
+/// Read a message. Throws ParseError if it is not one.
 DraftRequest read_request(std::string_view payload);
 DraftResponse read_response(std::string_view payload);
 StreamDraftRequest read_stream_request(std::string_view payload);
 StreamDraftResponse read_stream_response(std::string_view payload);
 
-/// A message that was written, and, if it was asked for, the envelope round it.
+/// A written message, with an envelope if requested.
 class Written {
  public:
   std::string_view view() const { return std::string_view(buffer_).substr(start_); }
@@ -96,17 +96,17 @@ class Written {
   std::size_t start_ = 0;
 };
 
-/// Write a message; arrays without elements are left out, as are numbers that are 0.
+/// Write a message; empty arrays and zeros are omitted.
 template <class Struct>
 Written write(const Struct& message);
-/// Put a StreamDraftRequest or StreamDraftResponse round a message.
+/// Wrap a message in a StreamDraftRequest or StreamDraftResponse.
 void envelope(Written& message, std::uint64_t step_id);
 
 inline std::uint64_t sum(const std::vector<std::uint32_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0});
 }
 
-/// Check the length of an array; `meaning` says where the expected one comes from.
+/// Check the length of an array; `meaning` describes the expected length.
 template <class Number>
 void expect(const char* name, const std::vector<Number>& values, std::uint64_t expected, const char* meaning) {
   if (values.size() == expected) return;
@@ -114,9 +114,9 @@ void expect(const char* name, const std::vector<Number>& values, std::uint64_t e
                      std::to_string(expected));
 }
 
-/// What a client must know of an answer before it verifies a draft: that it breaks no rule of the wire. Fill arrays
-/// that stand for defaults, and check all: a draft that passes can be verified safely. `budgets`: per sequence, most
-/// nodes asked for. `vocabulary_size`: ids of drafts and distributions must be below it. Throws RequestError.
+/// A client's checks of a response before it verifies a draft. Fills arrays of defaults, and checks every rule of the
+/// wire: a checked draft can be verified safely. `budgets`: per sequence, requested nodes. `vocabulary_size`: ids of
+/// drafts and distributions must be below it. Throws RequestError.
 void check_answer(DraftResponse& answer, std::span<const std::int64_t> budgets, std::int64_t vocabulary_size);
 
 }  // namespace speculant::wire

@@ -1,4 +1,4 @@
-// What the readers and the writers of messages share: their fields, and how numbers are marked.
+// Code shared by readers and writers of messages: their fields, and the tags of numbers.
 #pragma once
 
 #include <cstdint>

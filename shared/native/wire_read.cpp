@@ -10,11 +10,11 @@ namespace speculant::wire {
 namespace {
 
 constexpr int kMaxNesting = 100;                 // groups in groups, as protobuf's own parsers allow
-constexpr int kTagBytes = 5, kVarintBytes = 10;  // most that protobuf reads
+constexpr int kTagBytes = 5, kVarintBytes = 10;  // limits of protobuf
 
 [[noreturn]] void fail() { throw ParseError(); }
 
-/// Whether protobuf takes bytes for a string: no surrogates, nothing longer than it must be.
+/// Whether protobuf accepts bytes as a string: no surrogates, and no overlong encodings.
 bool is_utf8(std::string_view text) {
   const auto byte_at = [&](std::size_t index) { return static_cast<std::uint8_t>(text[index]); };
   for (std::size_t index = 0; index < text.size();) {
@@ -38,7 +38,7 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-/// Read every field that is known into its member.
+/// Read every known field into its member.
 template <class Struct>
 void read_fields(std::string_view payload, Struct& message);
 
@@ -47,7 +47,7 @@ class Reader {
  public:
   explicit Reader(std::string_view data) : data_(data) {}
 
-  /// Go to the next field, past the one before if it was not read; false at the end.
+  /// Go to the next field, and skip the previous one if it was not read; false at the end.
   bool next() {
     if (!is_read_) skip(type_, field_, 0);
     if (data_.empty()) return false;
@@ -58,7 +58,7 @@ class Reader {
   }
   std::uint32_t field() const { return field_; }
 
-  // Each reads the field if it has the type that it should have; else it stays unknown.
+  // Each reads the field if it has the expected type; otherwise the field stays unknown.
   template <class Number>
   void read(Number& value) {
     if constexpr (std::is_same_v<Number, std::uint64_t>) {
@@ -73,7 +73,7 @@ class Reader {
     if (!is_utf8(found)) fail();
     text = found;
   }
-  /// Of a message that came in several runs, all of them.
+  /// All runs of a message in several runs.
   bool read(Message& message) {
     const bool is_one = takes(kLength);
     if (is_one) message.bytes += bytes();
@@ -200,7 +200,7 @@ StreamDraftResponse read_stream_response(std::string_view payload) {
     std::string& bytes = response.step.bytes;
     const std::size_t size_before = bytes.size();
     if (!reader.read(response.step)) continue;
-    // A draft that follows an error, or an error a draft, takes its place.
+    // A draft after an error, or an error after a draft, replaces it.
     if (response.is_error != is_error) bytes.erase(0, size_before);
     response.is_error = is_error;
   }

@@ -7,7 +7,7 @@
 namespace speculant::wire {
 namespace {
 
-constexpr std::size_t kEnvelopeBytes = 16;  // most that an envelope adds: 9 of the id, 6 before the message
+constexpr std::size_t kEnvelopeBytes = 16;  // size limit of an envelope: 9 for the id, 6 before the message
 
 /// Writes fields in the order in which they are given.
 class Writer {
@@ -30,7 +30,7 @@ class Writer {
     tag(field, kVarint);
     varint(static_cast<std::uint64_t>(value));
   }
-  /// The beginning of what is `size` bytes long.
+  /// The beginning of a field of `size` bytes.
   void length(std::uint32_t field, std::size_t size) {
     tag(field, kLength);
     varint(size);

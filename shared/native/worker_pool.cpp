@@ -19,14 +19,14 @@ namespace {
 
 using Work = std::function<void(std::size_t, std::size_t)>;
 
-/// The cores that this thread may run on, where the system tells.
+/// The cores that this thread may run on, if the system reports them.
 class Cores {
  public:
 #ifdef __linux__
   Cores() { is_known_ = sched_getaffinity(0, sizeof allowed_, &allowed_) == 0; }
   std::size_t size() const { return is_known_ ? static_cast<std::size_t>(CPU_COUNT(&allowed_)) : kMaxThreads; }
   static int current() { return sched_getcpu(); }
-  /// Keep a thread on these cores, but for one.
+  /// Pin a thread to these cores, except one.
   void keep(pthread_t thread, int without) const {
     cpu_set_t others = allowed_;
     CPU_CLR(static_cast<std::size_t>(without), &others);
@@ -41,7 +41,7 @@ class Cores {
   static int current() { return 0; }
   void keep(pthread_t, int) const {}
 #endif
-  static constexpr std::size_t kMaxThreads = 1'024;  // where the system does not tell: no bound
+  static constexpr std::size_t kMaxThreads = 1'024;  // if the system does not report cores: no bound
 };
 
 class Pool {
@@ -50,7 +50,7 @@ class Pool {
     {
       std::lock_guard lock(mutex_);
       while (threads_.size() < num_helpers && start_thread()) core_ = -1;
-      // Threads that are woken up like to run where the one that wakes them runs, and would only interrupt it.
+      // A woken thread tends to run on the core of the thread that wakes it, and would only interrupt it.
       if (const int core = Cores::current(); core != core_) {
         for (pthread_t thread : threads_) cores.keep(thread, core);
         core_ = core;
@@ -62,13 +62,13 @@ class Pool {
     has_work_.notify_all();
     take_turns(0);
     std::unique_lock lock(mutex_);
-    num_helpers_ = 0;  // helpers that have not woken up yet are not waited for
+    num_helpers_ = 0;  // does not wait for helpers that have not woken up yet
     is_done_.wait(lock, [this] { return num_busy_ == 0; });
     if (failure_) std::rethrow_exception(failure_);
   }
 
  private:
-  /// False where the system gives no more threads, nor memory for them: those that are there are enough.
+  /// False if the system refuses more threads or memory; the existing threads are enough.
   bool start_thread() {
     try {
       threads_.reserve(threads_.size() + 1);
@@ -111,7 +111,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable has_work_, is_done_;
   std::vector<pthread_t> threads_;
-  int core_ = -1;  // where no helper runs
+  int core_ = -1;  // the core without helpers
   std::size_t num_helpers_ = 0, num_busy_ = 0, round_ = 0, count_ = 0;
   const Work* work_ = nullptr;
   std::atomic<std::size_t> next_ = 0;
@@ -121,8 +121,8 @@ class Pool {
 }  // namespace
 
 void spread(int num_threads, std::size_t count, const Work& work) {
-  // Never destroyed: its threads may still wait when the process ends. A process that was forked has none of them, and
-  // may have been forked while the pool was used.
+  // Never destroyed, because its threads may still wait when the process ends. A forked process has none of them, and
+  // may have been forked while the pool was in use.
   struct Owned {
     Pool pool;
     std::mutex in_use;
@@ -130,12 +130,12 @@ void spread(int num_threads, std::size_t count, const Work& work) {
   };
   static std::atomic<Owned*> latest = new Owned;
   if (num_threads > 1 && count > 1) {
-    const Cores cores;  // asked every time: a process may be pinned at any time
+    const Cores cores;  // read every time, because a process may be pinned at any time
     const std::size_t num_workers = std::min({static_cast<std::size_t>(num_threads), count, cores.size()});
     Owned* owned = latest;
     if (owned->owner != getpid()) {
       auto* const own = new Owned;
-      if (latest.compare_exchange_strong(owned, own)) owned = own;  // or another thread's, which was first
+      if (latest.compare_exchange_strong(owned, own)) owned = own;  // otherwise another thread's, which was first
     }
     const std::unique_lock lock(owned->in_use, std::try_to_lock);
     if (num_workers > 1 && lock) return owned->pool.run(cores, num_workers - 1, count, work);

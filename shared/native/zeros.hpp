@@ -1,4 +1,4 @@
-// Memory of zeros for large tables, which the system gives page by page and takes back in parts.
+// Zeroed memory for large tables, allocated page by page on write and freed in parts.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace speculant {
 
-/// Zeros. Of many, the system gives the memory page by page, when it is written to, and takes it back in parts.
+/// Zeroed memory. If it is large, the system allocates it page by page on write, and it can be freed in parts.
 template <class Number>
 class Zeros {
  public:
@@ -20,7 +20,7 @@ class Zeros {
 
   Number& operator[](std::size_t index) const { return static_cast<Number*>(memory_)[index]; }
   std::size_t num_bytes() const { return num_bytes_; }
-  /// Give a part of the memory back, from its end; what it held is lost. Returns whether any is left.
+  /// Free a part of the memory, from its end; its content is lost. Returns whether any is left.
   bool shrink();
 
  private:
@@ -30,10 +30,10 @@ class Zeros {
 
 namespace zeros {
 
-// Bytes that are given back at a time: 64 pages, for which a system takes a few tenths of a millisecond.
+// Bytes freed at a time: 64 pages, which take a few tenths of a millisecond.
 inline constexpr std::size_t kGivenBack = 1 << 18;
 void* take(std::size_t num_bytes);
-/// Give memory back, from its end, at most so many bytes at a time; returns how many are left.
+/// Free memory from its end, at most a part at a time; returns how many bytes are left.
 std::size_t give_back(void* memory, std::size_t num_bytes, std::size_t most);
 
 }  // namespace zeros

@@ -9,12 +9,12 @@ def main() -> int:
     """Run the command line of this process and return its exit status.
 
     Raises:
-        SystemExit: as :func:`speculant_graph.cli.main.main`, which also says what the statuses mean.
+        SystemExit: as :func:`speculant_graph.cli.main.main`, which documents the exit statuses.
     """
     try:
         from speculant_graph.cli.main import main as run
 
         return run()
-    except KeyboardInterrupt:  # before the command line was read, or after its command ended
+    except KeyboardInterrupt:  # before the command line is parsed, or after its command has ended
         sys.stderr.write("speculant: interrupted\n")
         return 130

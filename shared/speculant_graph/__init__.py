@@ -1,7 +1,7 @@
 """Speculative decoding with an n-gram graph as the drafter: the public Python API.
 
-Names that need no torch are imported as they are used; those of the verifier come from the other half of the
-distribution and need its extra. Both are resolved late, so ``import speculant_graph`` costs nothing.
+Names without torch are imported on first use; the verifier's names come from the other half of the distribution and
+need its extra. Both are resolved late, so ``import speculant_graph`` costs nothing.
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ _MODULES = {
     "speculant_verifier.speculation": ("CostTable", "load_or_measure"),
     "speculant_verifier.transformers_generate": ("speculant_generate",),
 }  # fmt: skip
-"""Module -> the public names that it has."""
+"""Module -> its public names."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+__version__: str
+"""Version of the distribution, as installed; read on first use."""
 
 __all__ = [
     "AccessConfig", "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig",
@@ -95,7 +97,12 @@ silence()
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its home on first use."""
+    """Import a public name from its module on first use."""
+    if name == "__version__":
+        from speculant_graph.version import VERSION
+
+        globals()[name] = VERSION
+        return VERSION
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     try:

@@ -1,5 +1,5 @@
 """
-Look-ups, drafts and what they learn, and the steps of the wire, in C++. Calls work without the GIL, and raise
+Look-ups, drafts, learning, and the steps of the wire, in C++. Calls work without the GIL, and raise
 the errors of ``speculant_graph.errors``: a caller's mistake is a DraftRequestError.
 """
 
@@ -19,12 +19,12 @@ class Trie:
     def __init__(self, words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], table: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], model_words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None:
         """
         View a block of words, and those of a neural model; the table is that of ``graph/layout.py``. ValueError
-        where it lies outside, or the model is none.
+        if it refers to words outside, or the model is invalid.
         """
 
     def match(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[int, int]:
         """
-        Return (order, record) of the longest end that has successors; (0, 0) if none has.
+        Return (order, record) of the longest suffix with successors; (0, 0) if there is none.
         """
 
     def find_ngram(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
@@ -42,7 +42,7 @@ class Trie:
 
     def spell(self, length: int, low: int, high: int) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
         """
-        Return a range of n-grams of one length, one after another: ``length`` tokens each.
+        Return a range of n-grams of one length, concatenated: ``length`` tokens each.
         """
 
     def count_known(self, token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[list[int]]:
@@ -55,22 +55,20 @@ ROW_DEPTH: int = 4
 MAX_GRAPHS: int = 4
 
 def methods() -> list[str]:
-    """How strategies may draft, by name."""
+    """Names of the methods of drafting."""
 
 class Calibration:
-    """How reliable each kind of context is; learned while drafting."""
+    """Reliability of each kind of context, learned during drafting."""
 
     def __init__(self, mixer_weights: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
         """
-        Make tables that know nothing yet. ``mixer_weights``: of what has the last word on candidates, if anything
-        has. ValueError where these are none.
+        Make empty tables. ``mixer_weights``: of the network that mixes the sources, if any. Raises ValueError if they are
+        not weights.
         """
 
     @property
     def records_examples(self) -> bool:
-        """
-        Whether positions that are learned from are kept, for :func:`train_mixer`.
-        """
+        """Whether learned positions are kept, for :func:`train_mixer`."""
 
     @records_examples.setter
     def records_examples(self, arg: bool, /) -> None: ...
@@ -94,34 +92,34 @@ class Calibration:
         """
 
     def restore(self, weights: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], bins: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
-        """Take tables of these shapes. ValueError where they are of others."""
+        """Load tables of these shapes. ValueError if the shapes differ."""
 
     def copy(self) -> Calibration:
-        """Return tables that change apart from these."""
+        """Return an independent copy."""
 
 class LearnedMemory:
-    """What one tenant's sequences accepted."""
+    """The accepted text of one tenant's sequences."""
 
     def __init__(self, max_tokens: int) -> None: ...
 
     def __len__(self) -> int: ...
 
     def add(self, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-        """Add a text; no match runs across its ends."""
+        """Add a text; no match crosses its ends."""
 
     def target_rows(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32]]:
         """
         Return the target's rows that its sequences share, for :meth:`restore_target_rows`: slots, their keys, and
-        their rows one after another.
+        their rows, concatenated.
         """
 
     def restore_target_rows(self, slots: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """
-        Fill slots as :meth:`target_rows` returned them. IndexError where there is none.
+        Restore slots from :meth:`target_rows`. IndexError if there is no such slot.
         """
 
     def take_is_changed(self) -> bool:
-        """Return whether rows of the target came since the last call."""
+        """Return whether rows of the target were added since the last call."""
 
     def set_graphs(self, graphs: Sequence[Trie]) -> None:
         """
@@ -130,35 +128,35 @@ class LearnedMemory:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether nothing is added any more by sequences that end."""
+        """Whether ending sequences no longer add their text."""
 
     @is_forgotten.setter
     def is_forgotten(self, arg: bool, /) -> None: ...
 
 class DraftSettings:
-    """How to draft; siblings by their number on the wire."""
+    """Drafting settings; siblings by their number on the wire."""
 
     def __init__(self, *, strategy: str, method: str, fills_budget: bool, sources: Sequence[bool], max_depth: int, max_branches: int, max_candidates: int, temperature: float, is_coupled: bool, siblings: int, omits_proposals: bool) -> None:
         """
-        ``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least
-        probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows, neural.
+        ``strategy``: its name in drafts. ``method``: one of :func:`methods`. ``fills_budget``: ignore the least
+        probability. ``sources``: session, corpus, skip-gram, learned, target rows, neural.
         """
 
 class Drafter:
-    """Drafts from graphs, and from what sequences accept."""
+    """Drafts from graphs, and from accepted tokens of sequences."""
 
     def __init__(self, graphs: Sequence[Trie], vocabulary_size: int, calibration: Calibration, max_session_tokens: int, num_threads: int, settings_of: object) -> None:
         """
         Draft from at most MAX_GRAPHS graphs, or from none; ids below ``vocabulary_size`` are tokens.
 
-        ``num_threads``: that draft trees for a batch; drafts are the same on any number.
-        ``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.
+        ``num_threads``: threads that draft trees for a batch; the number does not change drafts.
+        ``settings_of`` returns the settings for a StrategyOptions (bytes).
         """
 
     @property
     def num_read(self) -> int:
         """
-        Records of the graph that calls which have ended read for the most frequent successors of contexts.
+        Records of graphs read in search of most frequent successors, by finished calls.
         """
 
 def is_model(model_words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], vocabulary_size: int) -> bool:
@@ -197,23 +195,23 @@ def mixer_losses(weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:
     """
-    Return what no build would have written, or None; in time linear in the graph's size.
+    Return the first defect that no build would have written, or None; in time linear in the graph's size.
     """
 
 def count_values(token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """
-    Add up which values follow a prefix: ``counts[value] += 1``, shape ``[vocabulary_size + 1]``.
+    Count the values that follow a prefix: ``counts[value] += 1``, shape ``[vocabulary_size + 1]``.
     """
 
 def gather_keys(token_ids: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], prefix: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], low: int, high: int, length: int, bits: int, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')]) -> int:
     """
     Pack the n-grams of all positions whose next values are ``prefix`` and then one of ``low`` to ``high - 1``.
-    Return their number; ``keys``, shape ``[at least so many, num_words]``, holds them in the order of positions.
+    Return their number; ``keys``, shape ``[at least this number, num_words]``, has them in the order of positions.
     """
 
 def sort_keys(keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], spare: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], depth: int, low: int, high: int, length: int, bits: int) -> None:
     """
-    Sort keys in place, which share ``depth`` tokens and go on with values of ``low`` to ``high - 1``.
+    Sort keys in place, which share ``depth`` tokens and continue with values from ``low`` to ``high - 1``.
     ``spare`` has their shape and is overwritten.
     """
 
@@ -223,27 +221,27 @@ class Emitter:
     """
 
     def __init__(self, length: int, bits: int, capacity: int) -> None:
-        """Keep at most ``capacity`` records of every level at a time."""
+        """Buffer at most ``capacity`` records of every level."""
 
     def emit(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)], weights: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, row: int) -> int:
         """
         Write the records of keys from ``row`` on until a buffer is full, and return the next row. Keys ascend and
-        are not below those given before, shape ``[num_keys, num_words]``; without weights each counts once.
+        are not below earlier ones, shape ``[num_keys, num_words]``; without weights each counts once.
         """
 
     @property
     def records(self) -> list[Annotated[NDArray[numpy.uint32], dict(shape=(None, None))]]:
         """
-        The records of every level that the last call wrote, shape ``[n, 4]``; not copies.
+        The records of every level from the last call, shape ``[n, 4]``; not copies.
         """
 
     @property
     def num_nodes(self) -> list[int]:
-        """Records so far of every level."""
+        """Number of records of every level so far."""
 
     @property
     def totals(self) -> list[int]:
-        """Sums of counts so far of every level."""
+        """Sums of counts of every level so far."""
 
 class KeyReader:
     """
@@ -252,7 +250,7 @@ class KeyReader:
 
     def __init__(self, graph: Trie, bits: int, min_count: int) -> None:
         """
-        Leave out n-grams with lower counts; their counts stay with the n-gram that they continue.
+        Omit n-grams with lower counts; their counts stay with the n-gram that they continue.
         """
 
     def read(self, keys: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> int:
@@ -273,7 +271,7 @@ def fill_unigram_index(unigrams: Annotated[NDArray[numpy.uint32], dict(shape=(No
 
 def mark_argmax(level: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu')], next_level: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], start: int, stop: int) -> int:
     """
-    Write the offset of the most frequent child, of equals the first, into records ``start`` to ``stop - 1``.
+    Write the offset of the most frequent child, the first among equals, into records ``start`` to ``stop - 1``.
     Return how many of them have children.
     """
 
@@ -289,13 +287,13 @@ def link_children(grandparents: Annotated[NDArray[numpy.uint32], dict(shape=(Non
 
 def gumbel_argmax(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], noise_key: int) -> tuple[int, float]:
     """
-    Return the token with the largest sum of score and noise, and the sum: NaN where a score is NaN or +inf.
+    Return the token with the largest sum of score and noise, and the sum: NaN if a score is NaN or +inf.
     """
 
 def top_p_filter(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], probabilities: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], most_removed: float, kept: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], float]:
     """
-    Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.
-    Return the tokens at the border, which are about equally probable, and the mass of those below it.
+    Copy the scores of tokens that are more probable than the border of the nucleus; others become -inf.
+    Return the tokens at the border, which are about equally probable, and the mass of the tokens below it.
     """
 
 @overload
@@ -318,15 +316,15 @@ class SessionTable:
 
     def __init__(self, *, max_sessions: int, max_bytes: int, idle_timeout_ns: int, busy_ns: int) -> None:
         """
-        Make an empty table of so many sessions and bytes at most. Beyond that, the session that was not used for
-        longest is dropped, unless it was used within ``busy_ns``.
+        Make an empty table with limits of sessions and bytes. Beyond them, the least recently used session is
+        dropped, unless it was used within ``busy_ns``.
         """
 
     def __len__(self) -> int: ...
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all sessions."""
+        """Memory of all sessions in bytes."""
 
     def open(self, session_id: int, drafter: Drafter, generation: int, tenant: str, memory: LearnedMemory, learns: bool, now_ns: int) -> None:
         """
@@ -341,7 +339,7 @@ class SessionTable:
 
     def use(self, session_id: int, now_ns: int) -> bool:
         """
-        Note that a session is used; False if there is none, or it was idle for too long.
+        Mark a session as used; False if there is none, or it was idle for too long.
         """
 
     def end(self, session_id: int) -> None:
@@ -351,11 +349,11 @@ class SessionTable:
         """End all sessions."""
 
     def sweep(self, now_ns: int) -> None:
-        """End the sessions that are idle for too long."""
+        """End sessions that are idle for too long."""
 
     def take_ended(self) -> list[tuple[int, Literal['closed', 'idle', 'limit', 'memory', 'diverged'], numpy.typing.NDArray[numpy.int32]]]:
         """
-        Return the sessions that ended since the last call: number, why, and what their memories have learned.
+        Return the sessions that ended since the last call: number, reason, and the text that their memories have learned.
         """
 
 class StepAnswerer:
@@ -363,26 +361,26 @@ class StepAnswerer:
 
     def __init__(self, sessions: SessionTable, *, check_options: Callable[[bytes], object], graph_of: Callable[[str, Any], tuple[Drafter, int]], default_generation: Callable[[], int], max_sequences: int, max_tokens: int, max_nodes: int, max_step_nodes: int, max_message_bytes: int, budget: int) -> None:
         """
-        Answer steps within limits; ``budget`` is what requests leave to the server.
+        Answer steps within limits; ``budget`` is the server's default of nodes.
 
-        ``check_options`` refuses a StrategyOptions that asks for what is not served. ``graph_of`` finds the drafter and
+        ``check_options`` refuses a StrategyOptions with an option that is not served. ``graph_of`` finds the drafter and
         the generation for sequences without a session, by the graph's name and the principal of the call.
-        ``default_generation`` names the generation where no graph answers. None of them may refer to this object: it
-        would never be freed.
+        ``default_generation`` returns the generation if no graph drafts. None of them may refer to this object, because
+        it would never be freed.
         """
 
     def answer(self, payload: bytes, is_enveloped: bool, tenants: Sequence[str] | None, draft_id: int, now_ns: int, principal: object, most_ns: int | None = None) -> tuple[bytes, int, int, int, int, int] | None:
         """
-        Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are
-        empty though some nodes were asked for, those without the neural model of their graph, and nanoseconds.
+        Answer a DraftRequest, or a StreamDraftRequest. Return the response, and the numbers of sequences, drafted nodes,
+        empty drafts although nodes were requested, drafts without their graph's neural model, and nanoseconds.
 
-        ``tenants``: whose sessions may be used; None: all. With ``most_ns``, a step that may take longer is not
-        answered: None, and nothing was done.
+        ``tenants``: tenants whose sessions may be used; None: all. With ``most_ns``, a step that may take longer is not
+        run, and the result is None.
         """
 
 class Batch:
     """
-    The rows of a batch as sequences, which have numbers. Holds on to their texts.
+    The rows of a batch as numbered sequences. Keeps references to their texts.
     """
 
     @property
@@ -391,7 +389,7 @@ class Batch:
 
     @property
     def texts(self) -> list[Any]:
-        """As they were given."""
+        """The texts as given."""
 
     @property
     def begun(self) -> list[int]:
@@ -407,7 +405,7 @@ class Batch:
 
     @property
     def num_new(self) -> int:
-        """Tokens that are new to the sequences that go on."""
+        """Number of new tokens in continued sequences."""
 
 class RowTracker:
     """Finds the sequences of an engine's rows, from batch to batch."""
@@ -419,50 +417,50 @@ class RowTracker:
         """
         Return the sequences of all rows.
 
-        ``texts``: prompts included. ``names``: of their requests, if the engine names them.
+        ``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.
         """
 
 def best_size(gains: Sequence[float], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rate: float) -> int:
     """
-    Return how many units to add to a pass, the best first, so that gains - rate * seconds is largest.
+    Return the number of units to add to a pass, the best first, that maximises gains - rate * seconds.
 
-    ``gains``: tokens that each unit is expected to bring, descending. ``seconds``: of the pass with 0, 1, ... units.
-    ``rate``: tokens a second that it must earn.
+    ``gains``: expected tokens of each unit, descending. ``seconds``: durations of the pass with 0, 1, ... units.
+    ``rate``: tokens per second that it must earn.
     """
 
 class RowDrafts:
-    """Drafts of the rows of an engine's batch, one after another."""
+    """Drafts of the rows of an engine's batch, concatenated."""
 
     def __init__(self, lengths: Sequence[int], token_ids: Sequence[int], parents: Sequence[int], path_probabilities: Sequence[float], num_drafted: int | None = None) -> None:
         """
-        Take nodes of every row, and of all nodes what :class:`~speculant_graph.types.Draft` holds.
+        Take the number of nodes of every row, and the fields of :class:`~speculant_graph.types.Draft` for all nodes.
         """
 
     def __len__(self) -> int: ...
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all rows."""
+        """Number of nodes of all rows."""
 
     @property
     def num_drafted(self) -> int:
-        """Nodes that were drafted, those that were not kept included."""
+        """Number of drafted nodes, including those that were not kept."""
 
     @property
     def lengths(self) -> list[int]:
-        """Nodes of every row."""
+        """Number of nodes of every row."""
 
     @property
     def token_ids(self) -> list[int]:
-        """Of all nodes."""
+        """Token ids of all nodes."""
 
     @property
     def parents(self) -> list[int]:
-        """Of all nodes; within a row 0 is its end, j + 1 its node j."""
+        """Parents of all nodes; within a row 0 is its end, j + 1 its node j."""
 
     @property
     def path_probabilities(self) -> list[float]:
-        """Of all nodes; empty if the strategy has none."""
+        """Path probabilities of all nodes; empty if the strategy has none."""
 
     @property
     def largest_id(self) -> int:
@@ -487,78 +485,80 @@ class LocalSteps:
         """End a session, if it is open; return what its memory has learned."""
 
     def accept(self, session_id: int, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
-        """Add tokens to a sequence, and learn from those of no prompt."""
+        """Add tokens to a sequence, and learn from tokens after the prompt."""
 
     def add_rows(self, session_id: int, nodes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
         """
-        Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.
+        Take the target's top tokens after nodes of the latest draft; they are learned with the next tokens.
         """
 
     def num_bytes(self, session_id: int) -> int:
-        """Return the memory that is a sequence's own."""
+        """Return a sequence's own memory in bytes."""
 
     def changed(self, session_ids: Sequence[int], texts: list[Any]) -> list[int]:
         """
-        Return the sessions whose texts do not continue what was taken of them: open those again.
+        Return the sessions whose texts do not continue their known tokens; open these again.
         """
 
     def draft(self, session_ids: Sequence[int], texts: list[Any], budgets: Sequence[int], seeds: Sequence[int], least_probabilities: Sequence[float], feedback: list[Any], settings: DraftSettings, max_entries: int, draft_id: int) -> list[speculant_graph.types.Draft]:
         """
         Draft for a batch.
 
-        ``texts`` continue what was taken of them; of an empty one nothing is new. ``feedback``: per sequence None, or
-        the draft that was verified, nodes, and the target's top tokens after each. Drafts end where another q may not
-        fit into ``max_entries``.
+        ``texts`` continue the known tokens of their sequences; an empty text adds no tokens. ``feedback``: per sequence
+        None, or the verified draft, nodes, and the target's top tokens after each. A draft ends where another q may
+        not fit into ``max_entries``.
         """
 
     def draft_contexts(self, contexts: list[Any], budgets: Sequence[int], seeds: Sequence[int], positions: Sequence[int], settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]:
         """
-        Draft for sequences of which these are the last tokens; nothing of them is remembered. ``positions`` are those
-        of the first tokens drafted.
+        Draft for temporary sequences that end in these tokens. ``positions`` are those of the first drafted tokens.
         """
 
     def draft_rows(self, batch: Batch, budgets: Sequence[int], settings: DraftSettings, least_probability: float, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, rate: float) -> RowDrafts:
         """
-        Draft for the rows of an engine's batch, and keep what pays: nodes that bring more tokens than the seconds that
-        they add to the pass would at ``rate``.
+        Draft for the rows of an engine's batch, and keep the nodes that pay: their expected tokens exceed those that
+        the seconds they add to the pass must earn at ``rate``.
 
-        ``seconds``: of passes over 0, 1, ... tokens; None keeps whole drafts.
+        ``seconds``: durations of passes over 0, 1, ... tokens; None keeps whole drafts.
         """
 
 class RequestWriter:
-    """A DraftRequest while it is written, sequence by sequence."""
+    """A DraftRequest under construction, sequence by sequence."""
 
     def __init__(self, graph: bytes, options: bytes) -> None:
         """
-        Begin one. ``graph``: its name in UTF-8; ``options``: a StrategyOptions.
+        Begin a message. ``graph``: its name in UTF-8; ``options``: a StrategyOptions.
         """
 
     def add(self, token_ids: Sequence[int], session_id: int = 0, position: int = 0, node_budget: int | None = None, seed: int = 0, least_probability: float = 0.0, draft_id: int = 0, nodes: Sequence[int] = (), rows: numpy.typing.NDArray[numpy.int64] | None = None) -> None:
         """
-        Add a sequence, or nothing where a number does not fit, which is refused.
+        Add a sequence; if a number does not fit, refuse it and add nothing.
 
-        ``token_ids``: those that are new to its session, or, where ``session_id`` is 0, the last ones of a sequence that
-        has none; ``position``: index of the first of them in the whole sequence. ``node_budget``: most nodes to draft; None,
-        for all sequences or for none, leaves it to the server. ``draft_id``, ``nodes`` and ``rows``: as in
+        ``token_ids``: tokens that are new to its session, or, if ``session_id`` is 0, the last tokens of a sequence without a
+        session; ``position``: index of the first of them in the whole sequence. ``node_budget``: most nodes to draft; None,
+        for all sequences or for none, means the server's default. ``draft_id``, ``nodes`` and ``rows``: as in
         :class:`~speculant_graph.types.Feedback`.
         """
 
     def payload(self, step_id: int | None = None) -> bytes:
         """
-        Return the message, or, with a step id, the StreamDraftRequest round it. Arrays that hold nothing but defaults
-        stay empty.
+        Return the message, or, with a step id, the StreamDraftRequest with it. Arrays of defaults stay empty.
         """
 
 class StepAnswer:
-    """The answer to a step; what it says of sequences is in their order."""
+    """
+    The response to a step; values per sequence are in the order of the sequences.
+    """
 
     @property
     def graph_generation(self) -> int:
-        """Generation of the graph that answered; 0 if there were several."""
+        """Generation of the graph that drafted; 0 if there were several."""
 
     @property
     def draft_id(self) -> int:
-        """Names the answer in later feedback; never 0 where drafts have nodes."""
+        """
+        Identifies the response in later feedback; never 0 if drafts have nodes.
+        """
 
     @property
     def server_time_ns(self) -> int:
@@ -566,17 +566,17 @@ class StepAnswer:
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """What became of each: a ``SequenceStatus``."""
+        """Per sequence, a ``SequenceStatus``."""
 
     @property
     def next_positions(self) -> tuple[int, ...]:
         """
-        The position that the server expects next; 0 for a sequence without a session.
+        Per sequence, the position that the server expects next; 0 without a session.
         """
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """Generation of the graph that answered."""
+        """Per sequence, generation of the graph that drafted."""
 
     @property
     def drafts(self) -> list[speculant_graph.types.Draft]:
@@ -587,24 +587,23 @@ def read_step_id(payload: bytes) -> int:
 
 def read_answer_step_id(payload: bytes) -> int:
     """
-    Return the step id of a StreamDraftResponse. DrafterUnavailableError: it is none.
+    Return the step id of a StreamDraftResponse. DrafterUnavailableError: it can't be parsed.
     """
 
 def read_answer(payload: bytes, is_enveloped: bool, budgets: Sequence[int], vocabulary_size: int, strategy: str) -> StepAnswer | bytes:
     """
-    Return what a DraftResponse, or a StreamDraftResponse, holds; of a step that failed, its StepError.
+    Return the content of a DraftResponse or a StreamDraftResponse; for a failed step, its StepError.
 
-    ``budgets``: per sequence, most nodes asked for. An answer that breaks a rule of the wire is refused, so that
+    ``budgets``: per sequence, requested nodes. A response that breaks a rule of the wire is refused, so that
     a draft can be verified safely.
     """
 
 def record_lock_holds(is_recorded: bool) -> None:
     """
-    Begin, or end, to record how long locks are held, in the whole process.
+    Start, or stop, recording how long locks are held in the whole process.
     """
 
 def take_lock_holds() -> dict[str, tuple[int, int]]:
     """
-    Return, and forget, how often the locks of each kind were held since they are recorded, and the nanoseconds of
-    the longest hold.
+    Return and reset the number of recorded holds of each kind of lock, and the longest hold in nanoseconds.
     """

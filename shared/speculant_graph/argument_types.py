@@ -10,18 +10,18 @@ from typing import Any
 from speculant_graph.errors import ConfigError
 
 PATH = (str, os.PathLike)
-"""What a file's name is."""
+"""Types of a file's name."""
 
 
 def require_types(values: Mapping[str, object], expected: Mapping[str, type | tuple[type, ...]]) -> None:
     """Refuse arguments of another type than expected; None stands for the default.
 
     Args:
-        values: the arguments by name; others may be among them.
+        values: the arguments by name; it may contain others.
         expected: the class of each argument that is checked.
 
     Raises:
-        ConfigError: an argument is of another type; it names the argument and what to give.
+        ConfigError: an argument is of another type; the error names the argument and the expected type.
     """
     for name, kind in expected.items():
         value = values[name]
@@ -33,14 +33,14 @@ def require_types(values: Mapping[str, object], expected: Mapping[str, type | tu
 
 
 def require_paths(name: str, value: Any) -> list[str | Path]:
-    """Return an argument that is the name of a file, or several of them; None is none.
+    """Return the paths of an argument that is one file's name or several; None means no paths.
 
     Args:
         name: of the argument.
         value: the argument.
 
     Raises:
-        ConfigError: it is, or has, something else.
+        ConfigError: the argument, or one of its items, is not a file's name.
     """
     paths = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
     for each in paths:

@@ -1,4 +1,4 @@
-"""A command line as it was typed: what argparse and pydantic would read into it is kept out."""
+"""Parses a command line verbatim, without the conversions of argparse and pydantic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BOOLEANS = ("true", "false")
 
 
 def parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *arguments: Any) -> Namespace:
-    """Parse a command line; lists become JSON, as otherwise their items would be split at commas and read as JSON."""
+    """Parse a command line; lists become JSON, because pydantic would split their items at commas."""
     parsed: Namespace
     rest, switches = _take_switches(parser, _with_dashes(parser, arguments[0]))
     parsed, unknown = ArgumentParser.parse_known_args(parser, rest, *arguments[1:])
@@ -31,7 +31,7 @@ def parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *argumen
 
 
 def _with_dashes(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which flags that are written as settings are, ``--graph.max_order``, have dashes."""
+    """Return a command line in which flags in the spelling of settings, ``--graph.max_order``, have dashes."""
     known = {name for flag in parser._option_string_actions for name in (flag, flag.replace("--no-", "--", 1))}
     flags = list(arguments)
     for index, argument in enumerate(arguments):
@@ -44,10 +44,10 @@ def _with_dashes(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
 
 
 def _take_switches(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Take switches that are written as files write them, such as ``--measure-costs false``, out of a command line.
+    """Remove switches with a value, such as ``--measure-costs false``, from a command line.
 
     Returns:
-        The other arguments, and per destination the value, to be validated as a file's.
+        The other arguments, and the value by destination, which is validated like a value from a file.
     """
     switches: dict[str, str] = {}
     names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The base of all classes of settings, and what it says of values that are not allowed."""
+"""The base of all classes of settings, and its messages about invalid values."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Config(BaseModel):
         """Take settings by their names.
 
         Raises:
-            ConfigError: a value is not allowed, or there is no such setting.
+            ConfigError: a value is invalid, or a setting does not exist.
         """
         try:
             super().__init__(**values)
             return
         except ValidationError as error:
             wrong = setting_error(error, type(self))
-        raise wrong  # outside: pydantic's error would keep the frames of all callers alive, unseen by the collector
+        raise wrong  # outside of the handler: pydantic's error would keep all callers' frames alive
 
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # settings of sections don't call it
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested settings don't call it
 
     @classmethod
     def section(cls) -> str:
-        """Return the name of the section that these settings are: ``draft_model``."""
+        """Return the name of this section of settings: ``draft_model``."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__.removesuffix("Config")).lower()
 
     @field_validator("*", mode="before")
@@ -54,12 +54,12 @@ class Config(BaseModel):
 
 _SECRET_WORDS = frozenset({"token", "key", "password"})
 _VALUES = reprlib.Repr()
-"""Shows values that were given, and the ends of long ones."""
+"""Shows given values; long ones are shortened."""
 _VALUES.maxstring = _VALUES.maxlong = 120
 
 
 def shown_problem(problem: Mapping[str, Any], name: str) -> str:
-    """Return what is wrong with a setting, ``{field}``, in one line; secrets are not shown.
+    """Return the problem of a setting, ``{field}``, in one line; secrets are not shown.
 
     Args:
         problem: one of pydantic's ``ValidationError.errors()``.
@@ -73,7 +73,8 @@ def shown_problem(problem: Mapping[str, Any], name: str) -> str:
 def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
     """Return the names of a setting in the location of pydantic's error: ``["prediction"]``.
 
-    Keys of tables are named [key] there, items of lists by their numbers, and of a setting of several types each type.
+    In the location, keys of tables are named [key], list items by their index, and a setting of several types once by
+    each type.
 
     Args:
         location: where the error is, below ``kind``.
@@ -88,10 +89,10 @@ def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
 
 
 def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
-    """Return pydantic's first error as one of a setting that was given in Python.
+    """Return pydantic's first error as an error about a setting given in Python.
 
     Args:
-        error: what pydantic found.
+        error: pydantic's errors.
         kind: the settings.
     """
     problem: Any = error.errors(include_url=False)[0]
@@ -107,7 +108,7 @@ def check_encoding(name: str) -> str:
     """Return the name of an encoding of text files, or 'auto'.
 
     Raises:
-        ValueError: it is none.
+        ValueError: Python knows no such encoding.
     """
     try:
         is_text = name == "auto" or (

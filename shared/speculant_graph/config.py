@@ -45,27 +45,27 @@ class GraphConfig(Config):
     hf_token: SecretStr | None = None
     """Access token for gated tokenizers on the hub."""
     text_field: str = "text"
-    """Field of JSON and JSON Lines records that holds the text, or a list of token ids, which are counted as they are;
+    """Field of JSON and JSON Lines records with the text, or with a list of token ids, which are counted unchanged;
     dots lead into nested objects and through lists."""
     encoding: Annotated[str, AfterValidator(check_encoding)] = "auto"
-    """Encoding of files that are not UTF-8, such as cp1252; 'auto' recognises many, and refuses what is in doubt."""
+    """Encoding of files that are not UTF-8, such as cp1252; 'auto' recognises many, and refuses ambiguous files."""
     on_error: OnErrorName = "fail"
-    """What to do about files and records that can't be read: 'fail' names all of them and builds nothing, 'skip' leaves
-    them out and lists them in the graph."""
+    """Handling of unreadable files and records: 'fail' reports all of them and builds nothing, 'skip' leaves them out
+    and lists them in the graph."""
     special_tokens: SpecialTokensName = "text"
-    """What the tokenizer's special tokens are where a text spells them out, such as '<|start|>': 'text', ordinary text,
-    or 'parse', these tokens. 'parse' is for text that you trust, such as the model's own recorded outputs."""
+    """Encoding of special tokens that a text spells out, such as '<|start|>': 'text' as ordinary text, 'parse' as
+    special tokens. Use 'parse' for text that you trust, such as the model's own recorded outputs."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
     neural: bool = True
-    """Train a small neural model on the text, which drafts what the text does not hold word for word. It takes up to
+    """Train a small neural model on the text, which drafts text that is not in the corpus word for word. It takes up to
     half a minute of a build, and up to 10 MB of the file."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
-    """Most memory a build may take, such as 2GB; corpora may be larger. Mapped files don't count."""
+    """Memory limit of a build, such as 2GB; corpora may be larger. Mapped files don't count."""
 
 
 class DraftConfig(Config):
-    """How much is drafted, how, and from what."""
+    """Drafting: how much, by which strategy, from which sources."""
 
     k: Annotated[int, Field(ge=0, le=2_048)] = 8
     """Most tokens drafted per step; 0 turns speculation off."""
@@ -74,25 +74,25 @@ class DraftConfig(Config):
     max_candidates: Annotated[int, Field(ge=0)] = 0
     """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """'sampling' draws from q to the power of 1 / temperature, normalised, and then capped: below 1 the most probable
-    tokens more often, above 1 the others. What is drawn from is what is returned as q."""
+    """'sampling' draws from q to the power of 1 / temperature, normalised, and then capped: below 1 it draws the most
+    probable tokens more often, above 1 the others. It returns this distribution as q."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
-    """The sources of strategies that draft from all sources: 'corpus', 'session' (the sequence itself), 'learned' (what
-    earlier sequences accepted), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and a
-    network that mixes what all of them say)."""
+    """Sources of 'tree', 'adaptive' and 'specexec': 'corpus', 'session' (the sequence itself), 'learned' (accepted text
+    of earlier sequences), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and a
+    small network that mixes all sources)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64
     """Most children of a node. 'specexec' with a draft model: also the most nodes of one pass of that model."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
-    """Accepted tokens kept for each tenant, the oldest out first; 0 learns nothing."""
+    """Most accepted tokens kept per tenant; the oldest are dropped first. 0 learns nothing."""
     n: Annotated[int, Field(ge=2, le=16)] = 4
     """'nasd': tokens of the longest n-gram, one more than its context."""
     filler_top_k: Annotated[int, Field(ge=0, le=64)] = 3
-    """'nasd': how many of the target's most probable tokens are learned at every position; 1 or 0 learns what goes out
-    alone."""
+    """'nasd': number of the target's most probable tokens learned per position; 1 or 0 learns only the emitted
+    token."""
     stop_if_unknown: bool = True
-    """'nasd': end a draft at an unknown context; otherwise a random token stands there."""
+    """'nasd': end a draft at an unknown context; otherwise draft a random token there."""
 
 
 class NgramDraftConfig(DraftConfig):
@@ -121,26 +121,26 @@ class VerifierConfig(Config):
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
     cuda_graphs: bool = True
-    """On a GPU, record passes as CUDA graphs: one launch a pass instead of thousands. Takes some memory."""
+    """On a GPU, record passes as CUDA graphs: one launch per pass instead of thousands. Takes some memory."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Most sequences decoded together; others wait for a free slot."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
-    """Most tokens that keys and values are kept for: running sequences times the longest that any of them may become.
-    Requests wait until there is space. 0 is as many as the largest batch of the model's longest contexts takes."""
+    """Limit of the KV cache in tokens: running sequences times the longest length that any of them may reach.
+    Requests wait until there is space. 0 allows the largest batch of the model's longest contexts."""
     target_cache: ByteSize = ByteSize(0)
-    """Memory for the target's logits after prefixes, which need no pass again (SpecExec's speculative cache)."""
+    """Memory for the target's logits by prefix; a cached prefix needs no pass (SpecExec's speculative cache)."""
     prefix_cache: ByteSize = ByteSize(1_000_000_000)
-    """Memory for keys and values of finished requests: prompts that begin as these did are read from there on. Without
-    streamed weights only, unless it is set."""
+    """Memory for keys and values of finished requests, which prompts with the same prefix reuse. With streamed weights
+    it is off unless you set it."""
     measure_costs: bool = True
-    """Measure what verifying drafts costs when a model is first used with drafts on this machine, for a few seconds;
-    the result is kept in the cache folder. Without it typical costs are assumed."""
+    """Measure pass times for a few seconds when a model is first used with drafts on this machine; the result is kept
+    in the cache folder. Otherwise typical costs are assumed."""
     memory_budget: ByteSize = ByteSize(0)
-    """Most memory, such as 6GB, of the process, or of the GPU if the model runs on one. Weights beyond are streamed
-    from the disk, or from this machine's memory. 0 is what is free."""
+    """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on one. Weights beyond it are streamed
+    from the disk, or from this machine's memory. 0 uses the free memory."""
     host_budget: ByteSize = ByteSize(0)
-    """Most memory of this machine, such as 20GB, for weights that a GPU does not hold. Weights beyond are read from the
-    disk. 0 is what is free."""
+    """Limit of this machine's memory, such as 20GB, for weights that a GPU does not hold. Weights beyond it are read
+    from the disk. 0 uses the free memory."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
     """Most decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
     hf_token: SecretStr | None = None
@@ -148,41 +148,42 @@ class VerifierConfig(Config):
 
 
 class ClientConfig(Config):
-    """How drafter sidecars are reached, and how long they are waited for."""
+    """Connection to drafter sidecars, and the deadline of a step."""
 
     address: str = ""
-    """'unix:///path/to.sock' or 'host:port', several of them separated by commas: sequences are spread over them.
-    Empty: draft in this process."""
+    """'unix:///path/to.sock' or 'host:port', several of them separated by commas, or 'dns:///name:port', which is every
+    address of a name: each tenant has one of them. Empty: draft in this process."""
     graph: str = ""
     """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
-    """Whose text is decoded: what it teaches helps this tenant's later sequences and no other tenant's."""
+    """Tenant of the decoded text: accepted text helps this tenant's later sequences and no other tenant's."""
     learn: bool = True
-    """Let later sequences of the tenant profit from what these accept."""
+    """Let later sequences of the tenant draft from accepted text."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
-    """A step does not wait longer than this for its draft."""
+    """Longest wait for a step's draft."""
     tls_ca: Path | None = None
-    """Certificates (PEM) of the authorities to trust: encrypts."""
+    """Certificates (PEM) of the authorities to trust; enables encryption."""
     tls_certificate: Path | None = None
-    """This client's certificate (PEM), for sidecars that ask for one."""
+    """This client's certificate (PEM), for sidecars that require one."""
     tls_key: Path | None = None
     """Its private key (PEM)."""
     token: SecretStr | None = None
-    """Bearer token, for sidecars that ask for one."""
+    """Bearer token, for sidecars that require one."""
 
 
 class AccessConfig(Config):
-    """Which clients may call a server: the sidecar, and the verifier."""
+    """Access to a server: the sidecar, or the verifier."""
 
     file: Path | None = None
-    """TOML file of the clients that may call, and of their tenants and graphs; without it, every client that can
-    connect may use all."""
+    """TOML file of the permitted clients, their tenants and graphs; without it, every client that can connect may use
+    everything."""
     tls_certificate: Path | None = None
-    """Certificate chain (PEM) of this server; TCP addresses are then served encrypted only."""
+    """Certificate chain (PEM) of this server; with it, TCP addresses are encrypted."""
     tls_key: Path | None = None
     """Its private key (PEM)."""
     tls_client_ca: Path | None = None
-    """Certificates (PEM) of the authorities that clients' certificates must be of; without it clients need none."""
+    """Certificates (PEM) of the authorities that must have signed clients' certificates; without it clients need
+    none."""
 
 
 OPEN_ACCESS = AccessConfig()
@@ -200,35 +201,35 @@ class ServerConfig(Config):
     """'host:port' of Prometheus metrics and /healthz over HTTP, and of the explorer, if only this machine can reach it;
     empty: not served."""
     graph: Path = Path("graph.pkl")
-    """Graph file to serve by default, or an address such as s3://bucket/graph.pkl, which is fetched. Its name is the
-    file's, without the suffix."""
+    """Default graph file, or an address such as s3://bucket/graph.pkl, which is downloaded. Its name is the file name
+    without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
     default: str = ""
     """Graphs of sessions that name none, as names joined by '+': docs+house. Sessions draft from all of them, at most
-    four, each a source of its own; empty: server.graph."""
+    four, each a separate source; empty: server.graph."""
     tenant_graphs: dict[str, str] = Field(default={})
     """The same for a tenant's sessions: acme=docs+acme-history"""
     learned: Path | None = None
-    """Folder in which accepted text is kept for later sequences, also over restarts; without it, in memory."""
+    """Folder that keeps accepted text for later sequences, across restarts; without it, in memory."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
-    """Most memory of all sessions together, such as 1GB; beyond it the longest idle ones are dropped."""
+    """Memory limit of all sessions together, such as 1GB; beyond it the longest idle sessions are dropped."""
 
 
 class FoldConfig(Config):
     """How the oldest learned text of a tenant becomes graph files instead of being lost."""
 
     enabled: bool = True
-    """Fold learned text into graph files, where there is a folder for learned text. Without it, what is beyond
+    """Fold learned text into graph files, if there is a folder for learned text. Otherwise text beyond
     draft.max_learned_tokens is lost."""
     young_tokens: Annotated[int, Field(ge=2)] = 262_144
-    """Accepted tokens that a tenant keeps as text. Beyond them a process of low priority counts the oldest half into a
+    """Accepted tokens that a tenant keeps as text. Beyond them a low-priority process counts the oldest half into a
     graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
-    """Most tokens in the graph files of a tenant, at some 50 bytes each; beyond them its oldest file is deleted, which
-    holds half of them at most. 0: all are kept."""
+    """Most tokens in the graph files of a tenant, at some 50 bytes each; beyond them its oldest file, at most half of
+    them, is deleted. 0: no limit."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Days after which learned text is deleted; in graph files half as long again at most. 0: its age is no matter."""
+    """Days after which learned text is deleted; in graph files at most half as long again. 0: never."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -264,10 +265,10 @@ class ServiceConfig(Config):
     model_id: str = ""
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
-    """Most requests that wait for a slot in the batch; more are refused until there is capacity."""
+    """Most requests that wait for a slot in the batch; further ones are refused until there is capacity."""
     cors_origins: Annotated[tuple[_Origin, ...], BeforeValidator(_split_origins)] = ()
-    """Origins of web pages that may call the HTTP API from a browser, such as https://app.example, several of them
-    separated by commas; '*': all pages. Empty: none."""
+    """Origins of web pages that may call the HTTP API from a browser, such as https://app.example, separated by commas;
+    '*': all pages. Empty: none."""
 
 
 def _not_tiny(temperature: float) -> float:
@@ -277,31 +278,30 @@ def _not_tiny(temperature: float) -> float:
 
 
 class GenerationConfig(Config):
-    """How tokens are chosen, and for how long; a setting of the request."""
+    """Sampling and length of the output; settings of the request."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Most new tokens."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
-    """0 is greedy, where 'top_k', 'top_p' and 'min_p' do nothing; otherwise at least 0.001, below which logits
-    overflow."""
+    """0 is greedy and ignores 'top_k', 'top_p' and 'min_p'; otherwise at least 0.001, below which logits overflow."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Keep the most probable tokens that hold this mass."""
+    """Keep the most probable tokens up to this cumulative probability."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Drop tokens less probable than this share of the most probable one."""
     repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Above 1 tokens of the sequence so far become less probable."""
+    """Above 1 it makes tokens of the sequence so far less probable."""
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    """Taken from the logits of all tokens that were emitted."""
+    """Subtracted from the logits of all emitted tokens."""
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    """Taken from the logits of tokens as many times as they were emitted."""
+    """Subtracted from the logits of tokens once for each time they were emitted."""
     logit_bias: dict[TokenId, float] = Field(default={})
     """Added to the logits of tokens, by token id."""
     json_schema: str = ""
-    """The output is JSON of this schema, itself given as JSON; '{}' is any. 'grammar' excludes it."""
+    """The output is JSON that matches this schema, given as JSON; '{}' allows any. It excludes 'grammar'."""
     grammar: str = ""
-    """The output is of this grammar, in llguidance's variant of Lark, or grammars in its JSON. 'start: /[0-9]+/' is a
+    """The output matches this grammar, in llguidance's variant of Lark, or grammars in its JSON. 'start: /[0-9]+/' is a
     regular expression, 'start: "yes" | "no"' a choice."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """Fewest new tokens before an end token may come."""
@@ -312,37 +312,37 @@ class GenerationConfig(Config):
     n: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Samples of the same prompt; sample i uses the seed + i."""
     logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and those of so many most probable ones; all of the model
+    """Return the log-probability of every emitted token, and of this many most probable ones; all from the model
     itself, before temperature and the like."""
     rule: RuleName = "follow"
-    """How drafts are verified. 'follow': the output is a function of prompt, settings and seed alone; so it is with
-    'nasd', which looks at the most probable proposal only, and 'gumbel', another name of 'follow'. For these,
-    'sampling' draws by the noise that they choose by: they agree more often. The others keep the distribution of the
-    output, not the output itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and
-    'tree-iid' (trees whose siblings were drawn without replacement, or independently)."""
+    """How drafts are verified. With 'follow' the output is a function of prompt, settings and seed alone; the same
+    holds for 'nasd', which checks only the most probable proposal, and 'gumbel', another name for 'follow'. For these,
+    'sampling' draws with the rule's own noise, which raises acceptance. The others keep the distribution of the output,
+    not the output itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and 'tree-iid' (trees
+    with siblings drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
-    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, a
-    pass for every token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
+    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, one
+    pass per token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
     same."""
     node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next ones it changes no
-    text that the rule keeps."""
+    """Most tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next settings it does
+    not change the text with rules that keep it."""
     max_depth: Annotated[int, Field(ge=1)] | None = None
-    """Longest path that is drafted, at most 'draft.max_depth'."""
+    """Longest drafted path, at most 'draft.max_depth'."""
     draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    """What 'sampling' draws with, instead of 'draft.temperature'."""
+    """Temperature of 'sampling', instead of 'draft.temperature'."""
     draft_n: Annotated[int, Field(ge=2)] | None = None
-    """'nasd': tokens of the longest n-gram that is looked up, at most 'draft.n'."""
+    """'nasd': tokens of the longest n-gram looked up, at most 'draft.n'."""
     draft_filler_top_k: Annotated[int, Field(ge=0)] | None = None
-    """'nasd': of the target's most probable tokens, so many are learned, at most 'draft.filler_top_k'."""
+    """'nasd': number of the target's most probable tokens learned per position, at most 'draft.filler_top_k'."""
     draft_stop_if_unknown: bool | None = None
     """'nasd': whether a draft ends at an unknown context."""
     prediction: str | tuple[TokenId, ...] = ""
-    """Text that the output may resemble in parts, such as the file that is to be edited: drafts come from it, too."""
+    """Text that the output may resemble in parts, such as the file to edit: drafts come from it, too."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the request's random streams."""
     ignore_end_tokens: bool = False
-    """Go on after the model's end token, up to 'max_tokens'."""
+    """Continue after the model's end token, up to 'max_tokens'."""
 
 
 class DraftModelConfig(Config):
@@ -353,18 +353,18 @@ class DraftModelConfig(Config):
     adapter: str = ""
     """LoRA adapter to begin with: a folder, or one of 'adapters' by its name; empty: none."""
     adapters: dict[str, Path] = Field(default={})
-    """Folders of adapters by names of your own: legal=adapters/legal"""
+    """Adapter folders, each under a name: legal=adapters/legal"""
 
 
 class RecordConfig(Config):
     """Detailed mode: whole requests in a database, to find out where drafts fail and to train a draft model."""
 
     folder: Path | None = None
-    """Write finished requests to a SQLite database in this folder: prompt and output as token ids, and per position
-    what was drafted, by what, whether it was accepted, and the target's most probable tokens. None: nothing is kept."""
+    """Write finished requests to a SQLite database in this folder: prompt and output as token ids, and per position the
+    drafted tokens, their sources, acceptance, and the target's most probable tokens. None: no records."""
     threshold: Literal["relative"] | Annotated[float, Field(ge=0.0, le=1.0)] = "relative"
-    """A request is a failure if of its tokens for which anything was drafted a smaller share was accepted than this.
-    'relative': than of its tenant's latest 100 requests. Without drafts it is none."""
+    """A request is a failure if its acceptance rate, over positions with drafted tokens, is below this. 'relative':
+    below that of its tenant's latest 100 requests. A request without drafts is no failure."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
     """Most bytes of failures, and of replay (a sample of the other requests); the oldest are deleted."""
 
@@ -373,12 +373,11 @@ class TrainConfig(Config):
     """How a LoRA adapter of the draft model is trained on records."""
 
     rank: Annotated[int, Field(ge=1, le=1_024)] = 8
-    """Rank of the adapter's matrices; for models of a billion parameters about half a percent of them is trained.
-    Models of a few million want a rank of about half their width."""
+    """Rank of the adapter's matrices; for models of a billion parameters it trains about half a percent of them. Models
+    of a few million need a rank of about half their width."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
-    """Highest learning rate; it warms up over the first steps and goes down as a cosine. Models of billions of
-    parameters may want a tenth of it."""
+    """Highest learning rate, with warm-up and cosine decay. Models of billions of parameters may need a tenth of it."""
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
-    """How often every failure is seen; what is kept is the best state, by the loss of requests that are held out."""
+    """Passes over every failure; the state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0
-    """The verifier trains an adapter when it has recorded so many new failures; 0: never by itself."""
+    """New failures after which the verifier trains an adapter; 0: never by itself."""

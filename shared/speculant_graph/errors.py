@@ -1,4 +1,4 @@
-"""Every error a user of the project can meet, in one tree, and the one table of how servers answer each kind.
+"""Every error that a user of the project can see, in one tree, and the table of servers' responses to each kind.
 
 .. code-block:: text
 
@@ -11,20 +11,20 @@
     ├── DraftRequestError      a draft request breaks a rule of the wire
     │   ├── UnknownGraphError       it names a graph that is not served
     │   ├── DraftLimitError         it is over a limit of the drafter
-    │   └── UnservedRequestError    it asks for what the drafter does not do
+    │   └── UnservedRequestError    the drafter does not serve its strategy or option
     ├── UnavailableError       a server can't answer now
-    │   ├── OverloadError           it has too much to do
-    │   ├── ShutdownError           it is about to end
+    │   ├── OverloadError           it is overloaded
+    │   ├── ShutdownError           it is shutting down
     │   └── DrafterUnavailableError the sidecar does not answer
     ├── ApiError               a request over HTTP is refused; its kind says why
-    ├── AccessError            a server does not let the client do what it asked for
+    ├── AccessError            a server does not permit the client's request
     │   └── UnauthenticatedError    it does not know the client
     └── GenerationError        a prompt can't be continued; nothing was generated
         ├── GenerationRequestError   the prompt or its settings are wrong
         └── GenerationMemoryError    there was no memory for it
 
-An error has a kind, a message, a fix and a field. As text it is one line that ends in what to do. Nothing here depends
-on gRPC, torch or the command line.
+An error has a kind, a message, a fix and a field. As text it is one line that ends with the fix. This module does not
+depend on gRPC, torch or the command line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Error = TypeVar("_Error", bound="SpeculantError")
 
 
 class Answer(NamedTuple):
-    """How servers answer an error of a kind."""
+    """Servers' responses to one kind of error."""
 
     grpc: str
     """Name of gRPC's status code."""
@@ -79,7 +79,7 @@ ANSWERS = {
     "drafter_unavailable": _UNAVAILABLE,
     "out_of_memory": _UNAVAILABLE,
 }
-"""The answers by the errors' kinds. What is INTERNAL, or 500, is told to nobody but the server's log."""
+"""Responses by kind of error. Only the server's log has the details of INTERNAL, or 500."""
 
 
 class SpeculantError(Exception):
@@ -92,9 +92,9 @@ class SpeculantError(Exception):
         """Make an error; as text it is ``message; fix``.
 
         Args:
-            message: what is wrong; ``{field}`` stands for the field's name, here and in ``fix``.
-            fix: what to do about it, if the message does not end in it.
-            field: the setting or the field of a request that is wrong, as in ``verifier.model_name``.
+            message: the problem; ``{field}`` stands for the field's name, here and in ``fix``.
+            fix: the fix, if the message does not end with it.
+            field: the wrong setting or field of a request, such as ``verifier.model_name``.
         """
         super().__init__(message)
         self._texts = displayed(message), displayed(fix)
@@ -102,12 +102,12 @@ class SpeculantError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong."""
+        """The problem."""
         return self._texts[0].replace(_FIELD, self.field)
 
     @property
     def fix(self) -> str:
-        """What to do about it, if the message does not end in it."""
+        """The fix, if the message does not end with it."""
         return self._texts[1].replace(_FIELD, self.field)
 
     def __str__(self) -> str:
@@ -115,13 +115,13 @@ class SpeculantError(Exception):
         return f"{self.message}; {self.fix}" if self.fix else self.message
 
     def renamed(self, field: str) -> Self:
-        """Return the same error where its field has another name."""
+        """Return the same error with another name for its field."""
         other = type(self).__new__(type(self), *self.args)
         other.__dict__ |= self.__dict__ | {"field": field}
         return other
 
     def as_class(self, kind: Callable[..., _Error], field: str | None = None) -> _Error:
-        """Return an error of another class that says the same, about ``field`` if that is given."""
+        """Return an error of another class with the same text, about ``field`` if given."""
         message, fix = self._texts
         return kind(message, fix=fix, field=self.field if field is None else field)
 
@@ -137,10 +137,10 @@ class CorpusError(SpeculantError):
         """Make an error.
 
         Args:
-            message: what is wrong.
-            fix: what to do.
-            field: the setting that is wrong.
-            problems: what is wrong with each of several files; as text it stands between message and fix.
+            message: the problem.
+            fix: the fix.
+            field: the wrong setting.
+            problems: the problems of several files; as text they stand between message and fix.
         """
         super().__init__(message, fix=fix, field=field)
         self.problems = problems
@@ -178,7 +178,7 @@ class UnknownGraphError(DraftRequestError):
 
 
 class DraftLimitError(DraftRequestError):
-    """A request, or the answer to it, is over a limit of the drafter; waiting does not help."""
+    """A request, or its response, is over a limit of the drafter; waiting does not help."""
 
     kind = "over_limit"
 
@@ -196,7 +196,7 @@ class UnavailableError(SpeculantError):
 
 
 class OverloadError(UnavailableError):
-    """A server has too much to do."""
+    """A server is overloaded."""
 
     kind = "overload"
 
@@ -204,17 +204,17 @@ class OverloadError(UnavailableError):
         """Make an error.
 
         Args:
-            message: of what it has too much.
-            retry_delay_s: when to try again, seconds.
-            fix: what to do.
-            field: of the request.
+            message: the exceeded limit.
+            retry_delay_s: when to retry, in seconds.
+            fix: the fix.
+            field: the field of the request.
         """
         super().__init__(message, fix=fix, field=field)
         self.retry_delay_s = retry_delay_s
 
 
 class ShutdownError(UnavailableError):
-    """A server is about to end, or has ended what it did."""
+    """A server is shutting down, or has cancelled the request."""
 
     kind = "shutdown"
 
@@ -233,16 +233,16 @@ class ApiError(SpeculantError):
 
         Args:
             kind: a key of :data:`ANSWERS`.
-            message: what is wrong.
-            fix: what to do about it.
-            field: of the request.
+            message: the problem.
+            fix: the fix.
+            field: the field of the request.
         """
         super().__init__(message, fix=fix, field=field)
         self.kind = kind
 
 
 class AccessError(SpeculantError):
-    """A server does not let the client do what it asked for."""
+    """A server does not permit the client's request."""
 
     kind = "no_access"
 
@@ -254,7 +254,7 @@ class UnauthenticatedError(AccessError):
 
 
 class GenerationError(SpeculantError):
-    """A prompt can't be continued; nothing of the call was generated."""
+    """A prompt can't be continued; the call generated no tokens."""
 
 
 class GenerationRequestError(GenerationError):

@@ -1,4 +1,4 @@
-"""Optional modules: a missing one is reported as the command that installs it, any other import error stays a bug."""
+"""Optional modules: the error for a missing one has the command that installs it; other import errors are bugs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def needed_for(purpose: str, extra: str) -> Iterator[None]:
-    """Explain a failing import inside of the block as the extra that is not installed.
+    """Turn a failing import inside of the block into an error that names the missing extra.
 
     Args:
-        purpose: what the module is needed for, such as "reading PDF files".
-        extra: the extra that brings it.
+        purpose: the use of the module, such as "reading PDF files".
+        extra: the extra that installs it.
 
     Raises:
         ModuleNotFoundError: an optional module is missing; the message has the command that installs it.
@@ -28,14 +28,14 @@ def needed_for(purpose: str, extra: str) -> Iterator[None]:
 
 
 def missing_extra(error: ImportError, extra: str) -> str | None:
-    """Explain an import error that installing an extra would cure.
+    """Explain an import error that installing an extra would fix.
 
     Args:
-        error: what an import raised.
-        extra: the extra that brings all that the importing part needs.
+        error: the import's error.
+        extra: the extra that installs all modules that the importing part needs.
 
     Returns:
-        One line with the command to type; None if the module is not an optional one, so that the error is a bug.
+        One line with the command to run; None if the module is not optional, so that the error is a bug.
     """
     module = (error.name or "").split(".")[0]
     if not isinstance(error, ModuleNotFoundError) or not module or module.startswith("speculant_"):

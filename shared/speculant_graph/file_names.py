@@ -12,20 +12,20 @@ from typing import Annotated, Any
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
 _MARK = "\0"
-"""Begins the stored form of a name that is not UTF-8; no name of a file holds it."""
+"""Prefix of the stored form of a name that is not UTF-8; no file name contains it."""
 
 
 def displayed(text: str) -> str:
-    r"""Return a text with the bytes that were not UTF-8 spelt out: ``caf\xe9.txt``."""
+    r"""Return a text with bytes that were not UTF-8 as escapes: ``caf\xe9.txt``."""
     return _UNDECODABLE.sub(_spell_out, text)
 
 
 def json_text(content: object, indent: int | None = None) -> str:
-    """Return JSON in ASCII for other programs, with bytes of names that are not UTF-8 spelt out, too.
+    """Return JSON in ASCII for other programs, with bytes of names that are not UTF-8 as escapes.
 
     Args:
-        content: what ``json`` takes; values of other types become their text.
-        indent: spaces of each level; None: all on one line.
+        content: values that ``json`` accepts; others are converted to text.
+        indent: spaces per level; None: one line.
     """
     text = json.dumps(content, indent=indent, default=str)
     if "\\udc" not in text:
@@ -40,15 +40,15 @@ def _spell_out(found: re.Match[str]) -> str:
 
 
 def stored_name(name: str) -> str:
-    """Return a name as JSON can hold it: as it is, or a mark and one character for each of its bytes."""
+    """Return a name in a form that JSON can store: unchanged, or a mark and one character for each byte."""
     return _MARK + os.fsencode(name).decode("latin-1") if _UNDECODABLE.search(name) else name
 
 
 def name_of_stored(stored: str) -> str:
-    """Return the name that :func:`stored_name` made this of.
+    """Return the name from its stored form; inverts :func:`stored_name`.
 
     Raises:
-        ValueError: it made it of none.
+        ValueError: no name has this stored form.
     """
     if not stored.startswith(_MARK):
         return stored
@@ -56,10 +56,10 @@ def name_of_stored(stored: str) -> str:
 
 
 class StoredName:
-    """Has pydantic write names to JSON as :func:`stored_name` does, and read them back."""
+    """Makes pydantic write names to JSON with :func:`stored_name`, and read them back."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Return pydantic's schema of a name; pydantic is imported by those alone who use it."""
+        """Return pydantic's schema of a name; importing this module does not import pydantic."""
         from pydantic import AfterValidator, PlainSerializer
 
         return handler.generate_schema(

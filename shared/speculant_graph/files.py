@@ -1,4 +1,4 @@
-"""How files replace others: written next to them, whole or not at all, and large ones in a hidden folder."""
+"""Atomic file replacement: files are written next to their target, large ones in a hidden folder, and then renamed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any, BinaryIO, TextIO
 from speculant_graph.errors import GraphFileError, SpeculantError
 
 _NAME_BYTES = 200
-"""File systems take names of 255 bytes; of long ones the beginning must do."""
+"""File systems limit names to 255 bytes, so long names are truncated."""
 
 
 @contextmanager
 def workspace(output: Path) -> Iterator[Path]:
-    """Make a hidden folder next to ``output`` for the one process that writes it, and remove it in the end.
+    """Make a hidden folder next to ``output`` for the one process that writes it, and remove it at the end.
 
-    What a killed process left there is removed, too: a running one holds a lock.
+    Files of a killed process are removed, too; a running process holds a lock.
 
     Raises:
-        GraphFileError: another process is writing the same file, or the folder can't be made.
+        GraphFileError: another process is writing the same file, or the folder can't be created.
     """
     folder = output.with_name(f".{_beginning(output)}.building")
     files = folder / "files"
@@ -43,13 +43,13 @@ def workspace(output: Path) -> Iterator[Path]:
             shutil.rmtree(files, ignore_errors=True)
             with contextlib.suppress(OSError):
                 (folder / "lock").unlink()
-                folder.rmdir()  # an error if the next process has begun
+                folder.rmdir()  # fails if the next process has begun
 
 
 def _lock(folder: Path, output: Path) -> TextIO:
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
-        # The process before may remove folder and lock while this one takes them.
+        # The previous process may remove folder and lock while this one acquires them.
         with contextlib.suppress(FileNotFoundError):
             lock = (folder / "lock").open("w")
             try:
@@ -65,25 +65,25 @@ def _lock(folder: Path, output: Path) -> TextIO:
 def replacing(
     path: Path, check: Callable[[Path], object], folder: Path | None = None, *, is_folder: bool = False
 ) -> Iterator[Path]:
-    """Give a path to write to; what is there at the end replaces ``path``, once it is on disk and passed the check.
+    """Yield a path to write to; the result replaces ``path`` once it is on disk and passes the check.
 
-    After any error, an interruption included, ``path`` is as it was, and nothing else is left. A link stays a link: the
-    file that it points to is replaced. Permissions and owner of the old file stay.
+    After any error, including an interruption, ``path`` is unchanged, and no other file is left. A link stays a link:
+    the file that it points to is replaced. Permissions and owner of the old file stay.
 
     Args:
         path: the file.
-        check: reads back what was written; an error of it says what is wrong there.
-        folder: where it is written, on the same file system; next to the file if None.
-        is_folder: a new folder is written, at a path where nothing is.
+        check: reads the written file; its error has the problem.
+        folder: the folder to write in, on the same file system; next to the file if None.
+        is_folder: the result is a new folder, at a path that does not exist yet.
 
     Raises:
-        GraphFileError: the file can't be written, failed the check, or is there and is no ordinary file.
+        GraphFileError: the file can't be written, fails the check, or exists and is not an ordinary file.
     """
     target = Path(os.path.realpath(path))
     if is_folder and os.path.lexists(target):
-        raise GraphFileError(f"{path} is there already", fix="choose another path")
+        raise GraphFileError(f"{path} already exists", fix="choose another path")
     if target.is_symlink() or (target.exists() and not target.is_file()):
-        raise GraphFileError(f"{path} is there and is not an ordinary file", fix="choose another path")
+        raise GraphFileError(f"{path} exists and is not an ordinary file", fix="choose another path")
     temporary = (folder or target.parent) / f".{_beginning(target)}.{secrets.token_hex(4)}.tmp"
     with writing(path):
         try:
@@ -95,13 +95,13 @@ def replacing(
                 check(temporary)
             except (SpeculantError, ValueError) as error:
                 raise GraphFileError(
-                    f"{path} stays as it was: what was to replace it can't be read back ({error})",
-                    fix="check the disk, and report it if that is well",
+                    f"{path} is unchanged: its replacement can't be read back ({error})",
+                    fix="check the disk, and report a bug if the disk is fine",
                 ) from error
             with contextlib.suppress(FileNotFoundError):
                 _keep_access(target, temporary)
             temporary.replace(target)
-            with contextlib.suppress(PermissionError):  # a folder to write into only: the name gets to disk in time
+            with contextlib.suppress(PermissionError):  # no read permission: the name reaches the disk later
                 sync(target.parent)
         finally:
             if temporary.is_dir():
@@ -114,19 +114,19 @@ def replace_bytes(path: Path, content: bytes) -> None:
     """Write a small file, as :func:`replacing` does.
 
     Raises:
-        GraphFileError: see there.
+        GraphFileError: as there.
     """
 
     def check(written: Path) -> None:
         if written.read_bytes() != content:
-            raise ValueError("other bytes are on the disk")
+            raise ValueError("the disk has other bytes")
 
     with replacing(path, check) as temporary:
         temporary.write_bytes(content)
 
 
 def _keep_access(old: Path, new: Path) -> None:
-    """Give a new file owner and permissions of the old one."""
+    """Copy owner and permissions of the old file to the new one."""
     before, now = old.stat(), new.stat()
     if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
         with contextlib.suppress(PermissionError):
@@ -150,7 +150,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_all(file: BinaryIO, data: Any) -> None:
-    """Write an array or bytes to an unbuffered file; a single call of the system may write less."""
+    """Write an array or bytes to an unbuffered file; one system call may write only a part."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[file.write(rest) :]
@@ -161,7 +161,7 @@ def _beginning(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have a file or a folder written to disk."""
+    """Flush a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

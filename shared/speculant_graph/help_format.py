@@ -1,4 +1,4 @@
-"""How ``--help`` looks, for all commands."""
+"""The format of ``--help``, for all commands."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _KINDS = {"Path": "FILE", "str": "TEXT", "int": "N", "float": "X", "ByteSize": "
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
-    """Reads well: the flags are listed once, values are named as they are typed, defaults only where there are any."""
+    """Lists each flag once, shows values as the user types them, and shows only existing defaults."""
 
     def __init__(self, prog: str, **options: Any) -> None:
-        """Take what argparse gives its formatters."""
+        """Take the arguments that argparse passes."""
         width = min(shutil.get_terminal_size((_HELP_WIDTH, 24)).columns, _HELP_WIDTH)
         super().__init__(prog, **{"max_help_position": 28, "width": width - 2} | options)
 
     def add_usage(
         self, usage: str | None, actions: Iterable[Action], groups: Iterable[Any], prefix: str | None = None
     ) -> None:
-        """Leave the flags out: they are explained below, and there are many."""
+        """Omit the flags: there are many, and the help lists them below."""
         super().add_usage(usage, [action for action in actions if not action.option_strings], (), prefix)
 
     def _format_usage(
@@ -64,7 +64,7 @@ class HelpFormatter(RawDescriptionHelpFormatter):
 
 
 def _shown_kind(kind: str) -> str:
-    """Return what is typed for a value, by the name of its type."""
+    """Return the placeholder of a value, by the name of its type."""
     kind = re.sub(r"frozenset\[\{(.*)\}\]", r"\1", kind)
     if kind.startswith("dict["):
         return "KEY=VALUE"
@@ -72,5 +72,5 @@ def _shown_kind(kind: str) -> str:
 
 
 def _names(members: str) -> str:
-    """Return the members of a set, written in Python, as a list whose order is the same in every process."""
+    """Return the members of a set, in Python's notation, as a list in a fixed order."""
     return ",".join(sorted(member.strip("' ") for member in members.split(",")))

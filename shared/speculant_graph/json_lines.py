@@ -1,4 +1,4 @@
-"""JSON of files that people write: a name that stands twice in an object is an error, not a loss."""
+"""Reads JSON that people write: a repeated name in an object is an error instead of a silent loss."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 class DoubledNameError(ValueError):
-    """A name stands twice in an object."""
+    """An object repeats a name."""
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return what a text holds.
+    """Return the value of a JSON text.
 
     Raises:
-        DoubledNameError: a name stands twice in an object; Python's reader would keep the last value alone.
-        ValueError: it is no JSON.
+        DoubledNameError: an object repeats a name; Python's reader would keep only the last value.
+        ValueError: the text is not JSON.
         RecursionError: it is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_table)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from loguru import Message, Record
 
 LogFormat = Literal["text", "json"]
-"""How messages are shown: for people, or one JSON object a line."""
+"""Format of messages: text for people, or one JSON object per line."""
 
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
 _SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
-"""What of the bound is shown to people, and the letter before it."""
+"""Bound values shown in text, and the letter before each."""
 
 
 def silence() -> None:
@@ -32,15 +32,15 @@ def silence() -> None:
 def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
     """Send the packages' messages to standard error; for programs, never called by the library.
 
-    It is standard error as it is when a message is logged, so that bars drawn there stay below.
+    Each message looks up standard error when it is logged, so that progress bars there stay below the messages.
 
     Args:
-        level: least severe messages to show.
-        log_format: "text", or "json" for one object a line with time (UTC), level, message, logger, what is bound
-            (``request_id``, ``method``, ``graph``, ...), and of an exception its type and traceback.
+        level: lowest level of the messages to show.
+        log_format: "text", or "json" for one object per line with time (UTC), level, message, logger, bound values
+            (``request_id``, ``method``, ``graph``, ...), and for an exception its type and traceback.
     """
     logger.remove()
-    # Values of variables are never printed (diagnose=False): they may hold text of users.
+    # Values of variables are never printed (diagnose=False), because they may contain text of users.
     if log_format == "json":
         logger.add(_write_json, level=level, format="", backtrace=False, diagnose=False)
     else:
@@ -73,7 +73,7 @@ def _write_json(message: Message) -> None:
 
 def json_line(record: Record) -> str:
     """Return a record as one JSON object and a line end."""
-    # What is bound stands first, so that it can't replace what is ours.
+    # Bound values come first, so that they can't replace our own fields.
     line: dict[str, object] = dict(record["extra"])
     line |= {
         "time": record["time"].astimezone(UTC).isoformat(timespec="microseconds"),

@@ -1,4 +1,4 @@
-"""What a measurement ran on; every bench's JSON carries it."""
+"""Describes the machine of a measurement, for the JSON of every bench."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBRARIES = (
 
 
 def describe_machine() -> dict[str, object]:
-    """Return cpu, cores, memory in bytes, python and library versions; what can't be found out is left out."""
+    """Return cpu, cores, memory in bytes, python and library versions; omit unknown values."""
     description: dict[str, object] = {
         "cpu": _processor(),
         "cores": os.cpu_count(),
@@ -37,12 +37,12 @@ def num_cores() -> int:
 
 
 def anonymous_bytes() -> int:
-    """Return the bytes of this process that no file backs; where that is unknown, the most it ever had resident."""
+    """Return the anonymous memory of this process in bytes; if unknown, its peak resident size."""
     return _status_bytes("RssAnon")
 
 
 def available_bytes() -> int | None:
-    """Return the memory that programs may take, within limits of control groups; None where that can't be found out."""
+    """Return the available memory in bytes, within the limits of control groups; None if unknown."""
     free = [int(line.split()[1]) * 1024 for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
     return min([*free, *(limit - used for limit, used in _control_groups())], default=None)
 
@@ -50,9 +50,9 @@ def available_bytes() -> int | None:
 def _control_groups(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> list[tuple[int, int]]:
-    """Return limit and use of this process's control groups that bound memory, those around them included.
+    """Return limit and use of this process's control groups that limit memory, including their parents.
 
-    Pages of files are not counted as used, as the system takes them back before it ends a process.
+    Pages of files do not count as used, because the system reclaims them before it kills a process.
     """
     found = []
     for line in _lines(own):
@@ -62,7 +62,7 @@ def _control_groups(
         top = root / controllers
         limit, use, prefix = _GROUP_FILES[controllers]
         folder = top / name.lstrip("/")
-        # Inside of a container its own group may be the root, whatever its name outside is.
+        # Inside of a container its own group may appear as the root, under any name outside.
         for each in (folder, *folder.parents) if folder.is_dir() else (top,):
             try:
                 pages = dict(line.split() for line in (each / "memory.stat").read_text(encoding="ascii").splitlines())
@@ -77,13 +77,13 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""Of both versions of control groups: files of limit and use, and what the sums of a group's pages begin with."""
+"""For both versions of control groups: the files of limit and use, and the prefix of a group's sums of pages."""
 
 
 def _status_bytes(name: str) -> int:
     lines = _lines(Path("/proc/self/status"))
     if not lines:
-        # Kilobytes on Linux and BSD; only macOS, which has no /proc, counts bytes.
+        # Kilobytes on Linux and BSD; bytes only on macOS, which has no /proc.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
 
@@ -94,7 +94,7 @@ def _processor() -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file of the system; none where it has no such file."""
+    """Return the lines of a system file; none if it does not exist."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,10 +1,10 @@
 """One way to set anything: flags > environment > TOML file > defaults, from the classes in :mod:`.config`.
 
 A command declares a :class:`CommandSettings` whose sections are configuration classes. For a field ``max_order`` of
-the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` where no other section has it),
+the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` if no other section has it),
 ``SPECULANT_GRAPH__MAX_ORDER``, and ``max_order`` under ``[graph]`` in ``speculant.toml`` (or the file named by
-``--config`` or ``SPECULANT_CONFIG``). Flags may have underscores, too. One file serves all
-commands; each reads the sections it knows.
+``--config`` or ``SPECULANT_CONFIG``). Flags may have underscores, too. One file serves all commands; each reads the
+sections it knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_settings import (
@@ -57,25 +57,27 @@ DEFAULT_FILE = Path("speculant.toml")
 
 
 TypedPath = Annotated[Path, "as typed"]
-"""A path in a list of arguments, exactly as it was typed."""
+"""A path in a list of arguments, exactly as typed."""
 
 
 def _as_list(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("["):
-        with suppress(ValueError):  # else it is a file of such a name
+        with suppress(ValueError):  # else it is the name of a file
             return json.loads(value)
     return [value] if isinstance(value, str | os.PathLike) else value
 
 
+LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(lambda level: str(level).upper())]
+"""The least severe messages to show, in capital letters or not."""
 GraphPaths = Annotated[list[TypedPath], NoDecode, BeforeValidator(_as_list)]
-"""Graph files that are drafted from as layers: a path, or a list of paths; a flag is repeated. In a variable a list is
-JSON."""
+"""Graph files to draft from as layers: a path, or a list of paths; repeat the flag for a list. In an environment
+variable a list is JSON."""
 
 
 _OF_DRAFTS = {"max-depth"}
-"""Settings of ``[draft]`` and of requests whose short flag is the draft's."""
+"""Settings of both ``[draft]`` and requests whose short flag means the draft's."""
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
-"""Settings -> their common names."""
+"""Setting -> its common flag."""
 
 
 class CommandSettings(BaseSettings):
@@ -89,7 +91,7 @@ class CommandSettings(BaseSettings):
         cli_avoid_json=True,
         cli_hide_none_type=True,
         cli_exit_on_error=False,
-        cli_parse_none_str="(none)",  # how help shows it; nothing that a user would type
+        cli_parse_none_str="(none)",  # shown in help; no user would type it
         use_attribute_docstrings=True,
         extra="ignore",
         frozen=True,
@@ -100,14 +102,14 @@ class CommandSettings(BaseSettings):
 
 
 class ReportingSettings(CommandSettings):
-    """Base of the settings of commands that report figures, for people and for programs."""
+    """Base of the settings of commands that report figures."""
 
     json_output: bool = False
     """Print one JSON object as the last line."""
 
 
 class AllSettings(CommandSettings):
-    """Every section there is."""
+    """Every section."""
 
     graph: GraphConfig = GraphConfig()
     draft: DraftConfig = DraftConfig()
@@ -135,14 +137,14 @@ def load_settings(
     """Read a command's settings from all sources.
 
     Args:
-        kind: what to read.
+        kind: the class of settings.
         command: the command's name, for messages.
         arguments: its command line.
-        given: what a program sets, instead of a command line; sections are tables.
+        given: values that a program sets instead of a command line; sections are tables.
 
     Raises:
-        ConfigError: any source holds something wrong; one line that names the setting.
-        SystemExit: ``--help`` was asked for.
+        ConfigError: a source has a wrong value; one line that names the setting.
+        SystemExit: ``--help`` is among the arguments.
     """
     return load_with_sources(kind, command, arguments, given)[0]
 
@@ -150,7 +152,7 @@ def load_settings(
 def load_with_sources(
     kind: type[Settings], command: str, arguments: Sequence[str], given: Mapping[str, Any] | None = None
 ) -> tuple[Settings, Sequence[PydanticBaseSettingsSource]]:
-    """Read as :func:`load_settings` does; return where values come from, too, those sources that win first."""
+    """Read as :func:`load_settings` does; also return the sources of the values, in order of precedence."""
     _require_known_variables()
     path = config_file(arguments)
     sources: list[PydanticBaseSettingsSource] = []
@@ -182,7 +184,7 @@ def load_with_sources(
 
 
 def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSource]) -> str:
-    """Return where a setting's value comes from: a file by its path, another source, or the default."""
+    """Return the source of a setting's value: a file by its path, another source, or the default."""
     for source in sources:
         values = source().get(section)
         if isinstance(values, Mapping) and name in values:
@@ -191,7 +193,7 @@ def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSou
 
 
 def _source_error(text: str, command: str, kind: type[CommandSettings]) -> ConfigError:
-    """Return what a command line or a variable can't be read for, which is known before any value is looked at."""
+    """Return the error of a command line or a variable that can't be parsed, before any value is validated."""
     reason = text.strip().splitlines()[-1].removeprefix("error parsing CLI: ")
     if table := re.search(r"for (\S+): not enough values", reason):
         return ConfigError(f"{table[1]} takes names and values", fix="write NAME=VALUE", field=table[1])
@@ -210,7 +212,7 @@ def _source_error(text: str, command: str, kind: type[CommandSettings]) -> Confi
 def _setting_error(
     error: ValidationError, kind: type[CommandSettings], sources: Sequence[PydanticBaseSettingsSource]
 ) -> ConfigError:
-    """Return pydantic's first error as one of the setting, and of the file that it stands in."""
+    """Return pydantic's first error as an error about the setting, with the file that sets it."""
     first: Any = error.errors()[0]
     location = names_in(first["loc"], kind)
     field = ".".join(location)
@@ -229,7 +231,7 @@ def _setting_error(
 def flags_of(
     settings_cls: type[BaseSettings], kind: type[CommandSettings], command: str, arguments: list[str] | None
 ) -> CliSettingsSource[Any]:
-    """Return a command's flags; they read nothing if ``arguments`` is None."""
+    """Return a command's flags; no command line is parsed if ``arguments`` is None."""
     return CliSettingsSource[Any](
         settings_cls,
         cli_prog_name=f"speculant {command}",
@@ -242,19 +244,19 @@ def flags_of(
 
 
 _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record", "--access.file": "--access"}
-"""Settings -> the flag of their section, which is theirs; pydantic has it for the whole section as JSON."""
+"""Setting -> the flag of its section, which sets it; pydantic would read the whole section as JSON from it."""
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
-    is_switch = "action" in options  # no section, but one of the demo's
+    is_switch = "action" in options  # not a section, but a switch of the demo
     if options.get("nargs") == "*" and names[0].startswith("-"):
-        options["action"] = "extend"  # a flag that is repeated adds to its list, as one does that takes one value
+        options["action"] = "extend"  # repeating a flag adds to its list, as for flags with one value
     if is_switch or not any(name in _SECTION_FLAGS.values() for name in names):
         group.add_argument(*names, *(_SECTION_FLAGS[name] for name in names if name in _SECTION_FLAGS), **options)
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
-    """Return the names of the settings that are lists of paths or of any texts; those of sections as section.name."""
+    """Return the names of the settings that are lists of paths or texts; settings of sections as section.name."""
     fields = {name: info.annotation for name, info in kind.model_fields.items()}
     for section, inner in list(fields.items()):
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -265,10 +267,10 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 
 
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
-    """Short flags: ``-o`` for output, and a section's field by its own name where only one section has it.
+    """Short flags: ``-o`` for output, and a section's field by its own name if only one section has it.
 
-    Of several, it is the request's: ``--temperature`` is that of the text. The draft model's come last: ``--device`` is
-    that of the model.
+    If several sections have it, the request takes precedence: ``--temperature`` is that of the text. The draft model
+    comes last: ``--device`` is that of the model.
     """
     fields = [
         (section.replace("_", "-"), name.replace("_", "-"))
@@ -289,8 +291,8 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
         if name in _FAMILIAR:
             short[f"{section}.{name}"] = [name, _FAMILIAR[name]]
     aliases = {"output": "o", "json-output": "json"}
-    if "graph" not in kind.model_fields:  # else it is a section
-        aliases["graph-path"] = "graph"  # as the sidecar's flag is; a graph's name at a sidecar is rarer
+    if "graph" not in kind.model_fields:  # otherwise it is a section
+        aliases["graph-path"] = "graph"  # like the sidecar's flag; a graph's name at a sidecar is used less often
         if "graph_path" in kind.model_fields:
             short.pop("client.graph", None)
     for name, alias in aliases.items():
@@ -300,7 +302,7 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
 
 
 def _require_known_variables() -> None:
-    """Refuse variables of sections that there are not, or without the two underscores: they would set nothing."""
+    """Refuse variables of unknown sections, or without the two underscores, because they would have no effect."""
     single = {f"{section}_{name}": (section, name) for section in SECTIONS for name in _fields_of(section)}
     for variable in os.environ:
         if not variable.lower().startswith("speculant_"):
@@ -324,10 +326,10 @@ def _unknown_section(where: str, section: str) -> ConfigError:
 
 
 def config_file(arguments: Sequence[str]) -> Path | None:
-    """Return the TOML file that holds for a command line, or None if there is none.
+    """Return the TOML file for a command line, or None if there is none.
 
     Raises:
-        ConfigError: it can't be read, is no TOML, or has unknown sections.
+        ConfigError: it can't be read, is not TOML, or has unknown sections.
     """
     options = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     options.add_argument("--config", default=os.environ.get(CONFIG_VARIABLE), nargs="?")

@@ -1,4 +1,4 @@
-"""Every drafting strategy, one record each: whatever asks about a strategy reads it here. Loads nothing."""
+"""The table of drafting strategies, with one record each. Imports no other module of the project."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 NgramStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec"]
-"""Strategies that draft from n-grams in the core, in any process; a sidecar serves them."""
+"""Strategies that draft from n-grams in the core, in any process; sidecars serve them."""
 
 StrategyName = Literal[NgramStrategyName, "nasd", "model"]
-"""How a draft is made (see :class:`~speculant_graph.config.DraftConfig`); the last ones are a verifier's own."""
+"""All strategies (see :class:`~speculant_graph.config.DraftConfig`); the last are a verifier's own."""
 
 RunnerName = Literal["most-frequent", "drawn", "best-first", "verifier", "draft-model"]
-"""What drafts: a method of the core, a drafter in the verifier's process, or the draft model."""
+"""The implementation: a method of the core, a drafter in the verifier's process, or the draft model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a strategy does."""
+    """The properties of a strategy."""
 
     summary: str
-    """What it drafts, for ``--help`` and pages: a phrase without a full stop."""
+    """Its drafts, for ``--help`` and pages: a phrase without a full stop."""
     evidence: str
-    """What it drafts from, for pages and messages."""
+    """Its sources, for pages and messages."""
     runs_by: RunnerName
-    """What drafts, and so where."""
+    """Its implementation, and so its process."""
     number: int = 0
-    """``Strategy`` on the wire; 0: a verifier's own, which no sidecar serves."""
+    """``Strategy`` on the wire; 0: a verifier's own strategy, which no sidecar serves."""
     reads: tuple[str, ...] = ()
-    """Settings of ``[draft]`` that it reads, of those that not every strategy does."""
+    """Settings of ``[draft]`` that it reads, beyond the settings that every strategy reads."""
     makes_trees: bool = False
-    """Whether it drafts trees whatever the rule is."""
+    """Whether it drafts trees for every rule."""
     chain: StrategyName | None = None
     """The same strategy for engines that verify no trees, if there is one."""
     is_calibrated: bool = False
-    """Whether path probabilities are estimates of acceptance; else drafts have none."""
+    """Whether its path probabilities estimate acceptance; otherwise drafts have none."""
     has_proposals: bool = False
-    """Whether tokens are drawn from distributions q, which it returns; it draws siblings for rules that want them."""
+    """Whether it draws tokens from distributions q and returns them; it draws siblings for rules that use them."""
     needs_graph: bool = False
-    """Whether it drafts from the graph and nothing else."""
+    """Whether it drafts only from the graph."""
     fills_budget: bool = False
-    """Whether it drafts as many nodes as were asked for, however improbable they are."""
+    """Whether it fills its node budget, however improbable the nodes."""
     takes_model: bool = False
     """Whether a draft model may draft with it."""
 
 
 STRATEGIES: dict[StrategyName, Capabilities] = {
     "tree": Capabilities(
-        summary="the most probable paths, best first: the most tokens a step", evidence="all sources",
+        summary="the most probable paths, best first; most tokens per step", evidence="all sources",
         runs_by="best-first", number=4, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
         makes_trees=True, chain="adaptive", is_calibrated=True, takes_model=True,
     ),
@@ -56,36 +56,37 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         runs_by="best-first", number=3, reads=("sources", "max_depth", "max_learned_tokens"), is_calibrated=True,
     ),
     "specexec": Capabilities(
-        summary="the paths of tree, however much verifying them costs", evidence="all sources",
+        summary="the same paths as tree, regardless of verification cost", evidence="all sources",
         runs_by="best-first", number=5, reads=("sources", "max_depth", "max_branches", "max_learned_tokens"),
         makes_trees=True, is_calibrated=True, fills_budget=True, takes_model=True,
     ),
     "sampling": Capabilities(
-        summary="tokens drawn from the distribution after the longest known context, which is returned as q; a tree "
+        summary="tokens sampled from the distribution after the longest known context, returned as q; a tree "
         "for the rules tree-wor and tree-iid, else a chain", evidence="the graph",
         runs_by="drawn", number=2, reads=("max_candidates", "temperature", "max_depth", "max_branches"),
         has_proposals=True, needs_graph=True,
     ),
     "greedy": Capabilities(
-        summary="a chain of the most frequent successors of the longest known context, whose order it keeps",
+        summary="a chain of the most frequent successors, at the order of the longest known context",
         evidence="the graph",
         runs_by="most-frequent", number=1, needs_graph=True,
     ),
     "nasd": Capabilities(
-        summary="in a verifier alone, a chain from n-grams that are stored while sequences are decoded",
+        summary="only in a verifier: a chain from n-grams stored during decoding",
         evidence="the tenant's sequences",
         runs_by="verifier", reads=("max_learned_tokens", "n", "filler_top_k", "stop_if_unknown"),
     ),
     "model": Capabilities(
-        summary="in a verifier alone, a tree of what its draft model finds most probable", evidence="the draft model",
+        summary="only in a verifier: a tree of its draft model's most probable tokens", evidence="the draft model",
         runs_by="draft-model", reads=("max_depth", "max_branches"),
         makes_trees=True, is_calibrated=True, takes_model=True,
     ),
 }  # fmt: skip
-"""By name, in the order in which refusals advise them: by tokens a step in ``speculant bench replay``, most first."""
+"""Strategies by name, in the order in which error messages suggest them: by tokens per step in ``speculant bench
+replay``, most first."""
 
 NGRAM_STRATEGIES: tuple[NgramStrategyName, ...] = get_args(NgramStrategyName)
-"""In the order of their names' type, in which help shows them; a new name comes last."""
+"""In the order of the type of their names, in which help shows them; a new name comes last."""
 
 READ_BY: dict[str, tuple[StrategyName, ...]] = {
     setting: tuple(name for name in get_args(StrategyName) if setting in STRATEGIES[name].reads)
@@ -95,5 +96,5 @@ READ_BY: dict[str, tuple[StrategyName, ...]] = {
 
 
 def described(names: tuple[StrategyName, ...]) -> str:
-    """Return what strategies draft, for ``--help``."""
+    """Return the description of strategies, for ``--help``."""
     return " ".join(f"'{name}': {STRATEGIES[name].summary}." for name in names)

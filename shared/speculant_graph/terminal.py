@@ -1,4 +1,4 @@
-"""What several commands print for people, and text from elsewhere on its way to a terminal and from one."""
+"""Text that several commands print, and conversion of untrusted text for and from a terminal."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PHASE_LABELS = {
     "save": "linking",
     "combine": "combining",
 }
-"""What a phase of :class:`~speculant_graph.graph.build.builder.BuildProgress` is called, in at most 10 characters."""
+"""Labels of the phases of :class:`~speculant_graph.graph.build.builder.BuildProgress`, in at most 10 characters."""
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which takes an s unless there is exactly one: ``1 file``, ``2,000 files``."""
+    """Return a number with its noun, in the plural unless the number is 1: ``1 file``, ``2,000 files``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def left_out_of(metadata: GraphMetadata) -> str:
-    """Return how much of a graph's corpus was left out; empty if nothing was."""
+    """Return how much of a graph's corpus was skipped, as text; empty if none."""
     files = sum(not file.num_records for file in metadata.skipped)
     records = sum(file.num_records for file in metadata.skipped)
     numbers = [counted(number, noun) for number, noun in ((files, "file"), (records, "record")) if number]
@@ -36,9 +36,9 @@ def left_out_of(metadata: GraphMetadata) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in which characters that are no print, such as those that steer a terminal, are escapes.
+    """Return a text with unprintable characters, such as terminal controls, as escapes.
 
-    Names of files and the metadata of a graph may hold any character, and names bytes that are not UTF-8.
+    File names and a graph's metadata may contain any character, and file names bytes that are not UTF-8.
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -47,10 +47,10 @@ def printable(text: str) -> str:
 
 
 def checked_prompt(prompt: str) -> str:
-    """Return a prompt as it is.
+    """Return a prompt unchanged.
 
     Raises:
-        ConfigError: the bytes that were typed are no UTF-8.
+        ConfigError: the typed bytes are not UTF-8.
     """
     try:
         prompt.encode()

@@ -1,6 +1,6 @@
-"""The nouns of the project: what a drafter is asked, what it answers, and the interface between.
+"""The data types of the project: a drafter's requests and drafts, and its interface.
 
-Frozen values only. Nothing here depends on files, sockets or torch.
+All values are frozen. This module does not depend on files, sockets or torch.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ TokenId = int
 """Index into a tokenizer's vocabulary."""
 
 FileName = Annotated[str, StoredName()]
-"""Name of a file or a folder, in which bytes that are not UTF-8 are half surrogate pairs, as ``os.fsdecode`` makes
-them; stored by :func:`~speculant_graph.file_names.stored_name`."""
+"""Name of a file or a folder; bytes that are not UTF-8 are half surrogate pairs, as from ``os.fsdecode``; stored by
+:func:`~speculant_graph.file_names.stored_name`."""
 
 CouplingName = Literal["none", "gumbel"]
-"""Whether ``sampling`` draws by numbers of its own, or by the noise that the rules ``follow``, ``gumbel`` and ``nasd``
-choose by."""
+"""Whether ``sampling`` draws with its own random numbers, or with the noise of the rules ``follow``, ``gumbel`` and
+``nasd``."""
 
 SiblingsName = Literal["none", "without-replacement", "independent"]
-"""How ``sampling`` draws several children of a node: not at all, which makes chains; each from what older ones left of
-q, for the rule ``tree-wor``; or each from all of q, for ``tree-iid``."""
+"""How ``sampling`` draws several children of a node: not at all, which makes chains; without replacement, for the rule
+``tree-wor``; or independently from all of q, for ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
-"""Where successors may come from: the graph; this sequence; what earlier sequences accepted; the target's own
-top tokens; the neural model of the graph, if it has one, and then a small network that mixes what all of them say."""
+"""Sources of successors: graph; this sequence; accepted earlier text; the target's top tokens; neural model and mixer."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
-"""What proposed a token of a draft: n-grams, the draft model, or each of them."""
+"""The proposer of a drafted token: n-grams, the draft model, or both."""
 
 SpecialTokensName = Literal["text", "parse"]
-"""What a tokenizer's special tokens are where a text spells them out."""
+"""How special tokens spelled out in a text are read."""
 
 OnErrorName = Literal["fail", "skip"]
-"""What happens about files of a corpus that can't be read."""
+"""Handling of corpus files that can't be read."""
 
 RuleName = Literal["follow", "token", "block", "nasd", "tree-wor", "tree-iid", "gumbel"]
-"""By which rule a draft is verified (see :class:`~speculant_graph.config.GenerationConfig`)."""
+"""The rule that verifies a draft (see :class:`~speculant_graph.config.GenerationConfig`)."""
 
 DrafterState = Literal["ok", "off", "unavailable"]
-"""Whether the last step was answered: ``off`` means that no drafter was asked for."""
+"""Whether the drafter answered the last step; ``off`` means that no drafter is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Fingerprint:
     """Identity of a tokenizer: equal digests mean that token ids mean the same text."""
 
     name: FileName
-    """Name or folder the tokenizer was loaded from, for messages to people."""
+    """Name or folder that the tokenizer was loaded from, for messages."""
     sha256: str
     """Hex digest of vocabulary, merges and special tokens."""
     vocabulary_size: int
@@ -73,11 +72,11 @@ class Proposal:
     token_ids: NDArray[np.uint32]
     """Support, shape ``[s]``, ascending."""
     probabilities: NDArray[np.float32]
-    """Shape ``[s]``, sums to 1 up to float32 rounding; exactly the numbers that were drawn from."""
+    """Shape ``[s]``, sums to 1 up to float32 rounding; exactly the probabilities of the draw."""
 
 
 class Proposals(Sequence[Proposal]):
-    """Distributions of the nodes of one draft, made when they are looked at: most verifiers never do."""
+    """Distributions of the nodes of one draft, made on access, because most verifiers never read them."""
 
     __slots__ = ("_bounds", "_probabilities", "_token_ids")
 
@@ -85,9 +84,9 @@ class Proposals(Sequence[Proposal]):
         """Take the distributions of all nodes.
 
         Args:
-            bounds: that of node j lies from ``bounds[j]`` to ``bounds[j + 1]``.
-            token_ids: of the distributions, one after another.
-            probabilities: the same.
+            bounds: the distribution of node j is at ``bounds[j]`` to ``bounds[j + 1]``.
+            token_ids: token ids of the distributions, concatenated.
+            probabilities: their probabilities, concatenated.
         """
         self._bounds = bounds
         self._token_ids = token_ids
@@ -121,15 +120,15 @@ class Draft:
     path_probabilities: tuple[float, ...] = ()
     """One per node, the estimated probability that the path to it is accepted; empty if the strategy has none."""
     proposals: Sequence[Proposal] = ()
-    """One per node for sampling strategies, else empty. May be made when it is looked at."""
+    """One per node for sampling strategies, else empty. May be made on access."""
     strategy: StrategyName = "greedy"
-    """What made it."""
+    """The strategy that made it."""
     terminated_early: bool = False
-    """True if it holds fewer nodes than asked for: no known context was left, or no node was probable enough."""
+    """True if it has fewer nodes than requested: no known context was left, or no node was probable enough."""
     draft_id: int = 0
-    """Names the draft in later feedback; 0 if it is not on record."""
+    """Identifies the draft in later feedback; 0 if the drafter does not keep it."""
     sources: tuple[DraftSourceName, ...] = ()
-    """One per node, what proposed it, where a draft model drafts with n-grams; else empty."""
+    """One per node, its proposer, if a draft model drafts with n-grams; else empty."""
 
     def __len__(self) -> int:
         """Number of nodes."""
@@ -141,12 +140,13 @@ class Draft:
         return self.parents == tuple(range(len(self.token_ids)))
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """Return the draft with these nodes only: ascending indices, each of them with all its ancestors."""
+        """Return the draft with only these nodes: ascending indices, which include all ancestors of each node."""
         count = len(nodes)
         if count == len(self):
             return self
         if not count or nodes[-1] == count - 1:
-            # The first ones, as of all chains. dataclasses.replace takes three times as long as the constructor.
+            # A prefix of the nodes, as for all chains. dataclasses.replace takes three times as long as the
+            # constructor.
             return Draft(
                 self.token_ids[:count], self.parents[:count], self.path_probabilities[:count], self.proposals[:count],
                 self.strategy, self.terminated_early, self.draft_id, self.sources[:count],
@@ -163,7 +163,7 @@ class Draft:
         )
 
     def numbered(self, draft_id: int) -> Draft:
-        """Return the draft under an id."""
+        """Return the draft with an id."""
         return Draft(
             self.token_ids, self.parents, self.path_probabilities, self.proposals, self.strategy,
             self.terminated_early, draft_id, self.sources,
@@ -189,50 +189,51 @@ EMPTY_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the target thought at positions of a verified draft, for the drafter to learn."""
+    """The target's top tokens at positions of a verified draft, for the drafter to learn."""
 
     draft_id: int
     """The draft that was verified (its ``draft_id``)."""
     nodes: Sequence[int]
-    """Per row the node it follows: 0 = the root, j+1 = node j of the draft, accepted or not."""
+    """Per row, the node before it: 0 = the root, j+1 = node j of the draft, accepted or not."""
     rows: NDArray[np.int64]
-    """Per row the target's most probable next tokens, best first, shape ``[nodes, width]``."""
+    """Per row, the target's most probable next tokens, best first, shape ``[nodes, width]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How to draft, as one request may choose it.
+    """Drafting options of one request.
 
-    Fields that are settings, too, have their meaning and bounds, see :class:`~speculant_graph.config.DraftConfig`; None
-    leaves them to the drafter's.
+    Fields with the name of a setting have its meaning and bounds, see :class:`~speculant_graph.config.DraftConfig`;
+    None means the drafter's setting.
     """
 
     strategy: StrategyName | None = None
     max_candidates: int | None = None
     omit_proposals: bool = False
-    """Leave the distributions q out."""
+    """Omit the distributions q."""
     max_depth: int | None = None
     max_branches: int | None = None
     coupling: CouplingName | None = None
-    """How ``sampling`` draws chains: 'gumbel', by the noise of seed, position and token that the verifier's rule
-    chooses by, so that they agree more often; None or 'none', by numbers of its own. The distribution is the same."""
+    """How ``sampling`` draws chains: 'gumbel' with the noise of seed, position and token that the verifier's rule uses,
+    so that they agree more often; None or 'none' with its own random numbers. The distribution is the same."""
     siblings: SiblingsName = "none"
-    """What children the verifier's rule can make use of, and so whether ``sampling`` draws trees: a chain suits every
-    rule, and a rule for siblings that were drawn independently must not get any that were not. Without the
-    distributions q, which rules for trees need, it never does."""
+    """The siblings that the verifier's rule can use, and so whether ``sampling`` draws trees. A chain suits every rule;
+    a rule for independent siblings must get only independent ones. Without the distributions q, which rules for trees
+    need, it draws chains."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
     omit_neural: bool = False
-    """Leave ``neural`` out of the sources, whatever they are: it takes more time than it brings."""
+    """Leave ``neural`` out of the sources, because it costs more time than it saves."""
     n: int | None = None
-    """Of ``nasd``, as the two below, which drafts in a verifier: they do not travel. At most the setting's."""
+    """Of ``nasd``, like the next two; not sent on the wire, as ``nasd`` drafts in a verifier. At most the setting's
+    value."""
     filler_top_k: int | None = None
-    """At most the setting's."""
+    """At most the setting's value."""
     stop_if_unknown: bool | None = None
 
     def over(self, others: DraftOptions) -> DraftOptions:
-        """Return these options, and the others' where these leave something open."""
-        if self is DEFAULT_OPTIONS or others is self:  # the same for most steps, and comparing takes a microsecond
+        """Return these options, with unset fields from the others."""
+        if self is DEFAULT_OPTIONS or others is self:  # true for most steps, and comparing takes a microsecond
             return others
         return replace(
             others,
@@ -241,77 +242,77 @@ class DraftOptions:
 
 
 DEFAULT_OPTIONS = DraftOptions()
-"""All left to the configuration."""
+"""The configured values for all fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """What a drafter receives about one sequence for one step."""
+    """A drafter's input for one sequence in one step."""
 
     session_id: int
     """Id of the open session."""
     token_ids: Sequence[TokenId]
-    """The whole sequence so far, prompt included. Drafters send or read only what they have not seen."""
+    """The whole sequence so far, including the prompt. Drafters send or read only tokens that are new to them."""
     node_budget: int
     """Most nodes to draft."""
     seed: int = 0
     """Seed of sampling strategies: the same seed and position give the same draft."""
     feedback: Feedback | None = None
-    """What the target made of the latest draft, where a verifier reports it."""
+    """The target's top tokens for the latest draft, if the verifier reports them."""
     options: DraftOptions = DEFAULT_OPTIONS
-    """How to draft; what they leave open is the drafter's."""
+    """Drafting options; unset fields mean the drafter's settings."""
     least_probability: float = 0.0
-    """Nodes whose paths are less probable are not drafted, from 0 to 1: the verifier knows that they can't pay."""
+    """Least probability of a path, from 0 to 1: nodes below it are not drafted, because they can't pay."""
     is_priced: bool = True
     """Whether the verifier keeps only nodes that pay, so that a draft model need not fill the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterStatistics:
-    """What a drafter did since it was made."""
+    """Counts since a drafter was made."""
 
     steps: int = 0
-    """Steps asked for."""
+    """Requested steps."""
     failed_steps: int = 0
-    """Steps that got no answer in time (including those not sent while the drafter was known to be down)."""
+    """Steps without a response in time, including those not sent while the drafter was known to be down."""
     drafted_nodes: int = 0
     """Nodes received."""
     reopened_sessions: int = 0
-    """Sessions opened again after the drafter had lost them."""
+    """Sessions reopened after the drafter had lost them."""
     skipped_steps: int = 0
-    """Failed steps that were not even sent, as the drafter was known to be down."""
+    """Failed steps that were not sent, because the drafter was known to be down."""
     late_answers: int = 0
-    """Answers that came after their step had gone on without them."""
+    """Responses that arrived after their step had continued without them."""
     is_paused: bool = False
-    """Whether the sidecar is not asked now, as it failed."""
+    """Whether the sidecar is suspended after failures."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
-    """Duration of the most recent answered steps, oldest first."""
+    """Durations of the most recent answered steps in seconds, oldest first."""
     last_failure: str = ""
-    """The latest failure, for people."""
+    """The latest failure, for messages."""
 
 
 MAX_TENANT_CHARACTERS = 256
-"""Of a tenant's name."""
+"""Longest name of a tenant, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """What a sequence wants of a drafter that serves many; None leaves it to the drafter's own settings."""
+    """A sequence's options for a drafter that serves many; None means the drafter's own settings."""
 
     tenant: str | None = None
-    """Whose text it is: it drafts from what this tenant's earlier sequences accepted, and teaches no other's."""
+    """Its tenant: it drafts from this tenant's earlier sequences, and only this tenant learns from it."""
     graph: str | None = None
     """Name of the graph to draft from."""
     learn: bool | None = None
-    """Whether the tenant's later sequences profit from what it accepts."""
+    """Whether the tenant's later sequences draft from its accepted text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What became of a step, for the drafter."""
+    """The outcome of a step, for the drafter."""
 
     seconds: float
-    """How long the pass of the target took."""
+    """Duration of the target's pass, in seconds."""
 
 
 class RowDrafter(Protocol):
@@ -319,7 +320,7 @@ class RowDrafter(Protocol):
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
 
     @property
     def statistics(self) -> DrafterStatistics:
@@ -335,31 +336,31 @@ class RowDrafter(Protocol):
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for a batch, and keep what pays.
+        """Draft for a batch, and keep the nodes that pay.
 
         Args:
             batch: the rows, whose sessions are open.
-            budgets: of every row, most nodes.
-            prices: what a node must bring; None keeps whole drafts.
-            options: how to draft.
+            budgets: per row, most nodes.
+            prices: the gain that a node must exceed; None keeps whole drafts.
+            options: drafting options.
         """
 
     def finish(self, session_id: int) -> None:
-        """End a session and free what it held. Unknown ids are ignored."""
+        """End a session and free its memory. Unknown ids are ignored."""
 
     def close(self) -> None:
         """Free sockets and threads. The drafter can't be used afterwards."""
 
 
 class Drafter(Protocol):
-    """Whatever proposes tokens: a sidecar's client, a graph in this process, or nothing.
+    """The interface of a drafter: a sidecar's client, a graph in this process, or none.
 
     Implementations never raise on the decoding path: a failure is an empty draft and a count in ``statistics``.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """What its drafts are like. A drafter of one's own may do without: it drafts as ``draft.strategy`` does."""
+        """The properties of its drafts. Custom drafters may omit it; they count as ``draft.strategy``."""
 
     @property
     def state(self) -> DrafterState:
@@ -370,30 +371,30 @@ class Drafter(Protocol):
         """Counts since the drafter was made."""
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Begin a session for a sequence. Raises only if asked to be strict or if the tokenizers differ.
+        """Begin a session for a sequence. Raises only if the drafter is strict or if the tokenizers differ.
 
-        Returns why the session gets no drafts if its options are the reason, one line for the caller.
+        Returns why the session gets no drafts, in one line, if its options are the reason.
 
-        The engine passes ``options`` only for requests that have some, so a drafter of one's own may do without.
+        The engine passes ``options`` only for requests that have some, so a custom drafter may omit the parameter.
         """
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft for a batch of sequences, in order; one exchange for all of them."""
 
     def observe(self, report: PassReport) -> float:
-        """Take what became of the latest step, once a step.
+        """Take the outcome of the latest step, once per step.
 
-        Returns seconds of its drafting that the drafter itself weighed against what they bring; 0 if it weighs none.
+        Returns the seconds of drafting that the drafter itself has already weighed against their gain; 0 if none.
         """
 
     def finish(self, session_id: int) -> None:
-        """End a session and free what it held. Unknown ids are ignored."""
+        """End a session and free its memory. Unknown ids are ignored."""
 
     def close(self) -> None:
         """Free sockets and threads. The drafter can't be used afterwards."""
 
 
 def capabilities_of(drafter: Drafter, strategy: StrategyName) -> Capabilities:
-    """Return what a drafter's drafts are like; if it does not say, those of the configured strategy."""
+    """Return the properties of a drafter's drafts; by default those of the configured strategy."""
     found: Capabilities = getattr(drafter, "capabilities", STRATEGIES[strategy])
     return found

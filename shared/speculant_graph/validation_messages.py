@@ -1,4 +1,4 @@
-"""What is wrong with a value, in plain words, from pydantic's error."""
+"""Turns pydantic's errors into plain messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _EXPECTED = {
     "model": "an object",
     "byte_size": "a number of bytes, as 2GB or 512MB",
 }
-"""Beginning of an error's type -> what should be there."""
+"""Prefix of an error's type -> the expected value."""
 _ENDS = ("", "_type", "_parsing", "_from_float", "_number", "_attributes_type", "_unit")
 _EXPECTED_BY_TYPE = {f"{kind}{end}": expected for kind, expected in _EXPECTED.items() for end in _ENDS}
 _BY_TYPE = {"extra_forbidden": "there is no such setting", "missing": "is missing; give it"}
 
 
 def expected_by(error: Mapping[str, Any]) -> str:
-    """Return what should stand there: ``a whole number``. Empty if the error says something else.
+    """Return the expected value: ``a whole number``. Empty if the error does not name one.
 
     Args:
         error: one of pydantic's ``ValidationError.errors()``.
@@ -37,10 +37,10 @@ def expected_by(error: Mapping[str, Any]) -> str:
 
 
 def humanise(error: Mapping[str, Any]) -> str:
-    """Return the rest of a sentence that begins with the value's name: ``must be a whole number``.
+    """Return the rest of a sentence after the value's name: ``must be a whole number``.
 
     Args:
-        error: one of pydantic's ``ValidationError.errors()``; a validator's own text is returned as it is.
+        error: one of pydantic's ``ValidationError.errors()``; a validator's own text is returned unchanged.
     """
     if message := _BY_TYPE.get(error["type"]):
         return message

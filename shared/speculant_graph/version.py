@@ -5,4 +5,4 @@ from __future__ import annotations
 from importlib.metadata import version
 
 VERSION = version("speculant-graph")
-"""As installed."""
+"""The installed version."""

@@ -15,12 +15,14 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from speculant_drafter import server as drafter_server
 from speculant_drafter.cli import DrafterSettings
+from speculant_drafter.metrics import ServerMetrics
 from speculant_graph.cli import probe
 from speculant_graph.cli.graphs import BuildSettings
-from speculant_graph.rpc.addresses import socket_path, split_addresses
+from speculant_graph.rpc.addresses import is_name, plain_address, socket_path, split_addresses
 from speculant_graph.settings import load_settings
 from speculant_verifier.cli.serve import VerifierSettings
 from speculant_verifier.service import server as verifier_server
@@ -66,11 +68,27 @@ def compose(name):
 
 
 @lru_cache
-def manifests():
-    folder = DEPLOY / "kubernetes"
-    listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
-    assert sorted(listed) == sorted(path.name for path in folder.iterdir() if path.name != "kustomization.yaml")
-    return [document for name in listed for document in yaml.safe_load_all((folder / name).read_text(encoding="utf-8"))]
+def manifests(folder="kubernetes"):
+    """Return the resources that a folder adds; its patches are left out."""
+    folder = DEPLOY / folder
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    names = [name for name in listed["resources"] if name != "../kubernetes"]
+    known = {"kustomization.yaml", *names, *(each["path"] for each in listed.get("patches", ()))}
+    assert sorted(known) == sorted(path.name for path in folder.iterdir())
+    return [document for name in names for document in yaml.safe_load_all((folder / name).read_text(encoding="utf-8"))]
+
+
+@lru_cache
+def fleet():
+    """Return the manifests of the fleet by kind and name, patches applied as kustomize does."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("no kubectl here")
+    result = subprocess.run(
+        [program, "kustomize", str(DEPLOY / "kubernetes-fleet")], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(result.stdout)}
 
 
 def pod():
@@ -81,7 +99,7 @@ def pod():
 
 def containers(pod):
     spec = pod["spec"]["template"]["spec"]
-    return {each["name"]: each for each in (*spec["initContainers"], *spec["containers"])}
+    return {each["name"]: each for each in (*spec.get("initContainers", ()), *spec["containers"])}
 
 
 def probes(container):
@@ -105,6 +123,10 @@ def command_lines():
         assert "command" not in container
         yield f"kubernetes: {name}", container["args"]
         yield from ((f"kubernetes: {name}", command[1:]) for command in probes(container))
+    [drafter] = [each for each in manifests("kubernetes-fleet") if each["kind"] == "StatefulSet"]
+    yield "kubernetes-fleet: drafter", containers(drafter)["drafter"]["args"]
+    patch = yaml.safe_load((DEPLOY / "kubernetes-fleet" / "verifier-patch.yaml").read_text(encoding="utf-8"))
+    yield "kubernetes-fleet: verifier", containers(patch)["verifier"]["args"]
     for path in UNITS:
         [line] = re.findall(r"^ExecStart=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         yield path.name, shlex.split(line)[1:]
@@ -152,14 +174,19 @@ def test_compose_services_agree(name):
     services = compose(name)
     graph, drafter, verifier = (services[each] for each in ("graph", "drafter", "verifier"))
     settings = {each: parsed(services[each]["command"]) for each in ("graph", "drafter", "verifier")}
-    assert settings["verifier"].client.address == settings["drafter"].server.listen
+    address, listen = settings["verifier"].client.address, settings["drafter"].server.listen
+    if is_name(address):
+        assert plain_address(address).split(":") == ["drafter", listen.rpartition(":")[2]]
+        assert drafter["deploy"]["replicas"] == 2, "containers of one service share its name"
+    else:
+        assert address == listen
+        assert mounted(drafter, listen) == mounted(verifier, listen)
     assert str(settings["drafter"].server.graph) == str(settings["graph"].output)
     assert settings["graph"].graph.tokenizer_name == settings["verifier"].verifier.model_name
     for service in (graph, drafter, verifier):
         assert service["read_only"] is True
         assert service["user"] == f"{USER}:{USER}"
         assert service["cap_drop"] == ["ALL"]
-    assert mounted(drafter, settings["drafter"].server.listen) == mounted(verifier, settings["drafter"].server.listen)
     assert mounted(graph, f"unix://{settings['graph'].output}") == mounted(
         drafter, f"unix://{settings['graph'].output}"
     )
@@ -170,7 +197,7 @@ def test_compose_services_agree(name):
     for service, image in ((drafter, "drafter"), (verifier, "verifier")):
         health = service.get("healthcheck", {}).get("test", [])[2:] or health_of_image(image)
         endpoint = settings[image].server if image == "drafter" else settings[image].service
-        assert parsed(health).address == endpoint.listen
+        assert parsed(health).address == endpoint.listen.replace("0.0.0.0", "127.0.0.1")
         assert seconds(service["stop_grace_period"]) > GRACE_S[image] + 5
 
 
@@ -189,14 +216,15 @@ def mounted(service, address):
 def test_prometheus_asks_where_the_services_answer():
     services = compose("compose.yaml")
     jobs = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
-    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
+    [of_drafters] = [job for job in jobs if "dns_sd_configs" in job]
+    [of_verifier] = [job for job in jobs if "static_configs" in job]
+    [name] = of_drafters["dns_sd_configs"]
     drafter, verifier = (parsed(services[name]["command"]) for name in ("drafter", "verifier"))
-    assert targets == {
-        "speculant-drafter": ["drafter:" + drafter.server.metrics_listen.rpartition(":")[2]],
-        "speculant-verifier": ["verifier:" + verifier.service.http.rpartition(":")[2]],
-    }
+    assert name == {"names": ["drafter"], "type": "A", "port": int(drafter.server.metrics_listen.rpartition(":")[2])}
+    [target] = of_verifier["static_configs"][0]["targets"]
+    assert target == "verifier:" + verifier.service.http.rpartition(":")[2]
     rules = (DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8")
-    assert set(re.findall(r'job="([^"]+)"', rules)) == set(targets)
+    assert set(re.findall(r'job="([^"]+)"', rules)) == {job["job_name"] for job in jobs}
     for service in ("prometheus", "grafana"):
         assert services[service]["profiles"] == ["watch"]
         assert all(Path(each["source"]).exists() for each in services[service]["volumes"])
@@ -204,7 +232,7 @@ def test_prometheus_asks_where_the_services_answer():
 
 def test_manifests_are_valid():
     version = kubernetes_validate.latest_version()
-    for document in manifests():
+    for document in (*manifests(), *manifests("kubernetes-fleet")):
         kubernetes_validate.validate(document, version, strict=True)
     broken = json.loads(json.dumps(pod()))
     broken["spec"]["template"]["spec"]["terminationGracePeriod"] = 5
@@ -262,6 +290,56 @@ def test_services_policies_and_budgets_select_pods_and_ports_that_there_are():
         asked = {port.get("targetPort") for port in spec.get("ports", ())}
         asked |= {port["port"] for rule in spec.get("ingress", ()) for port in rule["ports"]}
         assert asked <= ports
+
+
+def test_verifiers_and_drafters_of_a_fleet_agree():
+    documents = fleet()
+    version = kubernetes_validate.latest_version()
+    for document in documents.values():
+        kubernetes_validate.validate(document, version, strict=True)
+    drafter = documents["StatefulSet", "speculant-drafter"]
+    verifier = documents["Deployment", "speculant-verifier"]
+    service = documents["Service", "speculant-drafter"]
+    assert list(containers(verifier)) == ["verifier"]
+    mounted = {each["name"] for each in containers(verifier)["verifier"]["volumeMounts"]}
+    assert mounted == {each["name"] for each in verifier["spec"]["template"]["spec"]["volumes"]}
+    address = parsed(containers(verifier)["verifier"]["args"]).client.address
+    settings = parsed(containers(drafter)["drafter"]["args"]).server
+    [port] = service["spec"]["ports"]
+    assert is_name(address)
+    assert plain_address(address) == f"{service['metadata']['name']}:{port['port']}"
+    assert service["spec"]["clusterIP"] == "None"
+    assert drafter["spec"]["serviceName"] == service["metadata"]["name"]
+    ports = {each["name"]: each["containerPort"] for each in containers(drafter)["drafter"]["ports"]}
+    assert port["port"] == ports[port["targetPort"]] == int(settings.listen.rpartition(":")[2])
+    assert ports["metrics"] == int(settings.metrics_listen.rpartition(":")[2])
+    spec = drafter["spec"]["template"]["spec"]
+    kept = {each["mountPath"]: each["name"] for each in containers(drafter)["drafter"]["volumeMounts"]}
+    [claim] = drafter["spec"]["volumeClaimTemplates"]
+    assert kept[str(settings.learned.parent)] == claim["metadata"]["name"]
+    assert kept.keys() >= {str(settings.graph.parent), "/var/cache/speculant", "/tmp"}
+    assert spec["terminationGracePeriodSeconds"] > GRACE_S["drafter"] + 5
+    assert spec["securityContext"]["runAsUser"] == USER
+    labels = drafter["spec"]["template"]["metadata"]["labels"]
+    for kind in ("PodDisruptionBudget", "NetworkPolicy"):
+        chosen = documents[kind, "speculant-drafter"]["spec"]
+        selector = chosen.get("podSelector") or chosen["selector"]
+        assert selector["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    scaled = documents["HorizontalPodAutoscaler", "speculant-drafter"]["spec"]["scaleTargetRef"]
+    assert (scaled["kind"], scaled["name"]) == ("StatefulSet", "speculant-drafter")
+    told = (DEPLOY / "prometheus" / "rules.yml").read_text(
+        encoding="utf-8"
+    )  # whose metrics are scraped by another test
+    told += generate_latest(ServerMetrics().registry).decode()
+    asked = re.findall(
+        r"(speculant_\w+_(?:total|sum))", (DEPLOY / "kubernetes-fleet" / "autoscaler.yaml").read_text("utf-8")
+    )
+    assert len(asked) >= 4
+    assert all(name in told for name in asked)
+    base, patched = pod(), containers(verifier)["verifier"]["args"]
+    differing = set(containers(base)["verifier"]["args"]) ^ set(patched)
+    assert all(each.startswith("--drafter=") for each in differing), "the patch repeats the other flags"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")

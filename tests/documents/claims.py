@@ -34,6 +34,7 @@ SLOW = {
     "docs/draft-model.md",
     "docs/drafting.md",
     "docs/explorer.md",
+    "docs/fleet.md",
     "docs/gpt-oss.md",
     "docs/http.md",
     "docs/offloading.md",
@@ -71,6 +72,7 @@ EXPECTED: dict[str, list[str]] = {
     "docs/drafting.md": [r"tree +16 "],
     "docs/graphs.md": [r"orders 1-5", r"(?i)parties"],
     "docs/explorer.md": [r'"strategy": ?"tree"', r'"text": ?"The parties"'],
+    "docs/fleet.md": [r"(?m)^127\.0\.0\.1:\d+: SERVING$", r"\{'127\.0\.0\.1:\d+': [0-4],"],
     "docs/http.md": [
         r'"completion_tokens": ?20',
         r"(?m)^data: \[DONE\]$",

@@ -26,8 +26,8 @@ from support.http_api import tiny_decoder
 from support.pages import ROOT, blocks, code_spans, pages, read_page, without_blocks
 
 FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
-FOREIGN_FLAGS = {"--help", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema", "--unix-socket",
-                 "--protocol", "--group", "--profile", "--tokenizer", "--speculative-num-draft-tokens",
+FOREIGN_FLAGS = {"--help", "--version", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema",
+                 "--unix-socket", "--protocol", "--group", "--profile", "--tokenizer", "--speculative-num-draft-tokens",
                  "--speculative-ngram-max-bfs-breadth", "--spec-draft-n-max"}  # fmt: skip
 """Those of other programs, and what every command has."""
 EVERYWHERE = sorted({*pages(), "ARCHITECTURE.md", "CHANGELOG.md"})
@@ -52,7 +52,7 @@ def test_links_lead_somewhere(name):
 
 def without_what_went(name: str) -> str:
     """Return a page; of the changelog without the lists of what was removed."""
-    return re.sub(r"^### Removed\n.*?(?=^##|\Z)", "", read_page(name), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^#### Removed\n.*?(?=^##|\Z)", "", read_page(name), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 from loguru import logger
 
+from speculant_graph.client import SidecarFleet, client_of
+from speculant_graph.config import ClientConfig
 from speculant_graph.errors import AccessError, DrafterUnavailableError
+from speculant_graph.rpc import addresses
 from speculant_graph.types import SequenceStep
 from support.access import Certificates, access_file, entry
-from support.clients import make_client
+from support.clients import GREEDY, PATIENT, make_client
 from support.server import graph_file, serving
 
 STEP = SequenceStep(1, [1, 2], 4)
@@ -76,3 +80,17 @@ def test_wrong_credentials_do_not_look_like_a_slow_server(
     logger.disable("speculant_graph.client")
     assert len([text for text in texts if "no drafts from the drafter" in text]) == 1
     assert not any("secret" in text for text in texts)
+
+
+@pytest.mark.parametrize(("name", "is_let_in"), [("localhost", True), ("fleet.test", False)])
+def test_sidecars_of_a_name_show_its_certificate(
+    address: str, credentials: dict[str, Any], name: str, is_let_in: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(address.rpartition(":")[2])
+    found = [(socket.AF_INET, 0, 0, "", ("127.0.0.1", port))]
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *_, **__: found)
+    config = ClientConfig.model_validate({"address": f"dns:///{name}:{port}", **PATIENT, **credentials})
+    with client_of(config, tokenizer=None, draft=GREEDY) as client:
+        assert isinstance(client, SidecarFleet)
+        assert list(client.clients) == [address], "the certificate is valid for this address, too"
+        assert bool(client.draft([STEP])[0]) is is_let_in

@@ -160,8 +160,8 @@ def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
             return ""
 
         assert "no graph 'contracts' in this process" in await said("ann")  # so it was asked for
-        assert "PERMISSION_DENIED no graph of this name" in await said("ann", "code")
-        assert "PERMISSION_DENIED the client has several graphs" in await said("bob")
+        assert (await said("ann", "code")).startswith("PERMISSION_DENIED")
+        assert (await said("bob")).startswith("PERMISSION_DENIED")
         assert "no graph 'code' in this process" in await said("bob", "code")
         assert await said("cid") == ""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,14 @@ def test_public_names_are_the_table() -> None:
     assert sorted(speculant_graph._HOMES) == speculant_graph.__all__
     with pytest.raises(AttributeError):
         speculant_graph.NoSuchName  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["speculant_graph", "speculant_drafter", "speculant_verifier"])
+def test_packages_have_the_version_of_the_distribution(name: str) -> None:
+    package = importlib.import_module(name)
+    assert package.__version__ == version("speculant-graph")
+    with pytest.raises(AttributeError):
+        package.no_such_name  # noqa: B018
 
 
 @pytest.mark.parametrize("package", ["speculant_graph", "speculant_drafter"])

@@ -29,7 +29,8 @@ class Block:
 
 def pages() -> list[str]:
     """Return the names of all pages for users, relative to the checkout."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.md")]
+    alone = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"))
+    found = [*alone, *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.md")]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / ".cache" / "engines"
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sglang"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sglang"
 """The plug-in for SGLang."""
 
 

@@ -1,4 +1,18 @@
 """The verifier: runs the target model, checks drafts in one forward pass, and emits the model's own text.
 
-Everything that needs torch is here. The public names are re-exported, late, by :mod:`speculant_graph`.
+All code that needs torch is here. :mod:`speculant_graph` re-exports the public names lazily.
 """
+
+from __future__ import annotations
+
+__version__: str
+"""Version of the distribution, as installed; read on first use."""
+
+
+def __getattr__(name: str) -> str:
+    """Read the version on first use."""
+    if name != "__version__":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from speculant_graph.version import VERSION
+
+    return VERSION

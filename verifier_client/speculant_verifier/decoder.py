@@ -70,7 +70,7 @@ class SpeculativeDecoder:
     All methods may be called from any thread and from any event loop at the same time: requests of all callers are
     decoded in one batch.
 
-    Example:
+    Examples:
         >>> decoder = SpeculativeDecoder(graph_path="graph.pkl", verifier_config=VerifierConfig(model_name="my-model"))
         >>> result = decoder.generate("A termination clause", GenerationConfig(max_tokens=50))
         >>> print(result.text, result.acceptance_rate)
@@ -271,7 +271,7 @@ class SpeculativeDecoder:
                 if event is not None:
                     yield event
 
-    async def paced_stream(
+    def paced_stream(
         self,
         prompt: str | Prompts,
         generation_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
@@ -290,11 +290,12 @@ class SpeculativeDecoder:
             shared_length: as in :meth:`astream`.
             pause_s: time after which None is yielded while there is nothing; None: never.
             ended: called in the event loop for every sequence that has ended, read or not.
+
+        Raises:
+            GenerationRequestError: prompts or settings are of a wrong form; at once, and not when events are read.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
-        async with aclosing(self._runner.astream(batch.requests, pause_s=pause_s, ended=ended)) as outputs:
-            async for output in outputs:
-                yield None if output is None else batch.event(output)
+        return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)
 
     @property
     def totals(self) -> EngineTotals:

@@ -1,4 +1,4 @@
-"""What a generation returns: text, token ids, and how they came about."""
+"""The results of a generation: text, token ids, and statistics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from speculant_graph.errors import SpeculantError
 from speculant_graph.types import TokenId
 
 FinishReason = Literal["stop", "length", "error"]
-"""``stop``: an end token or a stop text came. ``length``: ``max_tokens`` or the model's longest context. ``error``: the
-request failed, others did not."""
+"""``stop``: an end token or a stop text. ``length``: ``max_tokens`` or the model's longest context. ``error``: this
+request failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,18 @@ class TokenLogprobs:
     top_token_ids: tuple[TokenId, ...] = ()
     """Most probable tokens, best first."""
     top_logprobs: tuple[float, ...] = ()
-    """Theirs."""
+    """Their log-probabilities."""
 
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Where the time of a request or of an engine went, in seconds.
+    """The time of a request or of an engine by phase, in seconds.
 
     A batch's shared work is counted in full for each of its rows.
     """
 
     prefill_s: float = 0.0
-    """Reading the prompt."""
+    """Prefill of the prompt."""
     draft_s: float = 0.0
     """Waiting for drafts."""
     forward_s: float = 0.0
@@ -43,17 +43,17 @@ class PhaseTimes:
     verify_s: float = 0.0
     """Choosing tokens and applying the rule."""
     commit_s: float = 0.0
-    """Keeping what was accepted in the cache."""
+    """Committing accepted tokens to the cache."""
     stall_s: float = 0.0
-    """Of prefill and forward passes, waiting for weights that do not fit into memory; 0 where it holds all."""
+    """Part of prefill and forward passes: waiting for weights that do not fit into memory; 0 if all fit."""
     first_token_s: float = 0.0
     """From admission to the first emitted token."""
     total_s: float = 0.0
-    """From admission to the last emitted token, without the time between steps, which readers of streams take."""
+    """From admission to the last emitted token, without the time that readers of streams take between steps."""
 
     @property
     def other_s(self) -> float:
-        """The rest, such as the prompts of others that were read meanwhile."""
+        """The rest, such as prefill of other prompts meanwhile."""
         named_s = self.prefill_s + self.draft_s + self.forward_s + self.verify_s + self.commit_s
         return max(0.0, self.total_s - named_s)
 
@@ -69,9 +69,9 @@ class GenerationResult:
     text: str
     """Decoded continuation without the final end token."""
     token_ids: tuple[TokenId, ...]
-    """Its token ids, the end token included."""
+    """Its token ids, including the end token."""
     prompt_token_ids: tuple[TokenId, ...]
-    """The prompt as the model saw it."""
+    """The prompt's token ids."""
     finish_reason: FinishReason
     """Why it ended."""
     num_steps: int
@@ -79,27 +79,27 @@ class GenerationResult:
     num_steps_without_drafter: int
     """Steps that ran without a draft because the drafter did not answer."""
     drafted_by_depth: tuple[int, ...]
-    """How many nodes were drafted at depth 1, 2, ..."""
+    """Number of drafted nodes at depth 1, 2, ..."""
     accepted_by_depth: tuple[int, ...]
-    """How many of them were accepted."""
+    """Number of accepted nodes by depth."""
     times: PhaseTimes
-    """Where the time went."""
+    """Time by phase."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if they were asked for."""
+    """One per token, if requested."""
     num_drafts: int = 0
     """Steps that had a draft."""
     num_from_target_cache: int = 0
-    """Tokens without a forward pass: the target's logits after their prefix were kept from an earlier one."""
+    """Tokens without a forward pass, from the target's cached logits."""
     num_from_prefix_cache: int = 0
-    """Tokens of the prompt that were not read, as an earlier request began in the same way."""
+    """Prompt tokens that were not prefilled, because an earlier request has the same prefix."""
     num_tried: int = 0
-    """Tokens for which anything was drafted."""
+    """Positions with drafted tokens."""
     rolling_acceptance: float | None = None
-    """Accepted share of such tokens over the tenant's latest 100 requests, this one included; None without any."""
+    """Accepted share of such positions over the tenant's latest 100 requests, including this one; None without any."""
     sample: int = 0
     """Which sample of its prompt it is, from 0."""
     error: SpeculantError | None = None
-    """What went wrong, if the finish reason is ``error``."""
+    """The error, if the finish reason is ``error``."""
     warning: str = ""
     """Why there were no drafts, if the request is the reason: it names a graph that the drafter does not serve."""
 
@@ -125,9 +125,9 @@ class GenerationResult:
 
     @property
     def mean_accepted_tokens(self) -> float | None:
-        """Tokens emitted per forward pass, the model's own included; 1 is plain decoding. None without a pass.
+        """Tokens emitted per forward pass, including the model's own; 1 is plain decoding. None without a pass.
 
-        Tokens from the target cache are left out: they are no evidence of drafts.
+        Tokens from the target cache are excluded, because they are not evidence of drafts.
         """
         return (len(self.token_ids) - self.num_from_target_cache) / self.num_steps if self.num_steps else None
 
@@ -138,17 +138,17 @@ class GenerationResult:
 
     @property
     def tree_hit_rate(self) -> float:
-        """Share of the tokens that came from a draft's pass; with the target cache's share, SpecExec's hit rate."""
+        """Share of the tokens from a draft's pass; with the target cache's share, SpecExec's hit rate."""
         return self.num_from_tree / len(self.token_ids) if self.token_ids else 0.0
 
     @property
     def target_cache_hit_rate(self) -> float:
-        """Share of the tokens that came from the target cache."""
+        """Share of the tokens from the target cache."""
         return self.num_from_target_cache / len(self.token_ids) if self.token_ids else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Emitted tokens per second, prompt reading included."""
+        """Emitted tokens per second, including prefill."""
         return len(self.token_ids) / self.times.total_s if self.times.total_s else 0.0
 
 
@@ -157,18 +157,18 @@ class StepEvent:
     """Tokens that one step emitted for one prompt."""
 
     prompt_index: int
-    """Which prompt of the call."""
+    """Index of the prompt in the call."""
     token_ids: tuple[TokenId, ...]
     """Emitted tokens; empty only in a last event."""
     num_accepted: int
-    """How many of them, from the first, were drafted; the rest are the model's own."""
+    """How many of the first of them were drafted; the rest are the model's own."""
     text: str
-    """Text that became certain; incomplete characters wait for the next step."""
+    """Text that became final; incomplete characters wait for the next step."""
     accepted_text: str
     """The part of ``text``, from its start, that came from accepted tokens."""
     result: GenerationResult | None
     """Set in the last event of a sample."""
     sample: int = 0
-    """Which sample of the prompt."""
+    """Index of the sample of the prompt."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if they were asked for."""
+    """One per token, if requested."""

@@ -1,4 +1,4 @@
-"""Where a model and its tokenizer come from: looked up without torch, whose import takes seconds."""
+"""Checks the sources of a model and its tokenizer, without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ TOKENIZER_SETTING = "verifier.tokenizer_name"
 def require_sources(
     config: VerifierConfig, graph_paths: Sequence[Path] = (), client: ClientConfig | None = None
 ) -> None:
-    """Refuse names that lead nowhere.
+    """Refuse names that do not exist.
 
     Args:
         config: names the model and its tokenizer.
         graph_paths: graphs to draft from, as layers.
-        client: the sidecar to draft by, if it has an address.
+        client: the sidecar to draft with, if it has an address.
 
     Raises:
-        ConfigError: there is no such model or tokenizer, or no way to the hub; more than one source of drafts, too many
-            layers, or an address or credentials that can't be.
+        ConfigError: the model or tokenizer does not exist, or the hub can't be reached; there are several sources of
+            drafts or too many layers; or an address or credential is invalid.
         GraphFileError: a graph can't be opened.
-        TokenizerMismatchError: the graphs are of several tokenizers.
+        TokenizerMismatchError: the graphs have different tokenizers.
     """
     sidecar = client if client is not None and client.address else None
     require_one_source(graph_paths or None, sidecar)
     if sidecar is not None:
-        from speculant_graph.rpc.addresses import split_addresses
+        from speculant_graph.rpc.addresses import plain_address, split_addresses
         from speculant_graph.rpc.channel import Endpoint
 
         for address in split_addresses(sidecar.address):
-            Endpoint.of(address, sidecar)
+            Endpoint.of(plain_address(address), sidecar)
     if graph_paths:
         from speculant_graph.graph.layers import load_layers
 
@@ -47,7 +47,7 @@ def require_sources(
 
 
 def require_one_source(*sources: object) -> None:
-    """Refuse more than one source of drafts; None is none.
+    """Refuse more than one source of drafts; None means no source.
 
     Raises:
         ConfigError: there are several.
@@ -59,10 +59,10 @@ def require_one_source(*sources: object) -> None:
 
 
 def is_model_local(config: VerifierConfig) -> bool:
-    """Return whether of the model only the hub's cache can be asked.
+    """Return whether the model is available only from the hub's cache.
 
     Raises:
-        ConfigError: there is no such model, its folder holds none, or there is no way to the hub.
+        ConfigError: there is no such model, its folder has none, or the hub can't be reached.
     """
     folder = Path(config.model_name)
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -75,10 +75,10 @@ def is_model_local(config: VerifierConfig) -> bool:
 
 
 def is_tokenizer_local(config: VerifierConfig) -> bool:
-    """Return whether of the tokenizer only the hub's cache can be asked.
+    """Return whether the tokenizer is available only from the hub's cache.
 
     Raises:
-        ConfigError: there is no such tokenizer, or no way to the hub.
+        ConfigError: there is no such tokenizer, or the hub can't be reached.
     """
     if config.tokenizer_name is None:
         return is_model_local(config)
@@ -86,5 +86,5 @@ def is_tokenizer_local(config: VerifierConfig) -> bool:
 
 
 def access_token(config: VerifierConfig) -> str | None:
-    """Return what the hub is to be shown."""
+    """Return the access token for the hub."""
     return config.hf_token.get_secret_value() if config.hf_token else None

@@ -1,6 +1,6 @@
-"""What goes together: verification rules, strategies, and what there is to draft from.
+"""Checks the compatibility of verification rules, strategies, and sources of drafts.
 
-Every refusal advises only what the same call accepts.
+Every error message suggests only settings that the same call accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from speculant_graph.types import RuleName
 
 _ALL: tuple[StrategyName, ...] = tuple(STRATEGIES)
 _DRAWN = tuple(name for name, each in STRATEGIES.items() if each.has_proposals)
-_CHAINS: tuple[StrategyName, ...] = (  # drawn ones first: they bring q, and more of them is accepted
+_CHAINS: tuple[StrategyName, ...] = (  # drawn chains first: they have q, and acceptance is higher
     *_DRAWN,
     *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)),
 )
@@ -32,19 +32,20 @@ FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
     "tree-wor": _DRAWN,
     "tree-iid": _DRAWN,
 }
-"""By rule, the strategies whose drafts suit it, the best first. A rule stays exact with the drafts of any other one."""
+"""By rule, the strategies with suitable drafts, the best first. A rule stays exact with the drafts of any other
+strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What there is to draft from."""
+    """The available sources of drafts."""
 
     has_ngrams: bool = False
-    """A graph or a sidecar."""
+    """Whether there is a graph or a sidecar."""
     has_model: bool = False
-    """A draft model."""
+    """Whether there is a draft model."""
     has_drafter: bool = False
-    """A drafter of the caller's own."""
+    """Whether there is a custom drafter."""
 
     def problem(self, strategy: StrategyName) -> str:
         """Return why a strategy can't draft from these sources; empty if it can."""
@@ -59,7 +60,7 @@ class Sources:
         return ""
 
     def usable(self, rule: RuleName) -> list[StrategyName]:
-        """Return the strategies that fit a rule and can draft, the best first."""
+        """Return the strategies that suit a rule and can draft, the best first."""
         return [
             each
             for each in FITTING[rule]
@@ -67,7 +68,7 @@ class Sources:
         ]
 
     def variations(self) -> list[tuple[Sources, str]]:
-        """Return what else there could be to draft from, and what makes it so."""
+        """Return other possible sources, and the change of settings for each."""
         return [
             (replace(self, has_model=False), "leave draft_model.name out")
             if self.has_model
@@ -79,10 +80,10 @@ class Sources:
 
 
 def require_strategy(strategy: StrategyName, sources: Sources, rule: RuleName = "follow") -> None:
-    """Refuse a strategy that has nothing to draft from, has no use for what was named, or does not fit a rule.
+    """Refuse a strategy that lacks a source, does not use a named source, or does not suit a rule.
 
     Raises:
-        ConfigError: it is so; the fix is what the same call accepts.
+        ConfigError: it does; the fix suggests settings that the same call accepts.
     """
     problem = sources.problem(strategy)
     if strategy not in FITTING[rule]:
@@ -102,16 +103,16 @@ def require_strategy(strategy: StrategyName, sources: Sources, rule: RuleName = 
 
 
 def suited(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -> DraftConfig:
-    """Return settings of drafting that fit a request's rule: a strategy that nobody has named is chosen.
+    """Return drafting settings that suit a request's rule; the strategy is chosen if it was not set.
 
     Args:
-        draft: as they were set.
-        generation: of the requests.
-        sources: what there is to draft from.
+        draft: the configured settings.
+        generation: settings of the requests.
+        sources: the available sources of drafts.
 
     Raises:
-        ConfigError: the strategy was named and does not fit, no strategy does, or the requests ask for more than the
-            settings have.
+        ConfigError: the configured strategy does not suit the rule, no strategy does, or the requests exceed the
+            settings.
     """
     chosen = _fitting(draft, generation, sources)
     try:
@@ -137,7 +138,7 @@ def _fitting(draft: DraftConfig, generation: GenerationConfig, sources: Sources)
 
 
 def log_choice(rule: RuleName, chosen: DraftConfig, draft: DraftConfig) -> None:
-    """Say which strategy was chosen for a rule, if it is another one than was set."""
+    """Log the strategy chosen for a rule, if it differs from the setting."""
     if chosen.strategy != draft.strategy:
         logger.warning(
             "rule {}: drafting by strategy {}, which fits it, instead of {}; draft.strategy names another",
@@ -155,16 +156,16 @@ _SETTINGS = {
     "draft_filler_top_k": "filler_top_k",
     "draft_stop_if_unknown": "stop_if_unknown",
 }
-"""What a request may choose of its drafts, and the settings that it stands for."""
+"""Drafting options of requests, and the corresponding settings."""
 _BOUNDED = ("node_budget", "max_depth", "draft_n", "draft_filler_top_k")
-"""Those that the setting is the most of."""
+"""Options whose setting is an upper bound."""
 
 
 def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
-    """Refuse what a request asks of its drafts if the settings have less, or a strategy that does not read it.
+    """Refuse drafting options of a request that exceed the settings, or that the strategy does not read.
 
     Raises:
-        GenerationRequestError: it is so; the message names the setting.
+        GenerationRequestError: an option is refused; the message names the setting.
     """
     for name, setting in _SETTINGS.items():
         value, most = getattr(config, name), getattr(draft, setting)
@@ -182,7 +183,7 @@ def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
 
 
 def unsuited(rule: RuleName, strategy: StrategyName) -> str:
-    """Return what a request is told whose rule does not fit the drafts it gets; empty if it does."""
+    """Return the warning for a request whose rule does not suit its drafts; empty if it does."""
     if strategy in FITTING[rule]:
         return ""
     return (

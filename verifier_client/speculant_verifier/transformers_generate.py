@@ -1,7 +1,8 @@
 """``model.generate(..., custom_generate=speculant_generate)``: this project for users of transformers.
 
-transformers prepares everything (prompt expansion, processors, stopping criteria, limits); this decodes. Any batch, and
-every processor that transformers has: they see what transformers would show them, left padding included.
+transformers prepares everything (prompt expansion, processors, stopping criteria, limits); this module decodes. It
+supports any batch and all of transformers' processors, which see the same inputs as in transformers, including left
+padding.
 """
 
 from __future__ import annotations
@@ -50,36 +51,36 @@ def speculant_generate(
 ) -> LongTensor | GenerateDecoderOnlyOutput:
     """Decode as ``model.generate`` does, with drafts; greedy output is the same.
 
-    Example:
+    Examples:
         >>> model.generate(**inputs, max_new_tokens=50, custom_generate=speculant_generate, drafter=drafter)
 
     Args:
-        model: any causal model of transformers that :class:`TargetModel` takes.
+        model: any causal model of transformers that :class:`TargetModel` accepts.
         input_ids: prompts, ``[batch, length]``, padded on the left.
         logits_processor: made by transformers from the call's settings.
         stopping_criteria: the same.
         generation_config: the same.
-        drafter: where drafts come from, opened and closed by the caller; None drafts from the sequences themselves.
-        draft_config: most nodes per step, ``k``, and how to draft if no drafter is given.
-        seeds: of every row, for sampling; None draws them from torch's random state.
-        rule: how drafts are verified.
+        drafter: the drafter, opened and closed by the caller; None drafts from the sequences themselves.
+        draft_config: most nodes per step, ``k``, and drafting settings if no drafter is given.
+        seeds: seed of every row, for sampling; None draws them from torch's random state.
+        rule: the verification rule.
         max_batch_size: most rows at a time; 0: all of them.
-        sequences: a list that is filled with what became of every row: steps, acceptance, times.
-        spec_streamer: called with the number of a row and its new tokens, as they come.
-        model_inputs: what transformers made of the call, of which ``attention_mask`` shows where prompts are padded.
+        sequences: a list that receives every row's steps, acceptance and times.
+        spec_streamer: called with the index of a row and its new tokens, as they are emitted.
+        model_inputs: transformers' inputs of the model; ``attention_mask`` shows the padding of prompts.
 
     Returns:
-        Token ids ``[batch, longest]`` padded on the right, prompts included; in an object if the call asks for one.
+        Token ids ``[batch, longest]`` padded on the right, including prompts; in an object if the call requests one.
 
     Raises:
-        ConfigError: the call asks for beams, or for outputs that are not kept.
+        ConfigError: the call requests beams, or outputs that are not supported.
         GenerationError: a row can't be continued.
     """
     for name in _UNSUPPORTED:
         if getattr(generation_config, name, None):
-            raise ConfigError(f"speculative decoding does not keep what {name} asks for; leave it out")
+            raise ConfigError(f"speculative decoding does not support {name}; leave it out")
     if (generation_config.num_beams or 1) > 1:
-        raise ConfigError("speculative decoding has no beams; leave num_beams out, or 1")
+        raise ConfigError("speculative decoding has no beams; leave num_beams out, or set it to 1")
     rows: list[list[int]] = input_ids.tolist()
     attention_mask: Tensor | None = model_inputs.get("attention_mask")
     starts = [0] * len(rows) if attention_mask is None else attention_mask.long().argmax(-1).tolist()
@@ -143,7 +144,7 @@ def speculant_generate(
 
 @contextmanager
 def _attention_of(model: PreTrainedModel) -> Iterator[None]:
-    """Give the model its own attention back afterwards."""
+    """Restore the model's own attention afterwards."""
     before = model.config._attn_implementation
     was_training = model.training
     try:
@@ -154,7 +155,7 @@ def _attention_of(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Padded(LogitsProcessor):
-    """Shows processors the row as transformers has it, padding included: lengths were counted with it."""
+    """Passes rows to processors with padding, as transformers does, because their lengths include it."""
 
     def __init__(self, processors: LogitsProcessorList, padding: Sequence[TokenId]) -> None:
         self._processors = processors
@@ -167,7 +168,7 @@ class _Padded(LogitsProcessor):
 
 
 def _of_row(processors: LogitsProcessorList, row: int, padding: Sequence[TokenId]) -> LogitsProcessorList:
-    """Return the processors as one row of the batch has them."""
+    """Return the processors for one row of the batch."""
     own = LogitsProcessorList()
     for processor in processors:
         ignored = getattr(processor, "prompt_ignore_length", None)
@@ -178,7 +179,7 @@ def _of_row(processors: LogitsProcessorList, row: int, padding: Sequence[TokenId
 
 
 class _StopCheck:
-    """Asks stopping criteria of transformers after every token."""
+    """Checks transformers' stopping criteria after every token."""
 
     def __init__(self, criteria: StoppingCriteriaList, prompt: Sequence[TokenId], device: torch.device) -> None:
         self._criteria, self._device = criteria, device

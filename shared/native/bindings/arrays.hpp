@@ -1,4 +1,4 @@
-// How arrays cross the border to Python: viewed on the way in, handed over on the way out.
+// Arrays at the boundary to Python: viewed as arguments, handed over as results.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -50,7 +50,7 @@ nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct> rows) {
 
 inline nb::bytes to_bytes(std::string_view bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
-/// Work without the GIL, as whatever waits for a lock of the core must.
+/// Work without the GIL, which is required for any wait for a lock of the core.
 template <class Call>
 auto without_gil(Call&& call) {
   nb::gil_scoped_release release;
@@ -69,7 +69,7 @@ struct GraphView : Graph {
   std::optional<Vector<const std::uint32_t>> model_words;
 };
 
-/// Graphs of Python's, which live as long as they are drafted from.
+/// Python's graphs, which live as long as drafters use them.
 inline std::vector<Graphs::Shared> shared(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
   if (std::find(graphs.begin(), graphs.end(), std::shared_ptr<const GraphView>()) != graphs.end())
     throw RequestError("None is no graph");

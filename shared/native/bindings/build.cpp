@@ -1,4 +1,4 @@
-// The stages of a build, and the check of what one wrote.
+// The stages of a build, and the check of its result.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -22,9 +22,9 @@ void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
-constexpr std::int64_t kLeafWords = 3;  // of a record of the last level, as graph/layout.py draws it
+constexpr std::int64_t kLeafWords = 3;  // of a record of the last level, as in graph/layout.py
 
-/// A level, from its array with the closing record. Those of records with children have 4 words.
+/// A level, from its array with the extra last record. Records with children have 4 words.
 template <class Table>
 MutableLevel level_of(const Table& array, std::int64_t min_width = 4) {
   const auto width = static_cast<std::int64_t>(array.shape(1));
@@ -44,7 +44,7 @@ void bind_keys(nb::module_& module) {
         count_values(as_span(tokens), as_span(prefix), as_span(counts));
       },
       "token_ids"_a, "prefix"_a, "counts"_a.noconvert(),
-      "Add up which values follow a prefix: ``counts[value] += 1``, shape ``[vocabulary_size + 1]``.");
+      "Count the values that follow a prefix: ``counts[value] += 1``, shape ``[vocabulary_size + 1]``.");
   module.def(
       "gather_keys",
       [](const Tokens& tokens, const Vector<const std::uint64_t>& prefix, std::uint64_t low, std::uint64_t high,
@@ -56,7 +56,8 @@ void bind_keys(nb::module_& module) {
       },
       "token_ids"_a, "prefix"_a, "low"_a, "high"_a, "length"_a, "bits"_a, "keys"_a.noconvert(),
       "Pack the n-grams of all positions whose next values are ``prefix`` and then one of ``low`` to ``high - 1``.\n"
-      "Return their number; ``keys``, shape ``[at least so many, num_words]``, holds them in the order of positions.");
+      "Return their number; ``keys``, shape ``[at least this number, num_words]``, has them in the order of "
+      "positions.");
   module.def(
       "sort_keys",
       [](const Keys& keys, const Keys& spare, std::int64_t depth, std::uint64_t low, std::uint64_t high,
@@ -67,7 +68,7 @@ void bind_keys(nb::module_& module) {
         sort_keys(as_span(keys), as_span(spare), depth, low, high, layout);
       },
       "keys"_a.noconvert(), "spare"_a.noconvert(), "depth"_a, "low"_a, "high"_a, "length"_a, "bits"_a,
-      "Sort keys in place, which share ``depth`` tokens and go on with values of ``low`` to ``high - 1``.\n"
+      "Sort keys in place, which share ``depth`` tokens and continue with values from ``low`` to ``high - 1``.\n"
       "``spare`` has their shape and is overwritten.");
 }
 
@@ -78,7 +79,7 @@ void bind_emitter(nb::module_& module) {
           [](Emitter* self, std::int64_t length, int bits, std::size_t capacity) {
             new (self) Emitter(KeyLayout(length, bits), capacity);
           },
-          "length"_a, "bits"_a, "capacity"_a, "Keep at most ``capacity`` records of every level at a time.")
+          "length"_a, "bits"_a, "capacity"_a, "Buffer at most ``capacity`` records of every level.")
       .def(
           "emit",
           [](Emitter& self, const ConstKeys& keys, const std::optional<Ids>& weights, std::size_t row) {
@@ -89,7 +90,7 @@ void bind_emitter(nb::module_& module) {
           },
           "keys"_a, "weights"_a.none(), "row"_a,
           "Write the records of keys from ``row`` on until a buffer is full, and return the next row. Keys ascend and\n"
-          "are not below those given before, shape ``[num_keys, num_words]``; without weights each counts once.")
+          "are not below earlier ones, shape ``[num_keys, num_words]``; without weights each counts once.")
       .def_prop_ro(
           "records",
           [](nb::handle self) {
@@ -101,9 +102,9 @@ void bind_emitter(nb::module_& module) {
             }
             return levels;
           },
-          "The records of every level that the last call wrote, shape ``[n, 4]``; not copies.")
-      .def_prop_ro("num_nodes", &Emitter::num_nodes, "Records so far of every level.")
-      .def_prop_ro("totals", &Emitter::totals, "Sums of counts so far of every level.");
+          "The records of every level from the last call, shape ``[n, 4]``; not copies.")
+      .def_prop_ro("num_nodes", &Emitter::num_nodes, "Number of records of every level so far.")
+      .def_prop_ro("totals", &Emitter::totals, "Sums of counts of every level so far.");
 }
 
 void bind_streams(nb::module_& module) {
@@ -115,7 +116,7 @@ void bind_streams(nb::module_& module) {
             new (self) KeyReader(graph.trie, bits, min_count);
           },
           "graph"_a, "bits"_a, "min_count"_a, nb::keep_alive<1, 2>(),
-          "Leave out n-grams with lower counts; their counts stay with the n-gram that they continue.")
+          "Omit n-grams with lower counts; their counts stay with the n-gram that they continue.")
       .def(
           "read",
           [](KeyReader& self, const Keys& keys, const Vector<std::int64_t>& weights) {
@@ -163,7 +164,7 @@ void bind_finish(nb::module_& module) {
         return mark_argmax(level_of(level), level_of(next_level, kLeafWords), start, stop);
       },
       "level"_a.noconvert(), "next_level"_a, "start"_a, "stop"_a,
-      "Write the offset of the most frequent child, of equals the first, into records ``start`` to ``stop - 1``.\n"
+      "Write the offset of the most frequent child, the first among equals, into records ``start`` to ``stop - 1``.\n"
       "Return how many of them have children.");
   module.def(
       "link_pairs",
@@ -195,7 +196,7 @@ void bind_build(nb::module_& module) {
         return find_damage(graph.trie, as_span(unigram_index));
       },
       "graph"_a, "unigram_index"_a,
-      "Return what no build would have written, or None; in time linear in the graph's size.");
+      "Return the first defect that no build would have written, or None; in time linear in the graph's size.");
   bind_keys(module);
   bind_emitter(module);
   bind_streams(module);

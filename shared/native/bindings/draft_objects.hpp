@@ -1,4 +1,4 @@
-// Drafts as Python sees them: the values of types.py.
+// Drafts as Python objects: the values of types.py.
 #pragma once
 
 #include <type_traits>
@@ -9,7 +9,7 @@
 
 namespace speculant {
 
-/// Numbers as a tuple; whole ones are not negative.
+/// Numbers as a tuple; integers are not negative.
 template <class Numbers>
 nb::object as_numbers(const Numbers& numbers) {
   nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
@@ -24,12 +24,12 @@ nb::object as_numbers(const Numbers& numbers) {
   return tuple;
 }
 
-/// Makes values of types.py, and is the one place that does. A draft is no bound struct: verifiers read its attributes
-/// again and again, which takes 20 ns each from slots and 30 to 50 from such a struct. Fields are set past the
-/// constructor of the frozen class, which takes 0.9 us, three times as long.
+/// Makes values of types.py; no other code does. A draft is not a bound struct, because verifiers read its attributes
+/// often, which takes 20 ns each from slots and 30 to 50 from such a struct. Fields are set without the constructor of
+/// the frozen class, which takes 0.9 us, three times as long.
 class DraftMaker {
  public:
-  /// The one of this process; outlives the interpreter's end.
+  /// The instance of this process; outlives the interpreter.
   static const DraftMaker& instance() {
     static const DraftMaker& maker = *new DraftMaker();
     return maker;
@@ -38,7 +38,7 @@ class DraftMaker {
   nb::object make(const std::vector<nb::object>& values) const {
     nb::object draft = make_(draft_);
     for (std::size_t index = 0; index < values.size(); ++index) set(draft, names_[index], values[index]);
-    set(draft, sources_, none_);  // all of them are n-grams
+    set(draft, sources_, none_);  // all nodes come from n-grams
     return draft;
   }
   nb::object make_proposals(const nb::object& bounds, const nb::object& ids, const nb::object& probabilities) const {
@@ -65,7 +65,7 @@ class DraftMaker {
   std::vector<nb::object> names_;
 };
 
-/// A draft as Python sees it. `distributions`: that its proposals are in; null if it has none.
+/// A draft as a Python object. `distributions`: those of its proposals; null if it has none.
 inline nb::object as_draft(const Draft& draft, const Distributions* distributions, const std::string& strategy,
                            std::uint64_t draft_id) {
   const DraftMaker& maker = DraftMaker::instance();

@@ -1,4 +1,4 @@
-// What drafts are made from besides the graph, and the drafter: memories, calibrations, settings.
+// The drafter, and its inputs besides the graph: memories, calibrations, settings.
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>
@@ -27,10 +27,11 @@ void fill(std::vector<Struct>& rows, const Table<const double>& values) {
   std::copy_n(values.data(), values.size(), reinterpret_cast<double*>(rows.data()));
 }
 
-/// A copy of a table, a part at a time: nobody waits for all of it. Rates of different moments are as good.
+/// A copy of a table, a part at a time, so that no thread waits for the whole copy. Rates of different moments are
+/// equally good.
 template <class Row>
 std::vector<Row> copy_in_parts(FairLock& lock, const std::vector<Row>& table) {
-  constexpr std::size_t kPart = 16'384;  // rows, 393 KB of bins: what is copied while the lock is held; a guess
+  constexpr std::size_t kPart = 16'384;  // rows, 393 KB of bins, copied while the lock is held; a guess
   std::vector<Row> copied(table.size());
   for (std::size_t first = 0; first < table.size(); first += kPart) {
     Shared hold(lock);
@@ -54,7 +55,7 @@ ReadSettings read_by(nb::object function) {
 }
 
 void bind_calibration(nb::module_& module) {
-  nb::class_<Calibration>(module, "Calibration", "How reliable each kind of context is; learned while drafting.")
+  nb::class_<Calibration>(module, "Calibration", "Reliability of each kind of context, learned during drafting.")
       .def(
           "__init__",
           [](Calibration* self, const std::optional<Vector<const float>>& mixer_weights) {
@@ -66,14 +67,15 @@ void bind_calibration(nb::module_& module) {
           },
           "mixer_weights"_a.none() = nb::none(),
           nb::sig("def __init__(self, mixer_weights: numpy.typing.NDArray[numpy.float32] | None = None) -> None"),
-          "Make tables that know nothing yet. ``mixer_weights``: of what has the last word on candidates, if anything\n"
-          "has. ValueError where these are none.")
+          "Make empty tables. ``mixer_weights``: of the network that mixes the sources, if any. Raises ValueError if "
+          "they are\n"
+          "not weights.")
       .def_prop_rw(
           "records_examples", [](const Calibration& self) { return self.examples != nullptr; },
           [](Calibration& self, bool records) {
             self.examples = records ? std::make_shared<mixer::Examples>() : nullptr;
           },
-          "Whether positions that are learned from are kept, for :func:`train_mixer`.")
+          "Whether learned positions are kept, for :func:`train_mixer`.")
       .def_prop_ro(
           "weights",
           [](const Calibration& self) {
@@ -103,18 +105,18 @@ void bind_calibration(nb::module_& module) {
               fill(self.bins, bins);
             });
           },
-          "weights"_a, "bins"_a, "Take tables of these shapes. ValueError where they are of others.")
+          "weights"_a, "bins"_a, "Load tables of these shapes. ValueError if the shapes differ.")
       .def(
           "copy",
           [](const Calibration& self) {
             return without_gil([&] { return Shared(self.lock), std::make_shared<Calibration>(self); });
           },
-          "Return tables that change apart from these.");
+          "Return an independent copy.");
 }
 
-/// The rows of a memory that are kept, a part of the table at a time.
+/// The kept rows of a memory, a part of the table at a time.
 nb::object target_rows_of(const LearnedMemory& memory) {
-  constexpr std::size_t kPart = 4'096;  // slots, 295 KB: what is copied while the lock is held; a guess
+  constexpr std::size_t kPart = 4'096;  // slots, 295 KB, copied while the lock is held; a guess
   std::vector<std::int64_t> slots, keys;
   std::vector<Token> rows;
   without_gil([&] {
@@ -154,7 +156,7 @@ void restore_target_rows(LearnedMemory& memory, const Ids& slots, const Ids& key
 }
 
 void bind_memory(nb::module_& module) {
-  nb::class_<LearnedMemory>(module, "LearnedMemory", "What one tenant's sequences accepted.")
+  nb::class_<LearnedMemory>(module, "LearnedMemory", "The accepted text of one tenant's sequences.")
       .def(nb::init<std::int64_t>(), "max_tokens"_a)
       .def(
           "__len__",
@@ -164,22 +166,22 @@ void bind_memory(nb::module_& module) {
           [](LearnedMemory& self, const Ids& ids) {
             without_gil([&] { self.add(tokens_of(as_span(ids), kMaxVocabulary)); });
           },
-          "token_ids"_a, "Add a text; no match runs across its ends.")
+          "token_ids"_a, "Add a text; no match crosses its ends.")
       .def(
           "target_rows", &target_rows_of,
           nb::sig(
               "def target_rows(self) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], "
               "numpy.typing.NDArray[numpy.int32]]"),
           "Return the target's rows that its sequences share, for :meth:`restore_target_rows`: slots, their keys, and\n"
-          "their rows one after another.")
+          "their rows, concatenated.")
       .def("restore_target_rows", &restore_target_rows, "slots"_a, "keys"_a, "rows"_a,
-           "Fill slots as :meth:`target_rows` returned them. IndexError where there is none.")
+           "Restore slots from :meth:`target_rows`. IndexError if there is no such slot.")
       .def(
           "take_is_changed",
           [](LearnedMemory& self) {
             return without_gil([&] { return Exclusive(self.lock), std::exchange(self.rows.is_changed, false); });
           },
-          "Return whether rows of the target came since the last call.")
+          "Return whether rows of the target were added since the last call.")
       .def(
           "set_graphs",
           [](LearnedMemory& self, const std::vector<std::shared_ptr<const GraphView>>& graphs) {
@@ -194,11 +196,11 @@ void bind_memory(nb::module_& module) {
       .def_prop_rw(
           "is_forgotten", [](const LearnedMemory& self) { return self.is_forgotten.load(); },
           [](LearnedMemory& self, bool is_forgotten) { self.is_forgotten = is_forgotten; },
-          "Whether nothing is added any more by sequences that end.");
+          "Whether ending sequences no longer add their text.");
 }
 
 void bind_settings(nb::module_& module) {
-  nb::class_<DraftSettings>(module, "DraftSettings", "How to draft; siblings by their number on the wire.")
+  nb::class_<DraftSettings>(module, "DraftSettings", "Drafting settings; siblings by their number on the wire.")
       .def(
           "__init__",
           [](DraftSettings* self, std::string strategy, const std::string& method, bool fills_budget,
@@ -222,8 +224,8 @@ void bind_settings(nb::module_& module) {
           },
           nb::kw_only(), "strategy"_a, "method"_a, "fills_budget"_a, "sources"_a, "max_depth"_a, "max_branches"_a,
           "max_candidates"_a, "temperature"_a, "is_coupled"_a, "siblings"_a, "omits_proposals"_a,
-          "``strategy``: as drafts name it. ``method``: one of :func:`methods`. ``fills_budget``: whatever least\n"
-          "probability is asked for. ``sources``: session, corpus, skip-gram, learned, target rows, neural.");
+          "``strategy``: its name in drafts. ``method``: one of :func:`methods`. ``fills_budget``: ignore the least\n"
+          "probability. ``sources``: session, corpus, skip-gram, learned, target rows, neural.");
 }
 
 }  // namespace
@@ -234,11 +236,11 @@ void bind_drafter(nb::module_& module) {
   module.attr("MAX_GRAPHS") = kMaxNamedGraphs;
   module.def(
       "methods", [] { return std::vector<std::string>(std::begin(kMethods), std::end(kMethods)); },
-      "How strategies may draft, by name.");
+      "Names of the methods of drafting.");
   bind_calibration(module);
   bind_memory(module);
   bind_settings(module);
-  nb::class_<Drafter>(module, "Drafter", "Drafts from graphs, and from what sequences accept.")
+  nb::class_<Drafter>(module, "Drafter", "Drafts from graphs, and from accepted tokens of sequences.")
       .def(
           "__init__",
           [](Drafter* self, const std::vector<std::shared_ptr<const GraphView>>& graphs, Token vocabulary_size,
@@ -249,11 +251,11 @@ void bind_drafter(nb::module_& module) {
           },
           "graphs"_a, "vocabulary_size"_a, "calibration"_a, "max_session_tokens"_a, "num_threads"_a, "settings_of"_a,
           "Draft from at most MAX_GRAPHS graphs, or from none; ids below ``vocabulary_size`` are tokens.\n\n"
-          "``num_threads``: that draft trees for a batch; drafts are the same on any number.\n"
-          "``settings_of`` returns the settings that a StrategyOptions (bytes) asks for.")
+          "``num_threads``: threads that draft trees for a batch; the number does not change drafts.\n"
+          "``settings_of`` returns the settings for a StrategyOptions (bytes).")
       .def_prop_ro(
           "num_read", [](Drafter& self) { return without_gil([&] { return self.num_read(); }); },
-          "Records of the graph that calls which have ended read for the most frequent successors of contexts.");
+          "Records of graphs read in search of most frequent successors, by finished calls.");
 }
 
 }  // namespace speculant

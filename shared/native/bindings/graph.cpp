@@ -19,7 +19,7 @@ std::vector<Token> tokens_of(const GraphView& graph, const Ids& ids) {
   return speculant::tokens_of(as_span(ids), graph.trie.vocabulary_size());
 }
 
-/// A context that Python names, which may be none of this graph.
+/// A context named by Python, checked against this graph.
 Context checked(const GraphView& graph, std::int64_t order, std::int64_t node) {
   if (!graph.trie.has_context({order, node})) throw RequestError("the graph has no such context");
   return {order, node};
@@ -33,10 +33,11 @@ const Level& checked_level(const GraphView& graph, std::int64_t length, std::int
   return graph.trie.level(length);
 }
 
-/// Count how much of a text is known: per order, positions with so many tokens before them; those whose context is
-/// known; those where its most frequent successor follows; and the last two of those where it is the longest known one.
+/// Count how much of a text is known. Per order: positions with this many tokens before them; positions with a known
+/// context; positions where its most frequent successor follows; and the last two counts for positions where it is the
+/// longest known context.
 std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span<const std::uint32_t> ids) {
-  constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;  // as the builder writes it between documents
+  constexpr std::uint32_t kDocumentSeparator = 0xFFFFFFFF;  // the builder writes it between documents
   std::vector<std::array<std::int64_t, 5>> counts(static_cast<std::size_t>(trie.max_order()) + 1);
   const auto of = [&](std::int64_t order) -> auto& { return counts[static_cast<std::size_t>(order)]; };
   Context longest;
@@ -70,14 +71,14 @@ void bind_graph(nb::module_& module) {
                     std::optional<Vector<const std::uint32_t>>>(),
            "words"_a, "table"_a, "model_words"_a = nb::none(),
            "View a block of words, and those of a neural model; the table is that of ``graph/layout.py``. ValueError\n"
-           "where it lies outside, or the model is none.")
+           "if it refers to words outside, or the model is invalid.")
       .def(
           "match",
           [](const GraphView& self, const Ids& ids) {
             const Context context = self.trie.match(tokens_of(self, ids));
             return Pair{context.order, context.node};
           },
-          "token_ids"_a, "Return (order, record) of the longest end that has successors; (0, 0) if none has.")
+          "token_ids"_a, "Return (order, record) of the longest suffix with successors; (0, 0) if there is none.")
       .def(
           "find_ngram",
           [](const GraphView& self, const Ids& ids) -> std::int64_t {
@@ -113,7 +114,7 @@ void bind_graph(nb::module_& module) {
             return as_array(std::move(ngrams));
           },
           "length"_a, "low"_a, "high"_a,
-          "Return a range of n-grams of one length, one after another: ``length`` tokens each.")
+          "Return a range of n-grams of one length, concatenated: ``length`` tokens each.")
       .def(
           "count_known",
           [](const GraphView& self, const Vector<const std::uint32_t>& ids) {

@@ -1,4 +1,4 @@
-// Drafts in this process: sequences one by one, and the rows of an engine's batch.
+// Drafts in this process: for single sequences, and for the rows of an engine's batch.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -40,19 +40,20 @@ void bind_local_steps(nb::module_& module) {
           [](LocalSteps& self, std::uint64_t id, const Ids& ids, bool is_prompt) {
             self.accept(id, as_span(ids), is_prompt);
           },
-          "session_id"_a, "token_ids"_a, "is_prompt"_a, "Add tokens to a sequence, and learn from those of no prompt.")
+          "session_id"_a, "token_ids"_a, "is_prompt"_a,
+          "Add tokens to a sequence, and learn from tokens after the prompt.")
       .def(
           "add_rows",
           [](LocalSteps& self, std::uint64_t id, const Ids& nodes, const Table<const std::int64_t>& rows) {
             self.add_rows(id, as_span(nodes), rows);
           },
           "session_id"_a, "nodes"_a, "rows"_a,
-          "Take the target's top tokens after nodes of the latest draft, to be learned with the tokens that come next.")
-      .def("num_bytes", &LocalSteps::num_bytes, "session_id"_a, "Return the memory that is a sequence's own.")
+          "Take the target's top tokens after nodes of the latest draft; they are learned with the next tokens.")
+      .def("num_bytes", &LocalSteps::num_bytes, "session_id"_a, "Return a sequence's own memory in bytes.")
       .def("changed", &LocalSteps::changed, "session_ids"_a, "texts"_a,
            nb::sig("def changed(self, session_ids: collections.abc.Sequence[int], "
                    "texts: list[typing.Any]) -> list[int]"),
-           "Return the sessions whose texts do not continue what was taken of them: open those again.")
+           "Return the sessions whose texts do not continue their known tokens; open these again.")
       .def(
           "draft",
           [](LocalSteps& self, const std::vector<std::uint64_t>& ids, const nb::list& texts,
@@ -89,11 +90,11 @@ void bind_local_steps(nb::module_& module) {
                   "settings: DraftSettings, max_entries: int, draft_id: int) "
                   "-> list[speculant_graph.types.Draft]"),
           "Draft for a batch.\n\n"
-          "``texts`` continue what was taken of them; of an empty one nothing is new. ``feedback``: per sequence None, "
-          "or\n"
-          "the draft that was verified, nodes, and the target's top tokens after each. Drafts end where another q may "
-          "not\n"
-          "fit into ``max_entries``.")
+          "``texts`` continue the known tokens of their sequences; an empty text adds no tokens. ``feedback``: per "
+          "sequence\n"
+          "None, or the verified draft, nodes, and the target's top tokens after each. A draft ends where another q "
+          "may\n"
+          "not fit into ``max_entries``.")
       .def(
           "draft_contexts",
           [](LocalSteps& self, const nb::list& contexts, const std::vector<std::int64_t>& budgets,
@@ -114,9 +115,8 @@ void bind_local_steps(nb::module_& module) {
           nb::sig("def draft_contexts(self, contexts: list[typing.Any], budgets: collections.abc.Sequence[int], "
                   "seeds: collections.abc.Sequence[int], positions: collections.abc.Sequence[int], "
                   "settings: DraftSettings, max_entries: int) -> list[speculant_graph.types.Draft]"),
-          "Draft for sequences of which these are the last tokens; nothing of them is remembered. ``positions`` are "
-          "those\n"
-          "of the first tokens drafted.")
+          "Draft for temporary sequences that end in these tokens. ``positions`` are those of the first drafted "
+          "tokens.")
       .def(
           "draft_rows",
           [](LocalSteps& self, const Batch& batch, const std::vector<std::int64_t>& budgets,
@@ -137,10 +137,10 @@ void bind_local_steps(nb::module_& module) {
             return drafts;
           },
           "batch"_a, "budgets"_a, "settings"_a, "least_probability"_a, "seconds"_a.none(), "rate"_a,
-          "Draft for the rows of an engine's batch, and keep what pays: nodes that bring more tokens than the seconds "
+          "Draft for the rows of an engine's batch, and keep the nodes that pay: their expected tokens exceed those "
           "that\n"
-          "they add to the pass would at ``rate``.\n\n"
-          "``seconds``: of passes over 0, 1, ... tokens; None keeps whole drafts.");
+          "the seconds they add to the pass must earn at ``rate``.\n\n"
+          "``seconds``: durations of passes over 0, 1, ... tokens; None keeps whole drafts.");
 }
 
 }  // namespace speculant

@@ -75,7 +75,7 @@ std::int64_t LocalSteps::num_bytes(std::uint64_t id) {
 std::vector<std::uint64_t> LocalSteps::changed(const std::vector<std::uint64_t>& ids, const nb::list& texts) const {
   std::vector<std::uint64_t> changed;
   for (std::size_t index = 0; index < ids.size(); ++index) {
-    const Known taken = known(ids[index]);  // a copy: a text's numbers may be anything, which runs Python
+    const Known taken = known(ids[index]);  // a copy, because converting a text's numbers may run Python code
     const Text text(texts[index]);
     bool is_same = text.size() >= taken.size;
     for (std::size_t back = 1; is_same && back <= std::min(taken.size, kTail); ++back) {
@@ -90,7 +90,7 @@ SequenceDraft& LocalSteps::add(Step& step, std::uint64_t id, const Text& text, s
   std::vector<std::uint32_t>& tokens = step.request.context_tokens;
   const std::size_t size = text.size(), first = std::min(known(id).size, size), before = tokens.size();
   for (std::size_t each = first; each < size; ++each) tokens.push_back(id_of(text[each]));
-  Known& taken = known(id);  // looked up again, as a text's numbers may be anything, which runs Python
+  Known& taken = known(id);  // looked up again, because converting a text's numbers may run Python code
   Step::Part& part = add_sequence(step, taken.session->id, first, size - first, budget);
   if (size == 0) {
     part.session = taken.session;

@@ -24,14 +24,14 @@ inline std::uint32_t id_of(std::int64_t number) {
   return 0 <= number && number < kNoId ? static_cast<std::uint32_t>(number) : kNoId;
 }
 
-/// What the target made of the latest draft of a sequence.
+/// The target's feedback on the latest draft of a sequence.
 struct LocalFeedback {
   std::uint64_t draft_id;
   std::vector<std::uint32_t> nodes;
   Table<const std::int64_t> rows;
 };
 
-/// The sessions of one drafter in this process, and their steps. Called with the GIL, which guards what it knows.
+/// The sessions of one drafter in this process, and their steps. Called with the GIL, which guards its state.
 class LocalSteps {
  public:
   explicit LocalSteps(std::shared_ptr<Drafter> drafter)
@@ -49,13 +49,13 @@ class LocalSteps {
   /// Add tokens to a sequence, and rows of the target for its latest draft.
   void accept(std::uint64_t id, std::span<const std::int64_t> ids, bool is_prompt);
   void add_rows(std::uint64_t id, std::span<const std::int64_t> nodes, const Table<const std::int64_t>& rows);
-  /// Memory that is a sequence's own.
+  /// A sequence's own memory, in bytes.
   std::int64_t num_bytes(std::uint64_t id);
 
-  /// The sequences, of these, whose texts do not continue what was taken of them.
+  /// The sequences whose texts do not continue their known tokens.
   std::vector<std::uint64_t> changed(const std::vector<std::uint64_t>& ids, const nb::list& texts) const;
 
-  /// A step that asks for drafts.
+  /// A step that requests drafts.
   static Step begin(const DraftSettings& settings, std::uint64_t draft_id,
                     std::optional<std::size_t> max_entries = std::nullopt) {
     return {.request = {},
@@ -65,29 +65,29 @@ class LocalSteps {
             .max_entries = max_entries,
             .learns_later = true};
   }
-  /// Add a sequence to a step: what is new of its text; of an empty one nothing, wherever the sequence is. What else is
-  /// wanted is up to the caller.
+  /// Add a sequence to a step, with the new tokens of its text; an empty text adds none. The caller fills the other
+  /// fields.
   SequenceDraft& add(Step& step, std::uint64_t id, const Text& text, std::int64_t budget);
   /// Add a sequence without a session.
   static SequenceDraft& add_stateless(Step& step, const Text& text, std::int64_t budget, std::uint64_t position);
-  /// Add what the target made of latest drafts. What names nodes that a draft does not have teaches nothing.
+  /// Add the target's feedback on latest drafts. Feedback on nodes outside of a draft is ignored.
   void add_feedback(Step& step, std::vector<std::optional<LocalFeedback>> feedback,
                     const std::vector<std::uint64_t>& ids) const;
-  /// Answer a step for sessions, or for none; what it taught is learned when this has returned.
+  /// Answer a step, with or without sessions; learning happens after this has returned.
   void run(Step& step, const std::vector<std::uint64_t>& ids);
 
  private:
-  // Last tokens by which a caller's text is known to continue the session's. A guess: a text that changed further back
-  // keeps its session, and its drafts are worse.
+  // Last tokens that must agree for a caller's text to continue the session's. A guess: a text that changed further
+  // back keeps its session, and its drafts are worse.
   static constexpr std::size_t kTail = 16;
 
   struct Known {
     std::shared_ptr<Session> session = {};
     std::size_t size = 0;
-    std::array<std::uint32_t, kTail> tail = {};  // a token at its position modulo kTail
+    std::array<std::uint32_t, kTail> tail = {};  // each token at its position modulo kTail
     std::size_t num_nodes = 0;                   // of its latest draft
 
-    /// Note tokens that follow; the last few are remembered.
+    /// Record further tokens; the last few are stored.
     template <class Ids>
     void take(const Ids& ids) {
       const std::size_t first = ids.size() - std::min(ids.size(), kTail);
@@ -96,12 +96,12 @@ class LocalSteps {
     }
   };
   std::vector<Token> end(Session& session);
-  /// What is known of an open session. Throws RequestError if there is none.
+  /// The state of an open session. Throws RequestError if there is none.
   const Known& known(std::uint64_t id) const;
   Known& known(std::uint64_t id) { return const_cast<Known&>(std::as_const(*this).known(id)); }
 
-  // In this process nobody limits anybody. kFar is half of the largest number, so that sums with it are numbers, too; 1
-  // GB of a message, of which there is none, only bounds the distributions of a step.
+  // In this process there are no limits between clients. kFar is half of the largest number, so that sums with it do
+  // not overflow; there is no message, and its limit of 1 GB only bounds the distributions of a step.
   static constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 2;
   static constexpr SessionLimits kNoLimits{std::numeric_limits<std::size_t>::max(), kFar, kFar, 0};
   static constexpr StepLimits kAnyStep{.max_sequences = std::numeric_limits<std::size_t>::max(),
@@ -114,10 +114,10 @@ class LocalSteps {
   std::shared_ptr<Drafter> drafter_;
   std::shared_ptr<SessionTable> table_;
   StepAnswerer steps_;
-  StepHost host_;  // asked for the graph alone: the settings are given
+  StepHost host_;  // asked only for the graph, because the settings are given
   std::unordered_map<std::uint64_t, Known> known_;
-  std::uint64_t last_number_ = 0;  // of a session: callers may number theirs from 0, which means none to a step
-  std::mutex ending_;              // held without the GIL, so that nobody takes what another session has learned
+  std::uint64_t last_number_ = 0;  // of a session: callers may number theirs from 0, which means no session in a step
+  std::mutex ending_;              // held without the GIL, so that no thread takes the learned text of another session
 };
 
 }  // namespace speculant

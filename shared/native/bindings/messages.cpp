@@ -1,4 +1,4 @@
-// The answers to steps as a client reads them, and the envelopes of messages.
+// The responses to steps as a client reads them, and the envelopes of messages.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace nb::literals;
 
-/// The answer to a step, as a client reads it.
+/// The response to a step, as a client reads it.
 struct StepAnswer {
   std::uint64_t graph_generation, draft_id;
   std::int64_t server_time_ns;
@@ -58,7 +58,7 @@ wire::StreamDraftResponse read_envelope(const nb::bytes& payload) {
   try {
     return wire::read_stream_response(as_view(payload));
   } catch (const wire::ParseError&) {
-    throw UnavailableError("what answers is no drafter, or a broken one; check the address");
+    throw UnavailableError("the server is not a drafter, or a broken one; check the address");
   }
 }
 
@@ -87,19 +87,21 @@ nb::object read_answer(const nb::bytes& payload, bool is_enveloped, const std::v
 }  // namespace
 
 void bind_messages(nb::module_& module) {
-  nb::class_<StepAnswer>(module, "StepAnswer", "The answer to a step; what it says of sequences is in their order.")
+  nb::class_<StepAnswer>(module, "StepAnswer",
+                         "The response to a step; values per sequence are in the order of the sequences.")
       .def_ro("graph_generation", &StepAnswer::graph_generation,
-              "Generation of the graph that answered; 0 if there were several.")
-      .def_ro("draft_id", &StepAnswer::draft_id, "Names the answer in later feedback; never 0 where drafts have nodes.")
+              "Generation of the graph that drafted; 0 if there were several.")
+      .def_ro("draft_id", &StepAnswer::draft_id,
+              "Identifies the response in later feedback; never 0 if drafts have nodes.")
       .def_ro("server_time_ns", &StepAnswer::server_time_ns, "Time spent on the step in the server, nanoseconds.")
       .def_ro("statuses", &StepAnswer::statuses, nb::for_getter(nb::sig("def statuses(self) -> tuple[int, ...]")),
-              "What became of each: a ``SequenceStatus``.")
+              "Per sequence, a ``SequenceStatus``.")
       .def_ro("next_positions", &StepAnswer::next_positions,
               nb::for_getter(nb::sig("def next_positions(self) -> tuple[int, ...]")),
-              "The position that the server expects next; 0 for a sequence without a session.")
+              "Per sequence, the position that the server expects next; 0 without a session.")
       .def_ro("generations", &StepAnswer::generations,
               nb::for_getter(nb::sig("def generations(self) -> tuple[int, ...]")),
-              "Generation of the graph that answered.")
+              "Per sequence, generation of the graph that drafted.")
       .def_ro("drafts", &StepAnswer::drafts,
               nb::for_getter(nb::sig("def drafts(self) -> list[speculant_graph.types.Draft]")),
               "Empty unless the status is OK.");
@@ -115,13 +117,13 @@ void bind_messages(nb::module_& module) {
       "payload"_a, "Return the step id of a StreamDraftRequest.");
   module.def(
       "read_answer_step_id", [](const nb::bytes& payload) { return read_envelope(payload).step_id; }, "payload"_a,
-      "Return the step id of a StreamDraftResponse. DrafterUnavailableError: it is none.");
+      "Return the step id of a StreamDraftResponse. DrafterUnavailableError: it can't be parsed.");
   module.def(
       "read_answer", &read_answer, "payload"_a, "is_enveloped"_a, "budgets"_a, "vocabulary_size"_a, "strategy"_a,
       nb::sig("def read_answer(payload: bytes, is_enveloped: bool, budgets: collections.abc.Sequence[int], "
               "vocabulary_size: int, strategy: str) -> StepAnswer | bytes"),
-      "Return what a DraftResponse, or a StreamDraftResponse, holds; of a step that failed, its StepError.\n\n"
-      "``budgets``: per sequence, most nodes asked for. An answer that breaks a rule of the wire is refused, so that\n"
+      "Return the content of a DraftResponse or a StreamDraftResponse; for a failed step, its StepError.\n\n"
+      "``budgets``: per sequence, requested nodes. A response that breaks a rule of the wire is refused, so that\n"
       "a draft can be verified safely.");
 }
 

@@ -1,4 +1,4 @@
-// The module: what Python sees of the core.
+// The core's Python module.
 #include "arrays.hpp"
 #include "errors.hpp"
 #include "locks.hpp"
@@ -29,11 +29,11 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
-/// What a bench and the tests see of locks.
+/// Statistics of locks, for a bench and the tests.
 void bind_locks(nb::module_& module) {
   module.def(
       "record_lock_holds", [](bool is_recorded) { LockHolds::is_recorded = is_recorded; }, nb::arg("is_recorded"),
-      "Begin, or end, to record how long locks are held, in the whole process.");
+      "Start, or stop, recording how long locks are held in the whole process.");
   module.def(
       "take_lock_holds",
       [] {
@@ -45,8 +45,7 @@ void bind_locks(nb::module_& module) {
         return holds;
       },
       nb::sig("def take_lock_holds() -> dict[str, tuple[int, int]]"),
-      "Return, and forget, how often the locks of each kind were held since they are recorded, and the nanoseconds of\n"
-      "the longest hold.");
+      "Return and reset the number of recorded holds of each kind of lock, and the longest hold in nanoseconds.");
 }
 
 }  // namespace
@@ -55,7 +54,7 @@ void bind_locks(nb::module_& module) {
 NB_MODULE(_core, module) {
   using namespace speculant;
   module.doc() =
-      "Look-ups, drafts and what they learn, and the steps of the wire, in C++. Calls work without the GIL, and raise\n"
+      "Look-ups, drafts, learning, and the steps of the wire, in C++. Calls work without the GIL, and raise\n"
       "the errors of ``speculant_graph.errors``: a caller's mistake is a DraftRequestError.";
   nb::register_exception_translator(translate);
   bind_graph(module);

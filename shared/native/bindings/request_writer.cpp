@@ -21,7 +21,7 @@ constexpr std::uint32_t kNoRowToken = 0xFFFFFFFF;  // on the wire: the row has n
   throw RequestError("a number of this step does not fit; token ids are whole numbers from 0 on");
 }
 
-/// A whole number from 0 on, of Python's or numpy's.
+/// A non-negative integer from Python or numpy.
 template <class Number>
 Number number_of(PyObject* object) {
   nb::object index;
@@ -38,7 +38,7 @@ Number number_of(PyObject* object) {
   return static_cast<Number>(value);
 }
 
-/// Calls `take` with each item of a sequence; returns how many there are.
+/// Calls `take` with each item of a sequence; returns their number.
 template <class Take>
 std::size_t for_each(PyObject* sequence, Take&& take) {
   const nb::object items = nb::steal(PySequence_Fast(sequence, ""));
@@ -65,7 +65,7 @@ std::vector<std::uint32_t> numbers_of(nb::handle sequence) {
   return numbers;
 }
 
-/// A DraftRequest while it is written, sequence by sequence.
+/// A DraftRequest under construction, sequence by sequence.
 class RequestWriter {
  public:
   RequestWriter(const nb::bytes& graph, const nb::bytes& options) {
@@ -73,7 +73,7 @@ class RequestWriter {
     request_.options.bytes.assign(options.c_str(), options.size());
   }
 
-  /// Add a sequence, or nothing where an error is thrown.
+  /// Add a sequence; if an error is thrown, nothing is added.
   void add(nb::handle token_ids, nb::handle session_id, nb::handle position, nb::handle budget, nb::handle seed,
            double least, nb::handle draft_id, nb::handle nodes, nb::handle rows) {
     const auto number = [](nb::handle each) { return number_of<std::uint64_t>(each.ptr()); };
@@ -121,7 +121,7 @@ class RequestWriter {
     values.insert(values.end(), more.begin(), more.end());
   }
 
-  /// Add the rows of all sequences, filled up to the width of the widest.
+  /// Add the rows of all sequences, padded to the width of the widest.
   void add_rows(wire::DraftRequest& request) const {
     if (request.feedback_nodes.empty()) {
       request.feedback_draft_ids.clear(), request.feedback_row_counts.clear();
@@ -147,9 +147,9 @@ class RequestWriter {
 }  // namespace
 
 void bind_request_writer(nb::module_& module) {
-  nb::class_<RequestWriter>(module, "RequestWriter", "A DraftRequest while it is written, sequence by sequence.")
+  nb::class_<RequestWriter>(module, "RequestWriter", "A DraftRequest under construction, sequence by sequence.")
       .def(nb::init<const nb::bytes&, const nb::bytes&>(), "graph"_a, "options"_a,
-           "Begin one. ``graph``: its name in UTF-8; ``options``: a StrategyOptions.")
+           "Begin a message. ``graph``: its name in UTF-8; ``options``: a StrategyOptions.")
       .def("add", &RequestWriter::add, "token_ids"_a, "session_id"_a = 0, "position"_a = 0,
            "node_budget"_a.none() = nb::none(), "seed"_a = 0, "least_probability"_a = 0.0, "draft_id"_a = 0,
            "nodes"_a = nb::make_tuple(), "rows"_a.none() = nb::none(),
@@ -157,13 +157,12 @@ void bind_request_writer(nb::module_& module) {
                    "node_budget: int | None = None, seed: int = 0, least_probability: float = 0.0, draft_id: int = 0, "
                    "nodes: collections.abc.Sequence[int] = (), "
                    "rows: numpy.typing.NDArray[numpy.int64] | None = None) -> None"),
-           "Add a sequence, or nothing where a number does not fit, which is refused.\n\n"
-           "``token_ids``: those that are new to its session, or, where ``session_id`` is 0, the last ones of a "
-           "sequence "
-           "that\n"
-           "has none; ``position``: index of the first of them in the whole sequence. ``node_budget``: most nodes to "
+           "Add a sequence; if a number does not fit, refuse it and add nothing.\n\n"
+           "``token_ids``: tokens that are new to its session, or, if ``session_id`` is 0, the last tokens of a "
+           "sequence without a\n"
+           "session; ``position``: index of the first of them in the whole sequence. ``node_budget``: most nodes to "
            "draft; None,\n"
-           "for all sequences or for none, leaves it to the server. ``draft_id``, ``nodes`` and ``rows``: as in\n"
+           "for all sequences or for none, means the server's default. ``draft_id``, ``nodes`` and ``rows``: as in\n"
            ":class:`~speculant_graph.types.Feedback`.")
       .def(
           "payload",
@@ -171,9 +170,7 @@ void bind_request_writer(nb::module_& module) {
             return to_bytes(self.written(step_id).view());
           },
           "step_id"_a.none() = nb::none(),
-          "Return the message, or, with a step id, the StreamDraftRequest round it. Arrays that hold nothing but "
-          "defaults\n"
-          "stay empty.");
+          "Return the message, or, with a step id, the StreamDraftRequest with it. Arrays of defaults stay empty.");
 }
 
 }  // namespace speculant

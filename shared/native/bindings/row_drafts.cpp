@@ -1,4 +1,4 @@
-// The rows of an engine's batch: which sequences they are, and how much of their drafts is kept.
+// The rows of an engine's batch: their sequences, and the kept parts of their drafts.
 #include "row_drafts.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -27,7 +27,7 @@ void keep_paying(Step& step, std::span<const double> seconds, double rate) {
       nodes.push_back({draft.probabilities[node], index, node});
     }
   }
-  // No path is more probable than its beginning, and equals stay in order: parents stay before their children.
+  // No path is more probable than its beginning, and the sort is stable, so parents stay before their children.
   std::stable_sort(nodes.begin(), nodes.end(), [](auto& a, auto& b) { return a.probability > b.probability; });
   std::vector<double> gains;
   for (const Node& node : nodes) gains.push_back(node.probability);
@@ -44,12 +44,12 @@ void keep_paying(Step& step, std::span<const double> seconds, double rate) {
 }
 
 void bind_rows(nb::module_& module) {
-  nb::class_<Batch>(module, "Batch", "The rows of a batch as sequences, which have numbers. Holds on to their texts.")
+  nb::class_<Batch>(module, "Batch", "The rows of a batch as numbered sequences. Keeps references to their texts.")
       .def_prop_ro(
           "session_ids", [](const Batch& self) { return self.rows.ids; }, "Per row, its sequence.")
       .def_prop_ro(
           "texts", [](const Batch& self) { return self.given; }, nb::sig("def texts(self) -> list[typing.Any]"),
-          "As they were given.")
+          "The texts as given.")
       .def_prop_ro(
           "begun", [](const Batch& self) { return self.rows.begun; }, "Rows that begin a sequence.")
       .def_prop_ro(
@@ -59,7 +59,7 @@ void bind_rows(nb::module_& module) {
           "Whether a sequence has begun or ended.")
       .def_prop_ro(
           "num_new", [](const Batch& self) { return self.rows.num_new; },
-          "Tokens that are new to the sequences that go on.");
+          "Number of new tokens in continued sequences.");
   nb::class_<RowTracker>(module, "RowTracker", "Finds the sequences of an engine's rows, from batch to batch.")
       .def(nb::init<std::size_t>(), "most_new"_a, "``most_new``: most tokens that a step adds to a row.")
       .def(
@@ -83,7 +83,7 @@ void bind_rows(nb::module_& module) {
           nb::sig("def match(self, texts: list[typing.Any], "
                   "names: collections.abc.Sequence[str] | None) -> Batch"),
           "Return the sequences of all rows.\n\n"
-          "``texts``: prompts included. ``names``: of their requests, if the engine names them.");
+          "``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.");
   module.def(
       "best_size",
       [](const std::vector<double>& gains, const Vector<const double>& seconds, double rate) {
@@ -91,23 +91,24 @@ void bind_rows(nb::module_& module) {
         return best_size(gains, as_span(seconds), rate);
       },
       "gains"_a, "seconds"_a, "rate"_a,
-      "Return how many units to add to a pass, the best first, so that gains - rate * seconds is largest.\n\n"
-      "``gains``: tokens that each unit is expected to bring, descending. ``seconds``: of the pass with 0, 1, ... "
-      "units.\n"
-      "``rate``: tokens a second that it must earn.");
-  nb::class_<RowDrafts>(module, "RowDrafts", "Drafts of the rows of an engine's batch, one after another.")
+      "Return the number of units to add to a pass, the best first, that maximises gains - rate * seconds.\n\n"
+      "``gains``: expected tokens of each unit, descending. ``seconds``: durations of the pass with 0, 1, ... units.\n"
+      "``rate``: tokens per second that it must earn.");
+  nb::class_<RowDrafts>(module, "RowDrafts", "Drafts of the rows of an engine's batch, concatenated.")
       .def(nb::init<std::vector<std::uint32_t>, std::vector<Token>, std::vector<std::int32_t>, std::vector<double>,
                     std::optional<std::size_t>>(),
            "lengths"_a, "token_ids"_a, "parents"_a, "path_probabilities"_a, "num_drafted"_a = nb::none(),
-           "Take nodes of every row, and of all nodes what :class:`~speculant_graph.types.Draft` holds.")
+           "Take the number of nodes of every row, and the fields of :class:`~speculant_graph.types.Draft` for all "
+           "nodes.")
       .def("__len__", [](const RowDrafts& self) { return self.lengths.size(); })
       .def_prop_ro(
-          "num_nodes", [](const RowDrafts& self) { return self.tokens.size(); }, "Nodes of all rows.")
-      .def_ro("num_drafted", &RowDrafts::num_drafted, "Nodes that were drafted, those that were not kept included.")
-      .def_ro("lengths", &RowDrafts::lengths, "Nodes of every row.")
-      .def_ro("token_ids", &RowDrafts::tokens, "Of all nodes.")
-      .def_ro("parents", &RowDrafts::parents, "Of all nodes; within a row 0 is its end, j + 1 its node j.")
-      .def_ro("path_probabilities", &RowDrafts::probabilities, "Of all nodes; empty if the strategy has none.")
+          "num_nodes", [](const RowDrafts& self) { return self.tokens.size(); }, "Number of nodes of all rows.")
+      .def_ro("num_drafted", &RowDrafts::num_drafted, "Number of drafted nodes, including those that were not kept.")
+      .def_ro("lengths", &RowDrafts::lengths, "Number of nodes of every row.")
+      .def_ro("token_ids", &RowDrafts::tokens, "Token ids of all nodes.")
+      .def_ro("parents", &RowDrafts::parents, "Parents of all nodes; within a row 0 is its end, j + 1 its node j.")
+      .def_ro("path_probabilities", &RowDrafts::probabilities,
+              "Path probabilities of all nodes; empty if the strategy has none.")
       .def_prop_ro(
           "largest_id",
           [](const RowDrafts& self) {

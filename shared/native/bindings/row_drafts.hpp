@@ -11,7 +11,7 @@
 
 namespace speculant {
 
-/// The rows of a batch as they were given, and the sequences that they are.
+/// The rows of a batch as given, and their sequences.
 struct Batch {
   Batch() = default;
   Batch(Batch&&) = default;
@@ -20,16 +20,16 @@ struct Batch {
   MatchedRows rows = {};
 };
 
-/// Leave out of drafts what does not pay: of all nodes the most probable ones are kept.
+/// Drop nodes that do not pay: the most probable nodes of all drafts are kept.
 void keep_paying(Step& step, std::span<const double> seconds, double rate);
 
-/// Drafts of the rows of a batch, one after another; made into Python's when they are asked for.
+/// Drafts of the rows of a batch, concatenated; converted to Python objects on access.
 struct RowDrafts {
   std::vector<std::uint32_t> lengths;
   std::vector<Token> tokens;
   std::vector<std::int32_t> parents;
-  std::vector<double> probabilities;  // empty where the strategy has none
-  std::size_t num_drafted = 0;        // nodes, those that were not kept included
+  std::vector<double> probabilities;  // empty if the strategy has none
+  std::size_t num_drafted = 0;        // nodes, including those that were not kept
 
   explicit RowDrafts(const Step& step) {
     for (const Step::Part& part : step.parts) part.draft.append_to(lengths, tokens, parents, probabilities);

@@ -1,4 +1,4 @@
-// The sessions of a server, and the answers to its steps.
+// The sessions of a server, and the responses to its steps.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -17,7 +17,7 @@ using namespace nb::literals;
 
 constexpr const char* kReasons[] = {"closed", "idle", "limit", "memory", "diverged"};
 
-/// A server's steps, and what it answers them with: functions of Python's.
+/// A server's steps, with its Python functions.
 struct ServedSteps {
   StepAnswerer core;
   nb::object check_options, graph_of, default_generation;
@@ -48,12 +48,12 @@ void bind_table(nb::module_& module) {
           [](SessionTable* self, std::size_t max_sessions, std::int64_t max_bytes, std::int64_t idle_timeout_ns,
              std::int64_t busy_ns) { new (self) SessionTable({max_sessions, max_bytes, idle_timeout_ns, busy_ns}); },
           nb::kw_only(), "max_sessions"_a, "max_bytes"_a, "idle_timeout_ns"_a, "busy_ns"_a,
-          "Make an empty table of so many sessions and bytes at most. Beyond that, the session that was not used for\n"
-          "longest is dropped, unless it was used within ``busy_ns``.")
+          "Make an empty table with limits of sessions and bytes. Beyond them, the least recently used session is\n"
+          "dropped, unless it was used within ``busy_ns``.")
       .def("__len__", [](const SessionTable& self) { return without_gil([&] { return self.size(); }); })
       .def_prop_ro(
           "num_bytes", [](const SessionTable& self) { return without_gil([&] { return self.num_bytes(); }); },
-          "Memory of all sessions.")
+          "Memory of all sessions in bytes.")
       .def(
           "open",
           [](SessionTable& self, std::uint64_t id, std::shared_ptr<Drafter> drafter, std::uint64_t generation,
@@ -84,8 +84,7 @@ void bind_table(nb::module_& module) {
               return session && self.use(*session, now_ns);
             });
           },
-          "session_id"_a, "now_ns"_a,
-          "Note that a session is used; False if there is none, or it was idle for too long.")
+          "session_id"_a, "now_ns"_a, "Mark a session as used; False if there is none, or it was idle for too long.")
       .def(
           "end",
           [](SessionTable& self, std::uint64_t id) {
@@ -99,7 +98,7 @@ void bind_table(nb::module_& module) {
           "End all sessions.")
       .def(
           "sweep", [](SessionTable& self, std::int64_t now_ns) { without_gil([&] { self.sweep(now_ns); }); },
-          "now_ns"_a, "End the sessions that are idle for too long.")
+          "now_ns"_a, "End sessions that are idle for too long.")
       .def(
           "take_ended",
           [](SessionTable& self) {
@@ -114,7 +113,8 @@ void bind_table(nb::module_& module) {
           nb::sig(
               "def take_ended(self) -> list[tuple[int, "
               "typing.Literal['closed', 'idle', 'limit', 'memory', 'diverged'], numpy.typing.NDArray[numpy.int32]]]"),
-          "Return the sessions that ended since the last call: number, why, and what their memories have learned.");
+          "Return the sessions that ended since the last call: number, reason, and the text that their memories have "
+          "learned.");
 }
 
 }  // namespace
@@ -140,14 +140,13 @@ void bind_steps(nb::module_& module) {
                   "graph_of: collections.abc.Callable[[str, typing.Any], tuple[Drafter, int]], "
                   "default_generation: collections.abc.Callable[[], int], max_sequences: int, max_tokens: int, "
                   "max_nodes: int, max_step_nodes: int, max_message_bytes: int, budget: int) -> None"),
-          "Answer steps within limits; ``budget`` is what requests leave to the server.\n\n"
-          "``check_options`` refuses a StrategyOptions that asks for what is not served. ``graph_of`` finds the "
-          "drafter "
-          "and\n"
+          "Answer steps within limits; ``budget`` is the server's default of nodes.\n\n"
+          "``check_options`` refuses a StrategyOptions with an option that is not served. ``graph_of`` finds the "
+          "drafter and\n"
           "the generation for sequences without a session, by the graph's name and the principal of the call.\n"
-          "``default_generation`` names the generation where no graph answers. None of them may refer to this object: "
-          "it\n"
-          "would never be freed.")
+          "``default_generation`` returns the generation if no graph drafts. None of them may refer to this object, "
+          "because\n"
+          "it would never be freed.")
       .def(
           "answer",
           [](ServedSteps& self, const nb::bytes& payload, bool is_enveloped, const Tenants& tenants,
@@ -169,10 +168,12 @@ void bind_steps(nb::module_& module) {
           nb::sig("def answer(self, payload: bytes, is_enveloped: bool, tenants: collections.abc.Sequence[str] | None, "
                   "draft_id: int, now_ns: int, principal: object, "
                   "most_ns: int | None = None) -> tuple[bytes, int, int, int, int, int] | None"),
-          "Answer a DraftRequest, or a StreamDraftRequest: the answer, sequences, nodes drafted, drafts that are\n"
-          "empty though some nodes were asked for, those without the neural model of their graph, and nanoseconds.\n\n"
-          "``tenants``: whose sessions may be used; None: all. With ``most_ns``, a step that may take longer is not\n"
-          "answered: None, and nothing was done.");
+          "Answer a DraftRequest, or a StreamDraftRequest. Return the response, and the numbers of sequences, drafted "
+          "nodes,\n"
+          "empty drafts although nodes were requested, drafts without their graph's neural model, and nanoseconds.\n\n"
+          "``tenants``: tenants whose sessions may be used; None: all. With ``most_ns``, a step that may take longer "
+          "is not\n"
+          "run, and the result is None.");
 }
 
 }  // namespace speculant

@@ -1,4 +1,4 @@
-// A text of Python's, read as it lies in memory where that is possible.
+// A Python text, read in place if possible.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace speculant {
 
-/// A text of Python's: an array of whole numbers, or any sequence of them; to be read while it lives.
+/// A Python text: an array of integers, or any sequence of them; valid during its lifetime.
 class Text {
  public:
   explicit Text(nb::handle text) {
@@ -20,7 +20,7 @@ class Text {
         if (has_view_) return;
         PyBuffer_Release(&view_);
       }
-      PyErr_Clear();  // read number by number, as where it is not contiguous
+      PyErr_Clear();  // read number by number, as if not contiguous
     }
     numbers_ = PyList_Check(text.ptr()) ? nb::borrow(text) : nb::steal(PySequence_List(text.ptr()));
     if (!numbers_.is_valid()) nb::raise_python_error();
@@ -43,7 +43,7 @@ class Text {
     }
     return number;
   }
-  /// The text as it lies in memory, or as it is put into `numbers`.
+  /// The text in place, or copied into `numbers`.
   std::span<const std::int32_t> ids(std::vector<std::int32_t>& numbers) const {
     if (has_view_ && view_.itemsize == 4) return {static_cast<const std::int32_t*>(view_.buf), size()};
     for (std::size_t index = 0; index < size(); ++index) numbers.push_back(static_cast<std::int32_t>((*this)[index]));

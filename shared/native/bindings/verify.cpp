@@ -1,4 +1,4 @@
-// What a verifier on a CPU does to scores, to its KV cache and to packed weights.
+// Kernels of a verifier on a CPU for scores, the KV cache and packed weights.
 #include <nanobind/stl/pair.h>
 
 #include "arrays.hpp"
@@ -36,7 +36,7 @@ void bind_verify(nb::module_& module) {
         return gumbel_argmax(as_span(scores), noise_key);
       },
       "scores"_a, "noise_key"_a,
-      "Return the token with the largest sum of score and noise, and the sum: NaN where a score is NaN or +inf.");
+      "Return the token with the largest sum of score and noise, and the sum: NaN if a score is NaN or +inf.");
   module.def(
       "top_p_filter",
       [](const Vector<const float>& scores, const Vector<const float>& probabilities, float most_removed,
@@ -52,8 +52,8 @@ void bind_verify(nb::module_& module) {
         return std::pair(as_array(std::move(border.tokens)), border.mass);
       },
       "scores"_a, "probabilities"_a, "most_removed"_a, "kept"_a.noconvert(),
-      "Copy the scores of tokens that are more probable than those at the border of the nucleus, others become -inf.\n"
-      "Return the tokens at the border, which are about equally probable, and the mass of those below it.");
+      "Copy the scores of tokens that are more probable than the border of the nucleus; others become -inf.\n"
+      "Return the tokens at the border, which are about equally probable, and the mass of the tokens below it.");
   bind_decoding<float>(module);
   bind_decoding<std::uint16_t>(module);
   module.def(

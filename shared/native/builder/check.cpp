@@ -1,4 +1,4 @@
-// Every check relies only on what the ones before it have proven, so that damaged arrays are safe to check.
+// Every check relies only on facts that earlier checks have proven, so that damaged arrays are safe to check.
 #include <algorithm>
 
 #include "builder/records.hpp"
@@ -6,7 +6,7 @@
 namespace speculant {
 namespace {
 
-/// Whether tokens are in the vocabulary, counts positive, and ranges follow each other up to the last child.
+/// Whether tokens are in the vocabulary, counts are positive, and ranges are contiguous up to the last child.
 bool columns_are_sound(const Trie& trie, std::int64_t length) {
   const Level& level = trie.level(length);
   const bool has_children = length <= trie.max_order();
@@ -39,7 +39,7 @@ bool index_is_sound(const Level& level, std::span<const std::uint32_t> index) {
   return true;
 }
 
-/// Whether children ascend, count no more than their context, and the most frequent one is marked.
+/// Whether children ascend, their counts do not exceed their context's, and the most frequent one is marked.
 bool children_are_sound(const Level& level, const Level& next) {
   for (std::int64_t node = 0; node < level.size; ++node) {
     const Range children = children_of(level, node);
@@ -57,7 +57,7 @@ bool children_are_sound(const Level& level, const Level& next) {
 bool links_are_sound(const Trie& trie, std::int64_t length) {
   const Level &level = trie.level(length), &next = trie.level(length + 1);
   for (std::int64_t node = 0; node < level.size; ++node) {
-    Range among{0, level.size};  // of two tokens: the last one alone
+    Range among{0, level.size};  // for two tokens: only the last one
     if (length > 1) among = children_of(trie.level(length - 1), level.record(node)[kLink]);
     const Range children = children_of(level, node);
     for (std::int64_t child = children.low; child < children.high; ++child) {

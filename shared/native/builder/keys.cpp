@@ -9,11 +9,11 @@
 namespace speculant {
 namespace {
 
-constexpr int kWordBits = 63;          // of a key that one word holds: three tokens of 21 bits
+constexpr int kWordBits = 63;          // of a word that a key uses: three tokens of 21 bits
 constexpr std::int64_t kMaxWords = 4;  // of 11 tokens with 21 bits each, for a graph of order 10
-// How buckets are sorted: up to 48 keys by insertion, from 8,192 keys on by digits of 11 bits instead of 8, whose 2,048
-// counts are then a small part of the work. Guesses: the keys are the same with any; docs/experiments.md has the time
-// of a whole build.
+// How buckets are sorted: up to 48 keys by insertion, from 8,192 keys on by digits of 11 bits instead of 8, because the
+// 2,048 counts are then a small part of the work. Guesses: the result does not depend on them; docs/experiments.md has
+// the time of a whole build.
 constexpr std::int64_t kInsertionSort = 48, kManyKeys = 8192;
 constexpr int kWideDigit = 11, kDigit = 8;
 
@@ -29,7 +29,7 @@ bool begins_with(std::span<const std::uint32_t> tokens, std::size_t position, st
   return true;
 }
 
-/// A key as one thing, which is compared as n-grams are.
+/// A key as one value that compares like its n-gram.
 template <std::size_t kWords>
 using Key = std::array<std::uint64_t, kWords>;
 
@@ -48,11 +48,11 @@ void insertion_sort(Keys source, Keys target) {
   }
 }
 
-/// How often every digit of a word occurs, then where the next key with it goes.
+/// Counts of every digit of a word, and later the position of the next key with it.
 using Histograms = std::vector<std::array<std::uint32_t, 1 << kWideDigit>>;
 
-/// Write `source`, which is overwritten, in order to `target`: by the tokens after `depth`, digit by digit from the
-/// last one on.
+/// Write `source`, which is overwritten, in sorted order to `target`: by the tokens after `depth`, digit by digit from
+/// the last one.
 template <class Keys>
 void radix_sort(Keys source, Keys target, std::int64_t depth, const KeyLayout& layout, Histograms& histograms) {
   bool is_in_target = false;
@@ -191,7 +191,7 @@ void KeyReader::set_token(std::int64_t depth, Token token) {
   std::fill(key_.begin() + static_cast<std::ptrdiff_t>(word) + 1, key_.end(), 0);
 }
 
-/// What remains of an n-gram's count without the children that are kept.
+/// The rest of an n-gram's count without its kept children.
 std::int64_t KeyReader::own_count(std::int64_t count, std::int64_t length, Range children) const {
   if (length == layout_.length || children.empty()) return count;
   const Level& next = trie_.level(length + 1);
@@ -235,7 +235,7 @@ std::size_t merge_keys(WeightedKeys& first, WeightedKeys& second, std::size_t nu
     std::int64_t weight = 0;
     if (order <= 0) weight += first.weights[first.next++];
     if (order >= 0) weight += second.weights[second.next++];
-    if (weight != 0) weights[found++] = weight;  // else nothing is left of what was taken away
+    if (weight != 0) weights[found++] = weight;  // otherwise the rest is zero
   }
   return found;
 }

@@ -1,5 +1,5 @@
-// Keys: n-grams of N+1 tokens packed into words, gathered from a token stream and sorted, or read from a graph and
-// merged; keys.py says what they are.
+// Keys: n-grams of N+1 tokens packed into words, collected from a token stream and sorted, or read from a graph and
+// merged; keys.py defines them.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ using Weights = std::span<const std::int64_t>;
 
 /// How n-grams are packed.
 struct KeyLayout {
-  /// Throws std::invalid_argument for what no graph has.
+  /// Throws std::invalid_argument for sizes that no graph has.
   KeyLayout(std::int64_t length, int bits);
 
   std::int64_t word_of(std::int64_t depth) const { return depth / per_word; }
-  /// How far a word's token is from its lowest bit.
+  /// The shift of a token in its word, in bits.
   int shift_of(std::int64_t depth) const { return bits * (per_word - 1 - static_cast<int>(depth % per_word)); }
   /// The value of one token: its id plus 1, or 0 after the end.
   std::uint64_t value(const std::uint64_t* key, std::int64_t depth) const {
@@ -32,7 +32,7 @@ struct KeyLayout {
   std::int64_t num_words;
 };
 
-/// Add up which values follow a prefix: `++counts[value]`.
+/// Count the values that follow a prefix: `++counts[value]`.
 ///
 /// Throws std::invalid_argument where a value is not an index of `counts`.
 void count_values(std::span<const std::uint32_t> tokens, std::span<const std::uint64_t> prefix,
@@ -40,7 +40,7 @@ void count_values(std::span<const std::uint32_t> tokens, std::span<const std::ui
 
 /// Pack the n-grams of all positions whose next values are `prefix` and then one of `low` to `high - 1`.
 ///
-/// Return their number; `keys` holds them in the order of positions. Throws std::invalid_argument if they don't fit.
+/// Return their number; `keys` has them in the order of positions. Throws std::invalid_argument if they don't fit.
 std::int64_t gather_keys(std::span<const std::uint32_t> tokens, std::span<const std::uint64_t> prefix,
                          std::uint64_t low, std::uint64_t high, const KeyLayout& layout, std::span<std::uint64_t> keys);
 
@@ -54,7 +54,7 @@ void sort_keys(std::span<std::uint64_t> keys, std::span<std::uint64_t> spare, st
 /// Walks through a trie, depth first, and writes the key of every n-gram that has counts of its own.
 class KeyReader {
  public:
-  /// N-grams with counts below `min_count` are left out; their counts stay with the n-gram they continue.
+  /// N-grams with counts below `min_count` are omitted; their counts stay with the n-gram they continue.
   ///
   /// Throws std::invalid_argument if `bits` is not the size of a token, or the trie is of no layout.
   KeyReader(const Trie& trie, int bits, std::int64_t min_count);
@@ -71,15 +71,15 @@ class KeyReader {
   const Trie& trie_;
   KeyLayout layout_;
   std::int64_t min_count_;
-  std::vector<Range> rest_;         // of the children at each depth, the ones that are still to be visited
-  std::vector<std::uint64_t> key_;  // of the n-gram that is visited
+  std::vector<Range> rest_;         // of the children at each depth, the unvisited ones
+  std::vector<std::uint64_t> key_;  // of the visited n-gram
 };
 
 /// Ascending distinct keys, and how often each occurs.
 struct WeightedKeys {
   std::span<const std::uint64_t> keys;
   Weights weights;
-  std::size_t next = 0;  // the first that was not taken yet
+  std::size_t next = 0;  // the first key not merged yet
 
   bool empty() const { return next >= weights.size(); }
 };

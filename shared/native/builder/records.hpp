@@ -1,4 +1,4 @@
-// The columns of records, as graph/layout.py draws them; the last passes over a trie, and the check of a whole one.
+// The columns of records, as in graph/layout.py; the last passes over a trie, and the check of a whole one.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace speculant {
 
-/// A level while it is made.
+/// A level under construction.
 struct MutableLevel : Level {
   void mark(std::int64_t node, std::int64_t argmax_offset) const {
     const_cast<std::uint32_t*>(record(node))[kToken] =
@@ -33,20 +33,20 @@ struct Record {
 
 /// Turns sorted keys, given in any portions, into records.
 ///
-/// How many tokens a key shares with the key before it tells which levels begin a new record.
+/// The number of tokens that a key shares with the previous key determines which levels begin a new record.
 class Emitter {
  public:
-  /// Buffer so many records of every level.
+  /// Buffer `capacity` records of every level.
   Emitter(const KeyLayout& layout, std::size_t capacity);
   Emitter(const Emitter&) = delete;
 
   /// Overwrite the buffers with the records of keys from `row` on until one is full, and return the next row.
   ///
-  /// `keys` ascend and are not below those given before; equal ones may repeat. `weights` says how often each occurs;
-  /// every key counts once if it is empty.
+  /// `keys` ascend and are not below earlier ones; equal keys may repeat. `weights` has the count of each; if it is
+  /// empty, every key counts once.
   std::size_t emit(std::span<const std::uint64_t> keys, Weights weights, std::size_t row);
 
-  /// The records of n-grams of `depth + 1` tokens that the last call wrote; on the last level they have no child.
+  /// The records of n-grams of `depth + 1` tokens from the last call; on the last level they have no child.
   std::span<Record> records(std::size_t depth) { return {levels_[depth].buffer.get(), levels_[depth].filled}; }
 
   const KeyLayout& layout() const { return layout_; }
@@ -71,14 +71,14 @@ class Emitter {
   std::int64_t total_ = 0;  // weight of all keys
 };
 
-// The last passes: where tokens begin, what follows most often, and suffix links. Each works on records `start` to
-// `stop - 1` of a level, so threads may divide it. All throw std::invalid_argument where the records name others that
-// do not exist.
+// The last passes: the token index, most frequent children, and suffix links. Threads may divide a level: each pass
+// works on records `start` to `stop - 1`. All throw std::invalid_argument if records refer to others that do not exist.
 
 /// Set `index[token]` to the first record of level 1 with this token or a higher one.
 void fill_unigram_index(const Level& unigrams, std::span<std::uint32_t> index);
 
-/// Write the offset of the most frequent child, of equals the first, into the records; return how many have children.
+/// Write the offset of the most frequent child, the first among equals, into the records; return how many have
+/// children.
 std::int64_t mark_argmax(const MutableLevel& level, const Level& next, std::int64_t start, std::int64_t stop);
 
 /// Link the n-grams of two tokens whose first tokens are the records of level 1.
@@ -89,7 +89,7 @@ void link_pairs(const Level& unigrams, const MutableLevel& pairs, std::span<cons
 void link_children(const Level& grandparents, const Level& parents, const MutableLevel& level, std::int64_t start,
                    std::int64_t stop);
 
-/// What no build would have written, or nothing; in time linear in the graph's size.
+/// The first defect that no build would have written, or nothing; in time linear in the graph's size.
 std::optional<std::string> find_damage(const Trie& trie, std::span<const std::uint32_t> unigram_index);
 
 }  // namespace speculant

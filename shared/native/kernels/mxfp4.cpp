@@ -19,7 +19,7 @@ struct Pair {
 
 constexpr float value_of(std::size_t half) { return half < 8 ? kMagnitudes[half] : -kMagnitudes[half - 8]; }
 
-/// The two numbers of every byte: looking them up takes a third of the time of computing them.
+/// The two numbers of every byte: a table takes a third of the time of computing them.
 constexpr std::array<Pair, 256> kPairs = [] {
   std::array<Pair, 256> pairs{};
   for (std::size_t byte = 0; byte < pairs.size(); ++byte) pairs[byte] = {value_of(byte & 15), value_of(byte >> 4)};
@@ -32,7 +32,7 @@ SPECULANT_INLINE float scale_of(std::uint8_t exponent) {
 }
 
 SPECULANT_INLINE void store(float value, float& into) { into = value; }
-SPECULANT_INLINE void store(float value, std::uint16_t& into) {  // of three digits nothing is cut off
+SPECULANT_INLINE void store(float value, std::uint16_t& into) {  // exact, because the numbers have three digits
   into = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
 }
 

@@ -1,4 +1,4 @@
-// Decoding numbers of four bits, as experts of gpt-oss are published.
+// Decoding numbers of four bits, the published form of gpt-oss's experts.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace speculant {
 inline constexpr std::size_t kMxfp4Block = 32;
 
 /// Decode blocks of MXFP4 (OCP Microscaling Formats 1.0): numbers E2M1, two a byte, the low half first, times two to
-/// the power of the block's exponent, E8M0. All are exact; of the exponent 255 they are infinite or NaN.
+/// the power of the block's exponent, E8M0. All are exact; with exponent 255 they are infinite or NaN.
 ///
 /// `packed` has 16 bytes for each exponent and `numbers` 32 elements, float or the bits of a bfloat16. Throws
 /// std::invalid_argument if they have other sizes.

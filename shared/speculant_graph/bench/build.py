@@ -35,7 +35,7 @@ class BenchBuildSettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]]
     """Files, folders and patterns, as for 'speculant build'."""
     dict_tokens: Annotated[int, Field(ge=100)] = 1_000_000
-    """Tokens that the comparison with plain Python counts, at least 100; a million takes 20 s and a gigabyte."""
+    """Tokens for the comparison with plain Python, at least 100; a million takes 20 s and a gigabyte."""
     graph: GraphConfig = GraphConfig()
     """How to build."""
 
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _built(files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
-    """Build a graph as ``speculant build`` does, and return what it took."""
+    """Build a graph as ``speculant build`` does, and return its time, memory and size."""
     from speculant_graph.graph.build.builder import GraphBuilder
 
     builder = GraphBuilder(**config.model_dump())
@@ -75,7 +75,7 @@ def compare_counting(token_ids: list[int], fingerprint: Fingerprint, max_order: 
     """Count the same tokens by this library and by plain Python, in interleaved trials, and compare CPU seconds.
 
     Args:
-        token_ids: what is counted.
+        token_ids: the tokens to count.
         fingerprint: their tokenizer.
         max_order: longest context.
     """
@@ -117,5 +117,5 @@ def _cpu_s(function: Callable[[], object]) -> float:
     start = time.process_time()
     result = function()
     end = time.process_time()
-    del result  # taking it apart is not part of counting
+    del result  # freeing it is not part of counting
     return end - start

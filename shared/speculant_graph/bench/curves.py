@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP = 380, 240, 46, 66, 54, 20
 _MOST_IN_A_ROW, _MOST_LINES = 2, 5
 _COLORS = ("#767676", "#b35900", "#005fb8", "#7b3fa0", "#1a7f37")
 _DASHES = ("2 4", "7 4", "none", "9 3 2 3", "4 2")
-"""So that curves are told apart without colours, too."""
+"""They distinguish the curves without colours, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves of one thing, of equally many values."""
+    """Curves of one quantity, with equal numbers of values."""
 
     title: str
     curves: list[Curve]
@@ -38,12 +38,12 @@ def write_picture(path: Path, panels: Sequence[Panel], *, across: str = "slice",
 
     Args:
         path: the file.
-        panels: at least one; the labels of the first one's curves stand for those of all.
-        across: what the values follow each other in.
-        up: what they are.
+        panels: at least one; the legend shows the labels of the first panel's curves.
+        across: label of the horizontal axis.
+        up: label of the vertical axis.
 
     Raises:
-        ConfigError: it can't be written.
+        ConfigError: the file can't be written.
     """
     try:
         path.write_text(drawn(panels, across=across, up=up), encoding="utf-8")
@@ -112,7 +112,7 @@ def _stroke(index: int) -> str:
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """Return round numbers, evenly spaced, that no value lies below or above."""
+    """Return round numbers, evenly spaced, that enclose all values."""
     span = max(most - least, 1e-3)
     unit = 10.0 ** math.floor(math.log10(span / _MOST_LINES))
     step = next(unit * each for each in (1, 2, 5, 10, 20) if span / (unit * each) <= _MOST_LINES)

@@ -1,7 +1,7 @@
-"""A gRPC server that echoes, with which benches compare a drafter: what gRPC takes by itself.
+"""A gRPC server that echoes: benches compare a drafter with it, and so with the cost of gRPC alone.
 
-Run as a process: ``python -m speculant_graph.bench.echo ADDRESS``. A message that begins with ``SET`` is kept, and
-every message is answered with what was kept: as many bytes travel each way as between a client and a drafter.
+Run as a process: ``python -m speculant_graph.bench.echo ADDRESS``. The server keeps a message that begins with ``SET``
+and answers every later message with it, so that as many bytes travel each way as between a client and a drafter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from speculant_graph.rpc.addresses import grpc_target
 METHOD = "/speculant_graph.bench.Echo/Stream"
 """The stream."""
 SET = b"SET"
-"""Begins a message that is kept."""
+"""Prefix of a message that the server keeps as its reply."""
 
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 

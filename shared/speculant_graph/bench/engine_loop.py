@@ -10,64 +10,69 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from loguru import logger
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
 from speculant_graph.bench.report import COMMAS, Tell, begin, print_report, show_build
+from speculant_graph.bench.simulated_engine import passes
 from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.budget import CostCurve, curve_of
 from speculant_graph.config import ClientConfig, GraphConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.factory import load_engine_settings, open_sessions
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, DrafterUnavailableError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, load_settings
+from speculant_graph.types import Fingerprint
 
 _COLUMNS = (
-    "workload", "rows", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
-    "speedup_paid", "neural_share",
+    "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
+    "speedup_paid", "neural_share", "steps_without_drafter",
 )  # fmt: skip
 
 
 class BenchEngineLoopSettings(ReportingSettings):
-    """Replay recorded outputs on a simulated engine whose passes take as long as a GPU's, and time drafting.
+    """Replay recorded outputs on a simulated engine with the pass times of a GPU, and time drafting.
 
-    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once, as many at a time as there are rows.
+    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once for each number of rows, as many at a time
+    as there are rows. 'speedup free' compares tokens per second with those of plain passes, as if drafting took no
+    time; 'speedup paid' adds the time that it took.
     """
 
     traces: CliVariadicArg[list[TypedPath]]
     """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
     'workload' of its first line or by the file."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them, drafts
-    come only from the decoded text."""
+    """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them, drafts come only
+    from the decoded text."""
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
     """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     curve: str = "gptoss-h100"
-    """How long passes take: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms a
+    """Pass times: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms for one
     token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
     """Sequences decoded together, separated by commas. The default leaves out numbers above a file's traces."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
-    """Most tokens that are drafted for a row."""
+    """Most tokens drafted per row, from 1 to 2,048."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only so many traces of each file, the first ones."""
+    """Replay only the first traces of each file, this many."""
     time: Annotated[float, Field(gt=0.0)] = 20.0
     """Longest time for a workload and a number of rows, in seconds."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     client: ClientConfig = ClientConfig()
-    """Draft by this sidecar instead of in this process; --corpus is not used then."""
+    """Draft with this sidecar instead of in this process. Each number of rows is a new tenant there, so that it learns
+    only from its own traces; with --client.tenant all are this tenant, which may know them already."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -78,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     curve = curve_of(settings.curve, "--curve")
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
-    sources = {"--corpus": settings.corpus, "--graph": settings.graph_path, "--client.address": settings.client.address}
+    sources = {"--corpus": settings.corpus, "--graph-path": settings.graph_path, "--drafter": settings.client.address}
     if len(given := [name for name, value in sources.items() if value]) > 1:
         raise ConfigError(f"{' and '.join(given)} name what to draft from; give one of them")
     begin("reading the tokenizer")
@@ -90,30 +95,80 @@ def run(arguments: Sequence[str]) -> int:
     is_chosen = "rows" in settings.model_fields_set
     for workload in workloads:
         _require_enough(workload, settings.rows if is_chosen else settings.rows[:1])
+    _require_times(curve, workloads, settings)
     results: list[dict[str, Any]] = []
-    with _drafting(settings) as source:
-        for workload in workloads:
-            for num_rows in (each for each in settings.rows if each <= len(workload.traces)):
-                tell = begin(f"{workload.name}, {num_rows} together")
-                sessions = open_sessions(
-                    load_engine_settings(source, "bench engine-loop"),
-                    tokenizer.fingerprint,
-                    most_drafted=settings.k,
-                    vocabulary_size=tokenizer.fingerprint.vocabulary_size,
-                )
-                try:
-                    _require_drafts(sessions, settings)
-                    loop = run_loop(sessions, workload.traces, num_rows, settings.k, curve, settings.time, tell)
-                    _require_drafts(sessions, settings)
-                finally:
-                    sessions.close()
-                counts = sessions.counts
-                share = round(counts.neural_steps / max(1, counts.drafted_steps), 4)
-                figures = loop.figures(num_rows, curve)
-                results.append({"workload": workload.name, "rows": num_rows, **figures, "neural_share": share})
+    try:
+        with _drafting(settings) as source:
+            for workload in workloads:
+                for num_rows in (each for each in settings.rows if each <= len(workload.traces)):
+                    figures = _measure(settings, source, workload, num_rows, curve, tokenizer.fingerprint)
+                    results.append({"workload": workload.name, "rows": num_rows, **figures})
+    except SpeculantError:
+        if results:  # the rows before took minutes
+            _print(settings, results, arguments)
+        raise
+    _print(settings, results, arguments)
+    return 0
+
+
+def _print(settings: BenchEngineLoopSettings, results: list[dict[str, Any]], arguments: Sequence[str]) -> None:
     report = {"results": results, "curve": settings.curve, "k": settings.k, "is_simulated": True}
     print_report("engine-loop", report, arguments, as_json=settings.json_output, columns={"results": _COLUMNS})
-    return 0
+
+
+def _measure(
+    settings: BenchEngineLoopSettings,
+    source: dict[str, Any],
+    workload: Workload,
+    num_rows: int,
+    curve: CostCurve,
+    fingerprint: Fingerprint,
+) -> dict[str, Any]:
+    """Decode a workload with so many rows; return the figures, ready for JSON.
+
+    Raises:
+        DrafterUnavailableError: the sidecar does not draft.
+    """
+    tell = begin(f"{workload.name}, {num_rows} together")
+    if settings.client.address:
+        source = {"client": {"tenant": f"bench-{uuid.uuid4().hex}", **source["client"]}}
+    sessions = open_sessions(
+        load_engine_settings(source, "bench engine-loop"),
+        fingerprint,
+        most_drafted=settings.k,
+        vocabulary_size=fingerprint.vocabulary_size,
+    )
+    try:
+        _require_drafts(sessions, settings)
+        loop = run_loop(sessions, workload.traces, num_rows, settings.k, curve, settings.time, tell)
+        _require_drafts(sessions, settings)
+        num_without = sessions.counts.failed_steps
+        if settings.client.address:
+            num_without += sessions.drafter_statistics.failed_steps
+    finally:
+        sessions.close()
+    if num_without:
+        logger.warning("{} of {} steps had no drafter, and count as such", num_without, len(loop.pass_s))
+    share = round(sessions.counts.neural_steps / max(1, sessions.counts.drafted_steps), 4)
+    return {**loop.figures(num_rows, curve), "neural_share": share, "steps_without_drafter": num_without}
+
+
+def _require_times(curve: CostCurve, workloads: Sequence[Workload], settings: BenchEngineLoopSettings) -> None:
+    """Refuse a curve of which a pass takes longer than a workload may.
+
+    Raises:
+        ConfigError: it does.
+    """
+    most = max(len(workload.traces) for workload in workloads)
+    for num_rows in (each for each in settings.rows if each <= most):
+        pass_s = float(curve.seconds(num_rows, num_rows)[num_rows])
+        if pass_s > settings.time:
+            raise ConfigError(
+                f"by --curve {settings.curve} a pass over {num_rows} tokens takes {pass_s:,.3g} s, longer than --time "
+                f"{settings.time:g}",
+                fix="give its times in milliseconds, or raise --time",
+                field="curve",
+            )
 
 
 @contextmanager
@@ -138,10 +193,12 @@ def _require_drafts(sessions: EngineSessions, settings: BenchEngineLoopSettings)
     """Refuse to measure a sidecar that does not draft.
 
     Raises:
-        ConfigError: it does not; with its own reason, which says what to do.
+        DrafterUnavailableError: it does not; with its own reason, which says what to do.
     """
     if sessions.drafter_failure:
-        raise ConfigError(f"no drafts from the sidecar at {settings.client.address}: {sessions.drafter_failure}")
+        raise DrafterUnavailableError(
+            f"no drafts from the sidecar at {settings.client.address}: {sessions.drafter_failure}"
+        )
 
 
 def _of_more_tokens(workload: Workload) -> Workload:
@@ -155,30 +212,6 @@ def _require_enough(workload: Workload, rows: Sequence[int]) -> None:
             f"workload '{workload.name}' has {len(workload.traces)} traces of more than one token, fewer than --rows "
             f"{max(rows)}; lower --rows, or give more traces"
         )
-
-
-@dataclass(slots=True)
-class _Row:
-    """One sequence that the engine decodes."""
-
-    text: NDArray[np.int32]
-    """Prompt and output, of which ``length`` tokens are written."""
-    length: int
-
-    @classmethod
-    def begin(cls, trace: Trace) -> _Row:
-        """Begin after the pass that read the prompt, which brought the first token."""
-        return cls(np.array([*trace.prompt, *trace.output], np.int32), len(trace.prompt) + 1)
-
-    def accept(self, token_ids: Sequence[int]) -> int:
-        """Take a draft's tokens as far as they agree with the record, and one more; return how many these are."""
-        rest = self.text[self.length :].tolist()
-        agreed = 0
-        while agreed < min(len(token_ids), len(rest)) and token_ids[agreed] == rest[agreed]:
-            agreed += 1
-        count = min(agreed + 1, len(rest))
-        self.length += count
-        return count
 
 
 @dataclass(slots=True)
@@ -217,36 +250,28 @@ def run_loop(
     most_s: float,
     tell: Tell = lambda done, total: None,
 ) -> LoopTimes:
-    """Decode traces, ``num_rows`` at a time, until fewer are left or the time is over.
+    """Decode traces, each once, so that what is learned comes from other requests, until the time is over.
 
     Args:
         sessions: where drafts come from.
-        traces: each is decoded once, so that what is learned comes from other requests.
-        num_rows: sequences of a pass; there are at least as many traces.
+        traces: at least as many as rows.
+        num_rows: sequences of a pass.
         k: most tokens that are drafted for a row.
         curve: how long passes take.
         most_s: seconds after which no pass begins.
         tell: told how many traces have begun.
     """
-    times, waiting = LoopTimes(), iter(traces)
-    seconds = curve.seconds(num_rows, num_rows * (1 + k)).tolist()
-    rows = [_Row.begin(next(waiting)) for _ in range(num_rows)]
-    num_begun, end_s = num_rows, time.perf_counter() + most_s
-    while len(rows) == num_rows and (time.perf_counter() < end_s or not times.pass_s):
-        texts = [row.text[: row.length] for row in rows]
-        capacities = [min(k, row.text.size - row.length) for row in rows]
-        started_s = time.perf_counter()
-        drafts = sessions.draft(texts, capacities).lists()
-        drafted_s = time.perf_counter()
-        pass_s = seconds[num_rows + sum(map(len, drafts))]
-        time.sleep(max(0.0, drafted_s + pass_s - time.perf_counter()))
-        times.draft_s.append(drafted_s - started_s)
-        times.pass_s.append(pass_s)
-        times.num_tokens += sum(row.accept(draft) for row, draft in zip(rows, drafts, strict=True))
-        running = [row for row in rows if row.length < row.text.size]
-        begun = [_Row.begin(trace) for trace in islice(waiting, num_rows - len(running))]
-        rows = running + begun
-        if begun:
-            num_begun += len(begun)
-            tell(num_begun, len(traces))
+    times, end_s = LoopTimes(), time.perf_counter() + most_s
+    waiting = (_told(trace, number, len(traces), tell) for number, trace in enumerate(traces, start=1))
+    for each in passes(sessions, waiting, num_rows, k, curve):
+        times.draft_s.append(each.draft_s)
+        times.pass_s.append(each.pass_s)
+        times.num_tokens += each.num_tokens
+        if time.perf_counter() >= end_s:
+            break
     return times
+
+
+def _told(trace: Trace, number: int, total: int, tell: Tell) -> Trace:
+    tell(number, total)
+    return trace

@@ -26,7 +26,11 @@ _RESTART_PAUSE_S = 1.0
 
 @contextmanager
 def running_module(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    is_told: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a module as a program inside of the block; its messages go to this process's standard error.
 
@@ -34,8 +38,9 @@ def running_module(
         module: its name.
         arguments: its command line.
         environment: variables besides those of this process.
+        is_told: open a pipe to its standard input.
     """
-    process = _start(module, arguments, environment)
+    process = _start(module, arguments, environment, stdin=subprocess.PIPE if is_told else None)
     try:
         yield process
     finally:
@@ -43,10 +48,14 @@ def running_module(
 
 
 def _start(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    stdin: int | None = None,
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},
@@ -103,30 +112,40 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
 class OwnDrafter:
     """A sidecar of the bench's own, which can be killed and started again."""
 
-    def __init__(self, graph: Path, address: str) -> None:
-        """Start it, and wait until it serves.
+    def __init__(self, graph: Path, address: str, *options: str) -> None:
+        """Start it with more options of its command line, and wait until it serves.
 
         Raises:
             SpeculantError: it does not start.
         """
-        self._graph, self.address = graph, address
+        self._graph, self.address, self._given = graph, address, options
         self.num_kills = 0
-        self._start()
+        self.start()
 
     def kill_and_start(self) -> None:
         """Kill it, and start another in its place a second later."""
+        self.kill()
+        time.sleep(_RESTART_PAUSE_S)
+        self.start()
+
+    def kill(self) -> None:
+        """End it at once."""
         self.process.kill()
         self.num_kills += 1
-        time.sleep(_RESTART_PAUSE_S)
         self.close()
-        self._start()
 
     def close(self) -> None:
         """End it."""
         stop(self.process)
 
-    def _start(self) -> None:
-        arguments = ["drafter", "--listen", self.address, "--graph", str(self._graph), "--log-level", "WARNING"]
+    def start(self) -> None:
+        """Start another in its place after it ended, and wait until it serves.
+
+        Raises:
+            SpeculantError: it does not start.
+        """
+        where = ("--listen", self.address, "--graph", str(self._graph))
+        arguments = ["drafter", *where, "--log-level", "WARNING", *self._given]
         self.process = _start("speculant_graph.cli.main", arguments)
         try:
             await_health(self.process, self.address)

@@ -1,6 +1,7 @@
-"""``speculant bench replay``: what drafts would have saved on recorded outputs.
+"""``speculant bench replay``: how much drafts would have saved on recorded outputs.
 
-An output is replayed as if a model wrote it again: draft, keep what agrees, go on after it.
+The bench replays an output as if a model wrote it again: it drafts, keeps the nodes that agree, and continues after
+them.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from speculant_graph.terminal import counted
 from speculant_graph.types import Fingerprint
 
 ReplayStrategyName = Literal[NgramStrategyName, "prompt-lookup"]
-"""What can be replayed: the strategies of n-grams, and the baseline."""
+"""Strategies that can be replayed: those of n-grams, and the baseline."""
 
 _SET_BY_THE_BENCH = {"-k": "--budget", "--draft.k": "--budget", "--draft.strategy": "--strategy"}
 _PROMPT_LOOKUP: Final = "prompt-lookup"
 _WARM_UP_TOKENS = 16
 _BUDGET_OF_LAYERS, _YOUNG_TOKENS = 16, 4_096
-"""Of --layers, where they are not set."""
+"""Defaults of --layers."""
 _COLUMNS = (
     "workload", "strategy", "budget", "mean_accepted_tokens", "mean_accepted_tokens_interval", "over_prompt_lookup",
     "acceptance_rate", "drafted_per_step", "draft_us_p50", "relative_speed",
@@ -50,48 +51,48 @@ _COLUMNS = (
 class BenchReplaySettings(ReportingSettings):
     """Replay recorded outputs as a greedy model would write them, and count the steps that drafts save.
 
-    A step drafts at most so many nodes, keeps the longest path that agrees with the record and goes one token further
-    it. Every workload, strategy and budget begins with a fresh drafter.
+    A step drafts at most the budget, keeps the longest path that matches the record and advances one token beyond it.
+    Every workload, strategy and budget begins with a fresh drafter.
     """
 
     traces: CliVariadicArg[list[TypedPath]]
     """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
     'workload' of its first line or by the file."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Files, folders and patterns that are counted into one graph, as for 'speculant build'. Without them and without
-    --graph the drafts come from the sequences alone."""
+    """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them and without --graph
+    the drafts come from the sequences alone."""
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
     """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     strategy: Annotated[list[ReplayStrategyName], COMMAS] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
     ]  # fmt: skip
-    """Strategies, separated by commas: those of --draft.strategy but 'model', and 'prompt-lookup', which copies what
-    followed the last tokens where they first occurred."""
+    """Strategies, separated by commas: those of --draft.strategy except 'model', and 'prompt-lookup', which copies the
+    text after the first occurrence of the last tokens."""
     budget: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS] = [8, 16, 32]  # noqa: RUF012
-    """Most nodes (drafted tokens) of a step, separated by commas."""
+    """Most nodes (drafted tokens) per step, separated by commas."""
     cost: str | None = None
-    """What passes cost: 'flat', 'dense', 'cpu-moe', 'moe', 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file
-    such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. Of drafts
-    as many nodes are then kept as pay, up to the budget."""
+    """Cost of passes: 'flat', 'dense', 'cpu-moe', 'moe', 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such
+    as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. A draft then
+    keeps only the nodes that pay, up to the budget."""
     online: bool = False
-    """Learn: what earlier outputs accepted helps later ones, and the model's own tokens are fed back."""
+    """Learn: accepted text of earlier outputs helps later ones, and the model's own tokens are fed back."""
     layers: bool = False
     """With --online: replay the files as tenants, in --slices each, by one strategy and budget (tree, 16), and print
-    the tokens of a step over time: without learning, with a memory of fold.young-tokens, and with what is older folded
-    into graphs."""
+    tokens per step over time: without learning, with a memory of fold.young-tokens, and with older text folded into
+    graphs."""
     slices: Annotated[int, Field(ge=2, le=1_000)] = 8
-    """Parts of equal numbers of traces that --layers cuts every file into, in its order: weeks, for instance. The first
-    one of every file comes first, then the second ones."""
+    """Parts with equal numbers of traces into which --layers cuts every file, in its order: weeks, for instance. The
+    first part of every file is replayed first, then the second parts."""
     picture: Path | None = None
-    """Draw what --layers finds into this SVG file."""
+    """Draw the curves of --layers into this SVG file."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only so many traces of each file, the first ones."""
+    """Replay only the first traces of each file, this many."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
     """How strategies draft; 'k' and 'strategy' are set by --budget and --strategy."""
     fold: FoldConfig = FoldConfig()
-    """How --layers folds; 'young_tokens' is 4,096 unless it is set."""
+    """How --layers folds; 'young_tokens' is 4,096 by default here."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -100,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
         for flag, instead in _SET_BY_THE_BENCH.items():
             if argument.startswith(flag):
                 raise ConfigError(f"{flag} is set by this bench itself; set {instead}")
-    # By itself --graph is the section with the tokenizer.
+    # pydantic alone would read --graph as the section with the tokenizer.
     typed = [re.sub(r"^--graph(?==|$)", "--graph-path", argument) for argument in arguments]
     settings = load_settings(BenchReplaySettings, "bench replay", typed)
     cost = _checked_cost(settings)
@@ -143,26 +144,26 @@ def _replay_layers(
 
 
 def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
-    """Refuse settings that don't fit together; return the curve of --cost.
+    """Refuse settings that contradict each other; return the curve of --cost.
 
     Raises:
-        ConfigError: they don't, or there is no such curve.
+        ConfigError: they do, or --cost names no known curve.
     """
     if not settings.traces:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
     if settings.corpus and settings.graph_path:
-        raise ConfigError("--corpus and --graph both name what to draft from; give one of them")
+        raise ConfigError("--corpus and --graph exclude each other; give one of them")
     if settings.layers:
         several = "strategy" in settings.model_fields_set and len(settings.strategy) > 1
         several |= "budget" in settings.model_fields_set and len(settings.budget) > 1
         if not settings.online:
-            raise ConfigError("--layers folds what is learned; add --online")
+            raise ConfigError("--layers folds learned text; add --online")
         if several or (_PROMPT_LOOKUP in settings.strategy and "strategy" in settings.model_fields_set):
-            raise ConfigError("--layers replays one strategy of ours with one budget; name one of each")
+            raise ConfigError("--layers replays one n-gram strategy with one budget; name one of each")
         if settings.cost is not None:
-            raise ConfigError("--layers counts the tokens of a step, not what passes cost; leave --cost out")
+            raise ConfigError("--layers counts tokens per step and ignores the cost of passes; leave --cost out")
     elif settings.picture is not None:
-        raise ConfigError("--picture draws what --layers finds; add --layers, or leave it out")
+        raise ConfigError("--picture draws the curves of --layers; add --layers, or leave --picture out")
     has_graph = bool(settings.corpus or settings.graph_path)
     for name in settings.strategy:
         if name != _PROMPT_LOOKUP and STRATEGIES[name].needs_graph and not has_graph:
@@ -173,7 +174,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
 
 
 def _read(settings: BenchReplaySettings) -> tuple[list[NgramGraph], list[Workload], Fingerprint]:
-    """Read the graphs and the traces, and what may be refused at once before what takes long."""
+    """Read the graphs and the traces; check inputs that may be refused before slow work begins."""
     config = settings.graph
     graphs = list(load_layers(settings.graph_path))
     begin("reading the tokenizer")
@@ -212,7 +213,7 @@ def _replay_all(
     results: list[dict[str, Any]] = []
     for workload, strategy, budget in product(workloads, settings.strategy, sorted(settings.budget)):
         tell = begin(f"{workload.name}, {strategy}, {counted(budget, 'node')}")
-        # Pages are read before anything is timed.
+        # The graph's pages are read before anything is timed.
         first = workload.traces[0]
         warm_up = replace(first, output=first.output[:_WARM_UP_TOKENS])
         replay(fresh_drafter(strategy, budget), [warm_up], budget, learn=settings.online, cost=cost)

@@ -1,9 +1,9 @@
-"""``speculant bench replay --online --layers``: what learning and folding bring as traffic goes by.
+"""``speculant bench replay --online --layers``: the gain from learning and folding over time.
 
-Every file is a tenant of one store of learned text. Its traces come in their order, cut into slices, and the tenants
-take turns: the first slice of each, then the second ones. This is done three times, by a fresh drafter each time:
-without learning; with a memory that forgets its oldest text; and with a memory of the same size whose oldest text is
-folded into graphs. A trace begins when all folds are done, so that the figures are the same every time.
+Every file is a tenant of one store of learned text. Its traces keep their order and are cut into slices. The tenants
+take turns: the first slice of each, then the second slices. The bench does this three times, each time with a fresh
+drafter: without learning; with a memory that forgets its oldest text; and with a memory of the same size whose oldest
+text is folded into graphs. A trace begins when all folds are done, so that the figures are the same every time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ WAYS = {
     "learning": "a memory that forgets",
     "folding": "older text folded into graphs",
 }
-"""Names of the ways, and what they are to people."""
+"""Name of each variant -> its label for people."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """What became of one way."""
+    """The results of one variant."""
 
     slices: dict[tuple[str, int], list[ReplayStep]] = field(default_factory=dict)
     """By workload and slice."""
     graph_tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     """Tokens of the tenant's graph files after the slice, oldest first."""
     folds: list[bool] = field(default_factory=list)
-    """Of every fold whether it succeeded."""
+    """Per fold, whether it succeeded."""
 
 
 def layer_figures(
@@ -56,12 +56,12 @@ def layer_figures(
     fold: FoldConfig,
     num_slices: int,
 ) -> dict[str, Any]:
-    """Replay all workloads in the three ways; return the figures, ready for JSON.
+    """Replay all workloads in the three variants; return the figures, ready for JSON.
 
     Args:
-        graphs: what everybody drafts from.
+        graphs: the graphs that all tenants draft from.
         workloads: the tenants.
-        tokenizer: of their ids.
+        tokenizer: the tokenizer of their ids.
         draft: how to draft; ``k`` nodes a step.
         fold: how to fold; the memory that forgets has ``young_tokens``.
         num_slices: of every workload.
@@ -105,7 +105,7 @@ def layer_figures(
 
 
 def curves_of(figures: dict[str, Any]) -> list[Panel]:
-    """Return what is to be drawn of the figures: a panel for each workload, a curve for each way."""
+    """Return the panels to draw: one for each workload, with a curve for each variant."""
     panels: dict[str, list[Curve]] = {}
     for each in figures["results"]:
         curves = panels.setdefault(each["workload"], [Curve(label, []) for label in WAYS.values()])

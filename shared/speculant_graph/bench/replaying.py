@@ -1,4 +1,4 @@
-"""Recorded outputs, replayed as if a model wrote them again: what drafts save, step by step."""
+"""Replays recorded outputs as if a model wrote them again, and records the drafts of each step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _RESAMPLES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One draft and what became of it."""
+    """One draft and its outcome."""
 
     num_drafted: int
     """Nodes of the draft."""
     num_accepted: int
     """Nodes that agreed with the record, from the root on."""
     num_tokens: int
-    """Tokens that the step brought: the accepted ones, and the target's own after them where the record continues."""
+    """Tokens that the step emitted: the accepted ones, and the target's own after them if the record continues."""
     expected: float | None
     """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
     draft_ns: int
@@ -35,10 +35,10 @@ class ReplayStep:
 
 
 class PromptLookupDrafter:
-    """Copies what followed the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
+    """Copies the tokens after the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
 
-    The longest of the last 3, 2, 1 tokens that occurred before decides. It is the baseline that inference libraries
-    bring, without a graph; it has one sequence at a time, learns nothing across sequences and knows no cost.
+    It looks up the last 3 tokens, then 2, then 1, and uses the first match. Inference libraries ship this baseline. It
+    needs no graph, has one sequence at a time, learns nothing across sequences and ignores cost.
     """
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
@@ -54,14 +54,14 @@ class PromptLookupDrafter:
                 self._ends.setdefault(tuple(self._tokens[-length:]), len(self._tokens))
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
-        """Take the target's top tokens, which this strategy has no use for."""
+        """Ignore the target's top tokens, which this strategy does not use."""
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
         """Draft a chain for each step."""
         return [self._draft(step.node_budget) for step in steps]
 
     def close(self, session_id: int) -> None:
-        """Let the sequence be."""
+        """Do nothing: the next sequence replaces this one."""
 
     def _draft(self, node_budget: int) -> Draft:
         for length in range(min(_LONGEST_NGRAM, len(self._tokens)), 0, -1):
@@ -85,13 +85,13 @@ def replay(
     """Replay traces one after another and return the steps of each.
 
     Args:
-        drafter: what drafts; it has no session yet.
-        traces: what was recorded.
+        drafter: the drafter, without sessions.
+        traces: the recorded prompts and outputs.
         node_budget: most nodes of a draft.
-        tenant: whose they are.
-        learn: let later traces gain by what earlier ones accepted, and feed the target's own tokens back.
-        cost: what passes cost; of every draft the nodes are kept that pay. None: all.
-        tell: called with the number of traces that are through, and that of all.
+        tenant: the tenant of the traces.
+        learn: let later traces draft from the accepted tokens of earlier ones, and feed the target's own tokens back.
+        cost: the cost of passes; each draft keeps only the nodes that pay. None keeps all nodes.
+        tell: called with the number of replayed traces and the total.
     """
     replayed = []
     budget = None if cost is None else StepBudget(cost)
@@ -112,7 +112,7 @@ def replay(
             path = agreeing_path(draft, trace.output[position : position + node_budget])
             accepted = trace.output[position : position + len(path) + 1]
             if learn:
-                # All that a record knows of the target: the one token that it wrote.
+                # A record has only one token of the target per position: the token that it wrote.
                 nodes = (0, *(node + 1 for node in path))[: len(accepted)]
                 drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
             drafter.accept(session_id, accepted)
@@ -128,7 +128,7 @@ def replay(
 
 
 def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
-    """Return the nodes of the longest path from the root whose tokens are those the output begins with."""
+    """Return the nodes of the longest path from the root whose tokens begin the output."""
     depths: list[int] = []  # of nodes that agree; 0 of others
     deepest = -1
     for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
@@ -149,7 +149,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
     """Return the figures of one run, ready for JSON.
 
     Args:
-        replayed: the steps of every trace, at least one each.
+        replayed: the steps of every trace, at least one per trace.
         cost: prices the drafts; without it ``relative_speed`` and its interval are None.
     """
     steps = [step for of_trace in replayed for step in of_trace]
@@ -188,7 +188,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
 def _interval(
     replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
 ) -> list[float]:
-    """Return the interval that holds 95 % of tokens over what was spent when traces are drawn anew.
+    """Return the 95 % interval of tokens over cost when traces are resampled.
 
     It is a percentile bootstrap.
     """

@@ -1,4 +1,4 @@
-"""What all benches have in common: lines of progress, trials in turns, and tables and one JSON object at the end."""
+"""Code that all benches share: progress lines, interleaved trials, and tables and one JSON object at the end."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str
 """Annotation of a list that a command line writes with commas: ``8,16,32``."""
 
 Tell = Callable[[int, int], None]
-"""Is told how much is done, and how much there is to do."""
+"""Called with the amount done and the total."""
 
 T = TypeVar("T")
 
 _PLAIN_WIDTH = 160
-"""Columns of what is no terminal."""
+"""Width of output that is not a terminal, in columns."""
 
 
 def begin(label: str) -> Tell:
-    """Print what comes next on standard error; return what shows how much of it is done, where that is a terminal."""
+    """Print the next phase on standard error; return a callback that shows its progress on a terminal."""
     sys.stderr.write(f"{label} …\n")
 
     def show(done: int, total: int) -> None:
@@ -41,20 +41,20 @@ def begin(label: str) -> Tell:
 
 
 def show_build() -> Callable[[BuildProgress], None]:
-    """Return what shows how far each phase of a build is."""
+    """Return a callback that shows the progress of each phase of a build."""
     tell = begin("building a graph")
     return lambda build: tell(build.done, build.total)
 
 
 def alternate(ways: Mapping[str, Callable[[int], T]], rounds: int, tell: Tell | None = None) -> dict[str, list[T]]:
-    """Call every way once a round, with the round's index, so that a noisy moment hits all of them.
+    """Call every variant once per round, with the round's index, so that noise affects all of them.
 
     Each is first, second, ... equally often.
 
     Args:
-        ways: by name, at least one.
-        rounds: how often.
-        tell: told how many rounds are through.
+        ways: the variants by name, at least one.
+        rounds: number of rounds.
+        tell: called with the number of finished rounds.
     """
     names = list(ways)
     results: dict[str, list[T]] = {name: [] for name in names}
@@ -75,14 +75,14 @@ def print_report(
     as_json: bool,
     columns: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Print what a bench measured: every list of objects as a table, the other figures below one another.
+    """Print a bench's results: every list of objects as a table, the other figures one per line.
 
     Args:
         name: the bench.
         figures: the keys of the JSON object; machine and command are added.
         arguments: command line of the bench.
         as_json: print the object as the last line of standard output.
-        columns: what a table shows, by the key of its list; by default all that is a single figure.
+        columns: the columns of a table, by the key of its list; by default all single figures.
     """
     machine = describe_machine()
     console = Console(highlight=False, markup=False)
@@ -105,7 +105,7 @@ def print_report(
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> Table:
-    """Return a table of objects, without columns that none has a figure of."""
+    """Return a table of objects, without empty columns."""
     keys = columns or dict.fromkeys(key for row in rows for key in row)
     table = Table(box=None, pad_edge=False, header_style="")
     shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
@@ -122,7 +122,7 @@ def _words(key: str) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a figure as people read it."""
+    """Return a figure in a readable format."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -44,7 +44,7 @@ _SAMPLES = 40
 _SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
 
 Exchange = Callable[[bytes], bytes]
-"""Sends a message and returns the answer."""
+"""Sends a message and returns the response."""
 Request = Callable[[], RequestWriter]
 """Makes a message from a step's values."""
 Trial = Callable[[int], int]
@@ -54,24 +54,24 @@ Servers = Mapping[str, tuple[str, psutil.Process]]
 
 
 class BenchRpcSettings(ReportingSettings):
-    """Draft over the wire for sequences that grow, and time each step.
+    """Draft over the wire for growing sequences, and time each step.
 
-    The drafter runs in its own process, on a core of its own where there are two. In the same run, in interleaved
-    trials, a bare gRPC stream carries the same bytes to and from a process that only echoes.
+    The drafter runs in its own process, on its own core if there are two. In the same run, in interleaved trials, a
+    bare gRPC stream carries the same bytes to and from a process that only echoes.
     """
 
-    # One setting of a section leaves the bench's own defaults of the others.
+    # Setting one option of a section keeps the bench's own defaults of the others.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Sequences of a step, one or several numbers."""
+    """Sequences per step, one or several numbers."""
     graph: Path | None = None
-    """Draft from this graph file; by default from one of the words of Python's own sources."""
+    """Draft from this graph file; by default from a graph of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
-    """Steps that are timed, of each kind; at least 100."""
+    """Timed steps of each kind; at least 100."""
     draft: NgramDraftConfig = NgramDraftConfig(k=10, strategy="sampling", max_candidates=8)
-    """What is asked for; by default ten tokens with distributions of up to eight. As of a verifier, nodes that can't
-    pay are left out of trees: those less probable than 0.05."""
+    """Drafting options of the requests; by default ten tokens with distributions of up to eight. As with a verifier,
+    trees omit nodes that can't pay: nodes with a probability below 0.05."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -110,10 +110,10 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
-    """Run a drafter and the echo inside of the block, on a core, and this process on another, where there are two.
+    """Run a drafter and the echo server inside of the block, on one core, and this process on another if there are two.
 
     Raises:
-        SpeculantError: one does not start.
+        SpeculantError: a server does not start.
     """
     address = f"unix://{folder}/echo.sock"
     cores = sorted(os.sched_getaffinity(0))
@@ -139,8 +139,8 @@ def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
 def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str, Any]:
     """Return the figures of one batch size, times in microseconds.
 
-    Trials are interleaved step by step, so that none finds the processor's caches as it left them: between two drafts
-    of a server lies a pass of its model.
+    Trials are interleaved step by step, so that no trial finds warm processor caches: in an engine, a pass of the model
+    lies between two drafts.
 
     Raises:
         SpeculantError: a step failed.
@@ -172,7 +172,7 @@ def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str,
 
 
 def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float, float]:
-    """Return steps a second, one after another without pause, and microseconds of processor time of each."""
+    """Return steps per second, back to back, and the processor time of each in microseconds."""
     before_s, started_s = _busy_s(server), time.perf_counter()
     for index in range(num_steps):
         trial(index)
@@ -181,30 +181,30 @@ def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float,
 
 
 def _busy_s(server: psutil.Process) -> float:
-    """Return the processor time of this process and of a server, seconds; the server's comes in ticks of 10 ms."""
+    """Return the processor time of this process and of a server in seconds; the server's has ticks of 10 ms."""
     times = server.cpu_times()
     return time.process_time() + times.user + times.system
 
 
 class _Steps:
-    """Steps of a batch of texts, in several ways; every way has sessions of its own."""
+    """Steps of a batch of texts, by several transports, each with its own sessions."""
 
     def __init__(self, config: ClientConfig, draft: DraftConfig, texts: list[list[int]], vocabulary_size: int) -> None:
         self._config, self._draft, self._vocabulary_size = config, draft, vocabulary_size
         self.texts = texts
 
     def typical_bytes(self) -> tuple[bytes, bytes]:
-        """Return a request and its answer, of the median size among some steps."""
+        """Return a request and its response, of the median size among some steps."""
         pairs: list[tuple[bytes, bytes]] = []
         with self._opened_stream() as (requests, exchange):
             for step_id in range(1, _SAMPLES + 2):
                 request = next(requests)().payload(step_id)
                 pairs.append((request, exchange(request)))
-        return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first brings the prompt
+        return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first has the prompt
 
     @contextmanager
     def over_stream(self) -> Iterator[Trial]:
-        """Yield what makes one StreamDraft exchange, from a step's values to checked arrays of its answer."""
+        """Yield a function that makes one StreamDraft exchange, from a step's values to a response's checked arrays."""
         budgets = [self._draft.k] * len(self.texts)
         step_ids = itertools.count(1)
         with self._opened_stream() as (requests, exchange):
@@ -224,7 +224,7 @@ class _Steps:
 
     @contextmanager
     def by_client(self) -> Iterator[Trial]:
-        """Yield what makes one step through our client, which is given whole sequences."""
+        """Yield a function that makes one step through our client, which takes whole sequences."""
         session_ids, ends = self._new_ids(), itertools.count(_PROMPT_TOKENS + _TOKENS_PER_STEP, _TOKENS_PER_STEP)
         grown = [text[:_PROMPT_TOKENS] for text in self.texts]
         with DrafterClient(self._config, tokenizer=None, draft=self._draft, strict=True) as client:
@@ -253,7 +253,7 @@ class _Steps:
 
     @contextmanager
     def _opened_stream(self) -> Iterator[tuple[Iterator[Request], Exchange]]:
-        """Yield the requests of sessions that are open, and what exchanges them."""
+        """Yield the requests of open sessions, and a function that exchanges them."""
         session_ids = self._new_ids()
         with connect_channel(self._config.address, self._config) as channel:
             open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)
@@ -263,7 +263,7 @@ class _Steps:
             yield self._requests(session_ids), exchange
 
     def _requests(self, session_ids: Sequence[int]) -> Iterator[Request]:
-        """Yield what makes steps as they travel: the prompts, and then what is new."""
+        """Yield the requests of the steps: first the prompts, then the new tokens."""
         start, options = 0, DraftOptions(self._draft.strategy, self._draft.max_candidates)
         for end in itertools.count(_PROMPT_TOKENS, _TOKENS_PER_STEP):
             yield partial(self._request, session_ids, start, [text[start:end] for text in self.texts], options)
@@ -295,7 +295,7 @@ def _stream(address: str, method: str, config: ClientConfig | None = None) -> It
 
 
 def _echoes(exchange: Exchange, request: bytes, reply: bytes) -> Trial:
-    """Return what sends one message to an echo that answers with the reply."""
+    """Return a function that sends one message to an echo server that answers with the reply."""
     exchange(echo.SET + reply)
 
     def step(_: int) -> int:

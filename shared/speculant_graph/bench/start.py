@@ -17,16 +17,16 @@ from speculant_graph.settings import ReportingSettings, load_settings
 
 
 class BenchStartSettings(ReportingSettings):
-    """Start a sidecar again and again, at first as on a machine where it never ran, until it serves.
+    """Start a sidecar repeatedly and time it until it serves; the first start is as on a machine where it never ran.
 
-    The first start finds the bytecode of the packages that pip has installed, none of ours, and no caches. Beside it
-    stands the gRPC echo, which loads nothing.
+    The first start finds the bytecode of the packages that pip has installed, none of ours, and no caches. The
+    comparison is the gRPC echo, which loads nothing.
     """
 
     graph_path: Path
-    """Graph file that is served."""
+    """Graph file to serve."""
     starts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Later starts, of which the median is shown."""
+    """Number of later starts; their median is shown."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
 def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
     environment = {
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
-        "PYTHONDONTWRITEBYTECODE": "",  # the first start writes what later ones read
+        "PYTHONDONTWRITEBYTECODE": "",  # the first start writes bytecode that later ones read
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
     _drafter(graph, folder, environment)  # writes all bytecode

@@ -1,4 +1,4 @@
-"""What benches draft for: recorded outputs, the words of Python's own sources, and texts drawn from a graph."""
+"""Texts that benches draft for: recorded outputs, the words of Python's own sources, and texts drawn from a graph."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _TOKENS_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One prompt and what a model answered."""
+    """One prompt and a model's output."""
 
     prompt: tuple[TokenId, ...]
-    """What the model was given."""
+    """Token ids of the prompt."""
     output: tuple[TokenId, ...]
-    """What it wrote; at least one token."""
+    """Token ids of the output; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +59,24 @@ class _Record(BaseModel):
 def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int | None = None) -> list[Workload]:
     """Read files of traces, one JSON object with ``prompt`` and ``output`` a line.
 
-    Both texts are tokenised by themselves, the prompt as the verifier does it. Blank lines and traces whose output is
-    empty are left out.
+    Both texts are tokenised separately, the prompt as the verifier does it. Blank lines and traces with an empty output
+    are left out.
 
     Args:
         paths: the files; each is a workload.
-        tokenizer: makes the ids; its setting decides what special tokens are in outputs.
+        tokenizer: makes the ids; its setting decides how special tokens in outputs are read.
         limit: most traces to read of each file; None for all.
 
     Raises:
         CorpusError: a file can't be read, a line is no trace, or there is none; the message names file and line.
-        ConfigError: two files are of the same workload.
+        ConfigError: two files have the same workload.
     """
     workloads = [_read_workload(path, tokenizer, limit) for path in paths]
     names = [workload.name for workload in workloads]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
-                f"several files are of {{field}} '{name}'",
+                f"several files have the {{field}} '{name}'",
                 fix="put them into one file or change the field '{field}' of the first line",
                 field="workload",
             )
@@ -92,7 +92,7 @@ def _read_workload(path: Path, tokenizer: CorpusTokenizer, limit: int | None) ->
     if not traces:
         raise CorpusError(f"{path}: holds no trace with an output; {_FIX}")
     name = records[0].workload or path.stem
-    if not name.isprintable():  # it goes to terminals
+    if not name.isprintable():  # it is printed on terminals
         raise CorpusError(f"{path}: the field 'workload' of the first line holds control characters; rename it")
     return Workload(name, traces)
 
@@ -121,10 +121,10 @@ def _records(path: Path) -> Iterator[_Record]:
 
 
 def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
-    """Return the words of Python's standard library as ids, and what numbers them: real text without a tokenizer.
+    """Return the words of Python's standard library as ids, and their fingerprint: real text without a tokenizer.
 
     Args:
-        max_tokens: no further file is read when there are so many.
+        max_tokens: stop reading files at this number of tokens.
     """
     ids: dict[str, int] = {}
     token_ids: list[int] = []
@@ -137,7 +137,7 @@ def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int]
 
 
 def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int) -> list[list[int]]:
-    """Return texts of a graph's own distributions; a text that nothing continues jumps to any place."""
+    """Return texts drawn from a graph's own distributions; texts without a known continuation jump elsewhere."""
     from speculant_graph.draft.generator import DraftGenerator
 
     generator = DraftGenerator(graph)

@@ -64,7 +64,8 @@ class CostCurve:
             tokens, times = _TOKENS.validate_python(self.tokens), _MILLISECONDS.validate_python(self.ms)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            raise _no_curve(f"point {problem['loc'][0] if problem['loc'] else 0}: {problem['msg']}") from None
+            number = int(problem["loc"][0]) + 1 if problem["loc"] else 1
+            raise _no_curve(f"point {number}: {problem['msg']}") from None
         if not tokens or tokens[0] != 1 or any(b <= a for a, b in pairwise(tokens)):
             raise _no_curve("numbers of tokens ascend from 1")
         if len(tokens) != len(times):

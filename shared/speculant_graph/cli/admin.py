@@ -1,4 +1,4 @@
-"""``speculant admin``: look after running sidecars, several at once, and verifiers' adapters."""
+"""``speculant admin``: manages running sidecars, several at once, and verifiers' adapters."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ Action = Literal["list", "reload", "adapter"]
 
 
 class AdminSettings(CommandSettings):
-    """Look after running sidecars: list graphs, reload NAME, or the default graph.
+    """Manage running sidecars, or verifiers with a draft model.
 
-    Or after running verifiers with a draft model: adapter list, adapter load NAME, adapter rollback.
+    Sidecars: list graphs, reload NAME, or the default graph. Verifiers: adapter list, adapter load NAME, adapter
+    rollback.
     """
 
     action: CliPositionalArg[Action]
-    """What to do."""
+    """Action."""
     name: CliPositionalArg[str] = ""
-    """Name of the graph to read again from its file; adapter: list, load or rollback."""
+    """Name of the graph to reload from its file; adapter: list, load or rollback."""
     adapter: CliPositionalArg[str] = ""
-    """Of adapter load: its name in draft_model.adapters, "" for the draft model without one."""
+    """For adapter load: its name in draft_model.adapters, "" for the draft model without one."""
     address: str = ""
     """Admin addresses, separated by commas: each sidecar's server.admin_listen; adapter:
     service.admin_listen."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Patience with each server; loading reads the whole file."""
+    """Time limit for each server; loading reads the whole file."""
     client: ClientConfig = ClientConfig()
     """Token and certificates; the other settings have no effect here."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do it at every address; return 1 if it failed at any.
+    """Run the action at every address; return 1 if it failed at any.
 
     Raises:
-        ConfigError: the command line, an address or a credential is wrong. Nothing was done then.
+        ConfigError: the command line, an address or a credential is wrong. No server was changed.
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
     stub, method, request = _request(settings)
-    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.addresses import reachable_addresses
     from speculant_graph.rpc.channel import Endpoint
 
     if not settings.address:
         raise ConfigError("name the server's admin address by --address, such as unix:///run/speculant/admin.sock")
-    endpoints = [Endpoint.of(address, settings.client) for address in split_addresses(settings.address)]
+    addresses = reachable_addresses(settings.address)
+    endpoints = [Endpoint.of(address, settings.client, host_name) for address, host_name in addresses.items()]
     answers: list[dict[str, Any]] = []
     for endpoint in endpoints:
         answer = _ask(endpoint, stub, method, request, settings.timeout_s)
@@ -75,7 +77,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
     """Return the stub of the service, the method, and the request.
 
     Raises:
-        ConfigError: an argument is missing, or there is one that the action does not take.
+        ConfigError: an argument is missing, or the action does not take it.
     """
     from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
@@ -99,7 +101,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
 
 
 def _ask(endpoint: Endpoint, stub: type[Any], method: str, request: Message, timeout_s: float) -> dict[str, Any]:
-    """Return a server's answer as plain values, or the error."""
+    """Return a server's response as plain values, or the error."""
     import grpc
 
     from speculant_graph.rpc.status import from_status

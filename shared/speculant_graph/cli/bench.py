@@ -14,16 +14,17 @@ BENCHES = {
     "start": ("speculant_graph.bench.start", "start the sidecar: time until it serves, memory, next to a bare server"),
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
-    "engine-loop": ("speculant_graph.bench.engine_loop", "draft between passes of a GPU's speed, which are simulated"),
+    "engine-loop": ("speculant_graph.bench.engine_loop", "draft between the simulated passes of a GPU engine"),
+    "fleet": ("speculant_graph.bench.fleet", "draft for several engines: how many a sidecar serves, and when one dies"),
     "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
     "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
     "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: with n-grams, and alone"),
-    "structured": ("speculant_verifier.bench.structured", "decode answers of a form, and second calls of chats"),
+    "structured": ("speculant_verifier.bench.structured", "decode structured output, and second calls of chats"),
     "offload": ("speculant_verifier.bench.offload", "decode with a model larger than memory: plainly, and with trees"),
     "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),
-    "serve": ("speculant_verifier.bench.serve", "ask a service for many streams at a time, plainly and with drafts"),
+    "serve": ("speculant_verifier.bench.serve", "send many concurrent streams to a service, plainly and with drafts"),
 }
-"""Bench -> (module with ``run(arguments) -> exit status``, what it measures). Those of the verifier are named as text
+"""Bench -> (module with ``run(arguments) -> exit status``, its measurement). The verifier's benches are named as text
 and imported when they run, as in ``main``."""
 
 
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     name = arguments[0]
     if name not in BENCHES:
-        raise ConfigError(f"there is no bench '{name}'; it may be: {', '.join(BENCHES)}")
+        raise ConfigError(f"there is no bench '{name}'; choose one of: {', '.join(BENCHES)}")
     module = BENCHES[name][0]
     from speculant_graph.log import log_to_stderr
 
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     except ImportError as error:
         explained = missing_extra(error, "verifier") if module.startswith("speculant_verifier.") else None
         if explained is None:
-            raise  # the command's own extra has it
+            raise  # the command's own extra installs it
         raise ConfigError(f"{name}: {explained}") from error
     return status
 

@@ -18,10 +18,10 @@ from speculant_graph.settings import CommandSettings, flags_of, load_settings
 
 
 class CompletionSettings(CommandSettings):
-    """Print a script for a shell, which completes without starting Python; docs/terminal.md says where to put it."""
+    """Print a completion script for a shell. docs/terminal.md explains its installation."""
 
     shell: CliPositionalArg[Literal["bash", "zsh", "tcsh", "fish"]]
-    """Which shell."""
+    """Shell."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _add_parser(commands: Any, name: str, module: str, settings_name: str, what: str) -> None:
-    """Add a command, and its flags if its settings class, such as ``BenchBuildSettings``, is there and installed."""
+    """Add a command, and its flags if its settings class, such as ``BenchBuildSettings``, exists and is installed."""
     try:
         kind = getattr(importlib.import_module(module), f"{settings_name.title().replace('-', '')}Settings", None)
     except ImportError:
@@ -59,7 +59,7 @@ def _add_parser(commands: Any, name: str, module: str, settings_name: str, what:
 
 
 def _choices(action: Action, kind: type[CommandSettings]) -> Sequence[str] | None:
-    """Return what a value may be if it is one of a few: options show it, and a positional argument's type has it."""
+    """Return the allowed values if there are only a few; options list them, types of positional arguments have them."""
     if action.option_strings:
         shown = re.search(r"\{(.*)\}", str(action.metavar))
         return shown[1].split(",") if shown else None

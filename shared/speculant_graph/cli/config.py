@@ -1,4 +1,4 @@
-"""``speculant config show``: every setting as it is now, and where it comes from."""
+"""``speculant config show``: the present value of every setting, and its source."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MASK = "********"
 
 
 class ConfigSettings(CommandSettings):
-    """Show all settings as environment and configuration file make them, as TOML that could be saved."""
+    """Show all settings from environment and configuration file, as TOML that you can save."""
 
     action: CliPositionalArg[Literal["show"]] = "show"
-    """What to do."""
+    """Action."""
     section: str | None = None
     """Only this section."""
 
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     settings, sources = load_with_sources(AllSettings, "config", [] if path is None else [f"--config={path}"])
     sections = SECTIONS if options.section is None else (options.section,)
     if sections[0] not in SECTIONS:
-        raise ConfigError(f"there is no section {sections[0]}", fix=f"it may be: {', '.join(SECTIONS)}")
+        raise ConfigError(f"there is no section {sections[0]}", fix=f"choose one of: {', '.join(SECTIONS)}")
     sys.stdout.write("\n".join(_as_toml(section, getattr(settings, section), sources) for section in sections))
     return 0
 
@@ -64,7 +64,7 @@ def _as_toml(section: str, settings: Config, sources: Sequence[PydanticBaseSetti
 
 
 def _toml_value(value: Any) -> str:
-    """Return a value as TOML, which is JSON for all but tables, infinity, and what a terminal would heed."""
+    """Return a value as TOML, which is JSON except for tables, infinity, and terminal control characters."""
     match value:
         case dict():
             return f"{{ {', '.join(f'{_toml_value(key)} = {_toml_value(item)}' for key, item in value.items())} }}"

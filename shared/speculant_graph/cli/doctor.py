@@ -1,4 +1,4 @@
-"""``speculant doctor``: what works here, what does not, and what to do about it."""
+"""``speculant doctor``: checks the installation and proposes fixes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from speculant_graph.rpc.channel import Endpoint
 
 _VERIFIER = "speculant_verifier"
-"""Looks at torch and the model: named as text, as in ``main``."""
+"""Checks torch and the model; named as text, as in ``main``."""
 _NUM_DRAFTS = 200
-"""Drafts of a measurement."""
+"""Number of drafts in a measurement."""
 _PROMPT_TOKENS = 64
 _PATIENCE_S = 5.0
 
 Status = Literal["ok", "warn", "fail", "skip"]
-"""``warn``: it works, but not as well as it could. ``skip``: not looked at, and the detail is the reason."""
+"""``warn``: it works, but not as well as it could. ``skip``: not checked, and the detail is the reason."""
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
 
 
@@ -43,42 +43,42 @@ class CheckResult:
     """The outcome of one check."""
 
     check: str
-    """What was looked at."""
+    """The subject of the check."""
     status: Status
-    """How it is."""
+    """The outcome."""
     detail: str
-    """What was found; further lines are shown below the first."""
+    """The finding; further lines are shown below the first."""
     fix: str = ""
-    """What to do about it, where the detail does not end in it."""
+    """The fix, unless the detail ends in it."""
 
 
 class DoctorSettings(CommandSettings):
-    """Check this installation, and what is named: a model, a graph, a drafter.
+    """Check this installation, and the given model, graph and drafter.
 
-    Every problem comes with what to do about it. What is not named is skipped. The exit status is 1 if a check failed.
+    Every problem comes with its fix. Checks without an argument are skipped. The exit status is 1 if a check failed.
     """
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Check this graph file, or up to four that are layers."""
+    """Check this graph file, or up to four as layers."""
     verify: bool = False
     """Read all of the graph file, and load the model."""
     vllm: bool = False
-    """Say which model runner of vLLM gets drafts: to be asked in vLLM's own environment."""
+    """Report which model runner of vLLM gets drafts; run it in vLLM's own environment."""
     json_output: bool = False
     """Print one JSON object instead of a table."""
     verifier: VerifierConfig = VerifierConfig()
-    """The model, checked if it is named."""
+    """The model; checked if given."""
     draft: DraftConfig = DraftConfig()
-    """How drafts are asked for."""
+    """Drafting options for the checks."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecars, checked if they are named."""
+    """The drafter sidecars; checked if given."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Check; return 1 if anything failed.
 
     Raises:
-        ConfigError: a setting that it needs itself is wrong.
+        ConfigError: a setting of the command itself is wrong.
     """
     settings = load_settings(DoctorSettings, "doctor", arguments)
     is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -111,11 +111,11 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
 
 
 def _check_vllm() -> Iterator[CheckResult]:
-    """Check which model runner vLLM chooses here, as far as that does not depend on the model."""
+    """Check which model runner vLLM chooses here, where that does not depend on the model."""
     try:
         vllm, config = importlib.import_module("vllm"), importlib.import_module("vllm.config")
     except ImportError as error:
-        fix = "ask in vLLM's own environment, with speculant-graph[vllm] in it"
+        fix = "run this in vLLM's own environment, with speculant-graph[vllm] installed"
         yield CheckResult("vllm", "fail", f"vLLM can't be imported ({error})", fix)
         return
     from speculant_graph.engines.vllm_v2 import problem_with_v2
@@ -129,7 +129,7 @@ def _check_vllm() -> Iterator[CheckResult]:
     else:
         try:
             problem = problem_with_v2(config.VllmConfig())
-        except ValueError as error:  # vLLM refuses to start at all
+        except ValueError as error:  # vLLM refuses to start
             yield CheckResult("vllm", "fail", f"vLLM {version} does not start: {str(error).splitlines()[-1]}", fix)
             return
     if problem:
@@ -155,7 +155,7 @@ def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
 
 
 def _look_at_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
-    importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # at once, what is mistyped
+    importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # reports mistyped names at once
     checks = importlib.import_module(f"{_VERIFIER}.cli.doctor_checks")
     yield from checks.check_model(settings.verifier, load=settings.verify, tokenizers=tokenizers)
 
@@ -178,10 +178,10 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
 
 
 def _compare(tokenizers: Mapping[str, Fingerprint]) -> CheckResult:
-    """Return whether all tokenizers that were met are the same."""
+    """Return whether all found tokenizers are the same."""
     owners = ", ".join(tokenizers)
     if len(tokenizers) < 2:
-        only = f"only {owners} was looked at" if owners else "name a model, a graph or a drafter to compare"
+        only = f"only {owners} was checked" if owners else "name a model, a graph or a drafter to compare"
         return CheckResult("tokenizers", "skip", only)
     first = next(iter(tokenizers.values()))
     if all(one.sha256 == first.sha256 for one in tokenizers.values()):
@@ -212,7 +212,7 @@ def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[
 
 
 def _check_settings(named: Path | None) -> Iterator[CheckResult]:
-    """Check that all settings of all commands fit together, of the file that is named or stands here."""
+    """Check that the settings of all commands are valid together, with the named file or the one in this folder."""
     path = config_file([] if named is None else [f"--config={named}"])
     load_settings(AllSettings, "doctor", [] if path is None else [f"--config={path}"])
     variables = sum(name.upper().startswith("SPECULANT_") for name in os.environ)
@@ -223,16 +223,16 @@ def _check_settings(named: Path | None) -> Iterator[CheckResult]:
 def _check_drafters(
     config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
 ) -> Iterator[CheckResult]:
-    """Check every sidecar of a client's settings: a session, and drafts as a verifier would ask for them."""
+    """Check every sidecar of a client's settings: open a session, and draft as a verifier does."""
     if not config.address:
         yield CheckResult("drafter", "skip", "not named; --drafter unix:///path/to.sock or host:port")
         return
-    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.addresses import reachable_addresses
     from speculant_graph.rpc.channel import Endpoint
 
-    for address in split_addresses(config.address):
-        one = config.model_copy(update={"address": address})
-        yield from _guarded("drafter", partial(_check_drafts, Endpoint.of(address, config), one, draft, tokenizers))
+    for address, host_name in reachable_addresses(config.address).items():
+        one, endpoint = config.model_copy(update={"address": address}), Endpoint.of(address, config, host_name)
+        yield from _guarded("drafter", partial(_check_drafts, endpoint, one, draft, tokenizers))
 
 
 def _check_drafts(
@@ -274,7 +274,7 @@ def _check_drafts(
 
 
 def _measure(config: ClientConfig, draft: DraftConfig, vocabulary_size: int) -> CheckResult:
-    """Draft as a verifier does, token by token, and hold the times against the deadline."""
+    """Draft as a verifier does, token by token, and compare the times with the deadline."""
     from speculant_graph.client import DrafterClient
 
     numbers = random.Random(7)

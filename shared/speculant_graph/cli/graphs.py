@@ -33,18 +33,18 @@ class BuildSettings(ReportingSettings):
     """Count a corpus into a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
-    """Files of text, JSON Lines, JSON or PDF, packed by gzip or not; folders, which are searched for all of these;
-    patterns such as 'docs/**/*.md'; '-' for standard input."""
+    """Files of text, JSON Lines, JSON or PDF, gzipped or not; folders, which are searched for all of these; patterns
+    such as 'docs/**/*.md'; all of them also as addresses such as s3://bucket/text; '-' for standard input."""
     output: Path = Path("graph.pkl")
-    """Where the graph goes. An older file there stays intact until the new one is complete."""
+    """Output file. An older file there stays intact until the new one is complete."""
     ray: str = ""
     """Address of a Ray cluster whose workers tokenise, such as 'auto' or 'head:6379'; 'local' starts one here."""
     graph: GraphConfig = GraphConfig()
-    """How to build."""
+    """Build settings."""
 
 
 def build(arguments: Sequence[str]) -> int:
-    """Build a graph file; print what it holds."""
+    """Build a graph file; print a summary."""
     settings = load_settings(BuildSettings, "build", arguments)
     from speculant_graph.graph.build.builder import GraphBuilder
 
@@ -58,7 +58,7 @@ def build(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _encoding(ray: str) -> Iterator[Encode]:
-    """Yield what encodes a corpus: this process, or a cluster."""
+    """Yield the function that encodes a corpus, in this process or on a cluster."""
     if ray:
         from speculant_graph.corpus.on_ray import encoding_on_ray
 
@@ -71,20 +71,20 @@ def _encoding(ray: str) -> Iterator[Encode]:
 
 
 class UpdateSettings(ReportingSettings):
-    """Add text to a graph: the result is what a build of all the text would have made."""
+    """Add text to a graph: the result equals a build of all the text."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     corpus: CliPositionalArg[list[TypedPath]]
-    """New files, folders, patterns; '-' for standard input. They follow what was counted before."""
+    """New files, folders, patterns; '-' for standard input. Their text follows the existing text."""
     output: Path | None = None
-    """Where the new graph goes; without it, it replaces the old one when it is complete."""
+    """Output file; by default the new graph replaces the old one when it is complete."""
     graph: GraphConfig = GraphConfig()
-    """How to read and count; tokenizer, orders, boundaries and special tokens are the graph's."""
+    """Build settings; tokenizer, orders, boundaries and special tokens come from the graph."""
 
 
 def update(arguments: Sequence[str]) -> int:
-    """Update a graph file; print what it holds now."""
+    """Update a graph file; print a summary."""
     settings = load_settings(UpdateSettings, "update", arguments)
     from speculant_graph.graph.build.combine import update_graph
     from speculant_graph.graph.ngrams import NgramGraph
@@ -99,18 +99,18 @@ def update(arguments: Sequence[str]) -> int:
 
 
 class MergeSettings(ReportingSettings):
-    """Put two graphs together: the result is what a build of the first corpus and then the second would have made."""
+    """Merge two graphs: the result equals a build of the first corpus and then the second."""
 
     first: CliPositionalArg[Path]
     """Graph file."""
     second: CliPositionalArg[Path]
     """Graph file of the same tokenizer, orders and boundaries; its text follows the first one's."""
     output: Path
-    """Where the graph of both goes; it may be one of them."""
+    """Output file; it may be one of the two."""
 
 
 def merge(arguments: Sequence[str]) -> int:
-    """Merge two graph files; print what the result holds."""
+    """Merge two graph files; print a summary of the result."""
     settings = load_settings(MergeSettings, "merge", arguments)
     from speculant_graph.graph.build.combine import merge_graphs
     from speculant_graph.graph.ngrams import NgramGraph
@@ -124,18 +124,18 @@ def merge(arguments: Sequence[str]) -> int:
 
 
 class PruneSettings(ReportingSettings):
-    """Drop n-grams that occur rarely. What remains is exact, but the graph can't be updated or merged any more."""
+    """Drop rare n-grams. The rest stays exact, but the graph can no longer be updated or merged."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     output: Path
-    """Where the smaller graph goes; it may be the same file."""
+    """Output file; it may be the same file."""
     min_count: int = Field(2, ge=2)
-    """N-grams that occur less often are dropped; the file remembers it."""
+    """Drop n-grams that occur less often; the file records it."""
 
 
 def prune(arguments: Sequence[str]) -> int:
-    """Prune a graph file; print what is left."""
+    """Prune a graph file; print a summary of the rest."""
     settings = load_settings(PruneSettings, "prune", arguments)
     from speculant_graph.graph.build.combine import prune_graph
     from speculant_graph.graph.ngrams import NgramGraph
@@ -158,15 +158,15 @@ class ExportSettings(ReportingSettings):
     path: CliPositionalArg[Path]
     """Graph file."""
     output: Path = Path("lookup.bin")
-    """Where it goes."""
+    """Output file."""
     min_count: int = Field(1, ge=1)
-    """Contexts that occur less often are left out, for a smaller file."""
+    """Leave out contexts that occur less often, for a smaller file."""
     min_share: float = Field(0.6, ge=0.0, le=1.0)
-    """Contexts are left out whose most frequent successor makes up less of what followed them."""
+    """Leave out contexts whose most frequent successor has a smaller share."""
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Export a graph file; print what was written."""
+    """Export a graph file; print its path and size."""
     settings = load_settings(ExportSettings, "export", arguments)
     from speculant_graph.engines.llama_cpp.lookup_table import export_llama_lookup
     from speculant_graph.graph.ngrams import NgramGraph
@@ -186,7 +186,7 @@ def export(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
-    """Yield a callback that shows how far a build is: a bar for each phase on a terminal, nothing elsewhere."""
+    """Yield a callback that shows the progress of a build: a bar for each phase on a terminal, nothing elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -199,7 +199,7 @@ def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
 
         def show(progress: BuildProgress) -> None:
             if progress.phase not in tasks:
-                for task in tasks.values():  # of standard input it was not known how much comes
+                for task in tasks.values():  # the size of standard input was unknown
                     bars.update(task, total=bars.tasks[task].completed)
                 tasks[progress.phase] = bars.add_task("", total=None)
             label = f"{PHASE_LABELS[progress.phase]:<10} {progress.num_tokens / 1e6:>7.1f}M tokens"
@@ -212,7 +212,7 @@ def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
 def _print_graph(
     output: Path, graph: NgramGraph, json_output: bool, report: BuildReport | None = None, **facts: int
 ) -> None:
-    """Print one line about a graph file for people and, if it is wanted, one JSON object; ``facts`` are in both."""
+    """Print one line about a graph file for people and, if requested, one JSON object; ``facts`` are in both."""
     metadata = graph.metadata
     left_out = left_out_of(metadata)
     counts = [left_out] if left_out else []
@@ -230,7 +230,7 @@ def _print_graph(
 
 
 def sentence_of(output: Path, graph: NgramGraph) -> str:
-    """Return what a graph file holds, for people; no full stop, for more may follow."""
+    """Return a summary of a graph file for people, without a full stop, because more may follow."""
     metadata = graph.metadata
     return (
         f"{printable(str(output))}: {counted(metadata.num_tokens, 'token')} of "

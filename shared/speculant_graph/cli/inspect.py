@@ -1,4 +1,4 @@
-"""``speculant inspect``: what a graph holds, what it would draft after a text, and how much of a text it knows."""
+"""``speculant inspect``: a graph's content, its draft after a text, and its coverage of a text."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ _SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):
-    """Show what a graph file holds, what it would draft, and how much of a text it knows; or learned text."""
+    """Show the content of a graph file, its drafts, and its coverage of a text; or learned text."""
 
     path: CliPositionalArg[Path | None] = None
     """Graph file."""
     learned: Path | None = None
-    """Show instead the learned text of a tenant in this folder, which a sidecar has for each graph."""
+    """Show instead the learned text of a tenant in this folder; a sidecar has one for each graph."""
     tenant: str = ""
     """The tenant of --learned."""
     export: Path | None = None
     """Write all learned text of the tenant as one graph to this file."""
     prompt: str | None = None
-    """Show the draft after this text, and what every order would go on with."""
+    """Show the draft after this text, and the successors at every order."""
     coverage: Path | None = None
-    """Show how much of this text the graph knows: any file that could be a corpus."""
+    """Show how much of this text the graph knows; any corpus file works."""
     places: Annotated[int, Field(ge=0, le=1_000)] = 0
-    """Show where the longest known end of the prompt stands in the corpus files, at most so many places."""
+    """Show where the longest known suffix of the prompt occurs in the corpus files, at most this many matches."""
     top: Annotated[int, Field(ge=0, le=1_000)] = 5
-    """How many n-grams of each length and successors of each context are shown."""
+    """Number of n-grams of each length, and of successors of each context, to show."""
     verify: bool = False
-    """Check every array against its checksum, and that all of it fits together."""
+    """Check every array against its checksum, and all arrays for consistency."""
     graph: GraphConfig = GraphConfig()
-    """How the text of --coverage is read, special tokens as for the graph; tokenizer: the graph's, if it is no longer
-    where the graph was built."""
+    """How to read the text of --coverage, with special tokens as in the graph. Tokenizer: the graph's, if it has moved
+    since the build."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft after the prompt."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the graph's description and, where asked for, drafts and coverage."""
+    """Print the graph's description and, if requested, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
     if settings.learned is not None:
         return _inspect_learned(settings, settings.learned)
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("there is nothing to inspect", fix="name a graph file, or --learned", field="path")
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)
     if settings.places and not prompt:
-        raise ConfigError("--places needs a text to look for", fix="give one by --prompt", field="places")
+        raise ConfigError("--places needs a text to search for", fix="give one by --prompt", field="places")
     from rich.console import Console
 
     from speculant_graph.corpus.file_patterns import list_corpus_files
@@ -118,7 +118,7 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
 
 
 def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
-    """Return the graph's tokenizer, or None and why there is none; merely to show texts nothing is downloaded."""
+    """Return the graph's tokenizer, or None and the reason; if only texts are shown, nothing is downloaded."""
     from speculant_graph.corpus.tokenize import CorpusTokenizer, local_tokenizer
 
     own_name = graph.metadata.tokenizer.name
@@ -148,7 +148,7 @@ def _frequent(graph: NgramGraph, num_top: int, tokenizer: CorpusTokenizer | None
 def _explain(
     graph: NgramGraph, tokenizer: CorpusTokenizer, prompt: str, config: DraftConfig, num_top: int
 ) -> dict[str, Any]:
-    """Return the draft after a text and, for every order, what is known of the text's end."""
+    """Return the draft after a text and, for every order, the known successors of the text's end."""
     from speculant_graph.draft.generator import DraftGenerator
 
     context = tokenizer.encode_prompt(prompt)
@@ -189,7 +189,7 @@ def _explain_order(
 
 
 def _show_places(report: dict[str, Any]) -> None:
-    """Print where a context stands in the corpus, and which files could not be searched."""
+    """Print where a context occurs in the corpus, and which files could not be searched."""
     from speculant_graph.view.places import STATES
 
     _print("")
@@ -215,7 +215,7 @@ def _show_places(report: dict[str, Any]) -> None:
 def _cover(
     graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[ListedFile], config: GraphConfig
 ) -> dict[str, Any]:
-    """Return how much of a text the graph knows; document boundaries are counted as the graph's were."""
+    """Return how much of a text the graph knows; document boundaries are treated as in the graph's build."""
     from speculant_graph.corpus.stream import write_token_stream
     from speculant_graph.graph.build.count import map_tokens
 
@@ -248,7 +248,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _show_graph(graph: NgramGraph, report: dict[str, Any], tokenizer_problem: str) -> None:
-    """Print what the graph holds and where it comes from."""
+    """Print the graph's content and origin."""
     _print(report["path"], style="bold")
     kept = "all" if report["min_count"] == 1 else f"those seen at least {report['min_count']} times"
     borders = "none across document borders" if report["document_boundaries"] else "also across document borders"
@@ -299,7 +299,7 @@ def _show_graph(graph: NgramGraph, report: dict[str, Any], tokenizer_problem: st
 
 
 def _show_prompt(report: dict[str, Any]) -> None:
-    """Print the draft after the prompt and what each order knows."""
+    """Print the draft after the prompt, and the successors at each order."""
     drafted = counted(len(report["draft_token_ids"]), "token")
     _print("")
     _print(f"after {report['prompt']!r} it drafts {drafted}: {report['draft_text']!r}", style="green")
@@ -329,7 +329,7 @@ def _show_coverage(coverage: dict[str, Any]) -> None:
 
 
 def _print(line: str, style: str = "") -> None:
-    """Print a line; nothing in it is read as markup or reaches the terminal as it is."""
+    """Print a line; markup in it is not interpreted, and control characters are escaped."""
     from rich.console import Console
     from rich.text import Text
 

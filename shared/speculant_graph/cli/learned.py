@@ -23,10 +23,10 @@ def report_learned(
         folder: the folder of learned text, of one graph.
         tenant: the tenant.
         output: the file that gets all of it as one graph, if any.
-        config: names the tokenizer, which is needed if no graph file does.
+        config: names the tokenizer, which is needed if no graph file names it.
 
     Returns:
-        The report, and the graph that was written.
+        The report, and the written graph.
 
     Raises:
         ConfigError: the folder has no text of the tenant.
@@ -81,7 +81,7 @@ def _described(layer: Layer) -> dict[str, Any]:
 
 
 def _time(milliseconds: int) -> str | None:
-    """Return when a text was learned, ISO 8601 in UTC; None for one of a release that did not note it, or damage."""
+    """Return when a text was learned, ISO 8601 in UTC; None if it was not recorded or is damaged."""
     try:
         moment = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
     except (OSError, OverflowError, ValueError):

@@ -1,7 +1,7 @@
-"""``speculant``: finds the command, turns errors into one line, and imports nothing it does not need.
+"""``speculant``: finds the command, turns errors into one line, and imports only the modules it needs.
 
-The table is one of the project's upward references (others are the package's public names): commands of the two
-halves are named here as text and imported when they run.
+The table is one of the project's upward references (the package's public names are others): it names the commands of
+both halves as text and imports them when they run.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ from speculant_graph.terminal import printable
 COMMANDS = {
     "build": ("speculant_graph.cli.graphs:build", "build", "count a corpus into a graph file"),
     "update": ("speculant_graph.cli.graphs:update", "build", "add text to a graph"),
-    "merge": ("speculant_graph.cli.graphs:merge", "build", "make one graph of two"),
-    "prune": ("speculant_graph.cli.graphs:prune", "build", "drop what is rare from a graph"),
+    "merge": ("speculant_graph.cli.graphs:merge", "build", "merge two graphs"),
+    "prune": ("speculant_graph.cli.graphs:prune", "build", "drop rare n-grams from a graph"),
     "export": ("speculant_graph.cli.graphs:export", "build", "write a graph as llama.cpp's lookup cache"),
-    "inspect": ("speculant_graph.cli.inspect:run", "build", "show what a graph holds and what it would draft"),
-    "view": ("speculant_graph.cli.view:run", "build", "save the explorer's page of what may follow a text"),
+    "inspect": ("speculant_graph.cli.inspect:run", "build", "show a graph's content and its drafts"),
+    "view": ("speculant_graph.cli.view:run", "build", "save the explorer's page for a text"),
     "drafter": ("speculant_drafter.cli:run", "drafter", "serve a graph as the drafter sidecar"),
     "verifier": (
         "speculant_verifier.cli.serve:run",
         "service",
         "serve a model over gRPC and OpenAI's HTTP API",
     ),
-    "admin": ("speculant_graph.cli.admin:run", "drafter", "look after running sidecars and verifiers' adapters"),
-    "probe": ("speculant_graph.cli.probe:run", "drafter", "ask a running drafter or verifier whether it serves"),
+    "admin": ("speculant_graph.cli.admin:run", "drafter", "manage running sidecars and verifiers' adapters"),
+    "probe": ("speculant_graph.cli.probe:run", "drafter", "check whether a running drafter or verifier serves"),
     "generate": ("speculant_verifier.cli.generate:run", "verifier", "continue a prompt with a model and drafts"),
-    "chat": ("speculant_verifier.cli.chat:run", "verifier", "talk with a model in the terminal"),
+    "chat": ("speculant_verifier.cli.chat:run", "verifier", "chat with a model in the terminal"),
     "train": ("speculant_verifier.cli.train:run", "train", "train a draft model's adapter on recorded requests"),
-    "doctor": ("speculant_graph.cli.doctor:run", "drafter", "check this installation and what it is to work with"),
-    "config": ("speculant_graph.cli.config:run", "build", "show all settings and where each comes from"),
-    "completion": ("speculant_graph.cli.completion:run", "build", "print a script that completes commands in a shell"),
+    "doctor": ("speculant_graph.cli.doctor:run", "drafter", "check this installation, a model, a graph and a drafter"),
+    "config": ("speculant_graph.cli.config:run", "build", "show all settings and the source of each"),
+    "completion": ("speculant_graph.cli.completion:run", "build", "print a completion script for a shell"),
     "bench": ("speculant_graph.cli.bench:run", "bench", "measure it against the obvious alternatives"),
-    "demo": ("speculant_verifier.cli.demo:run", "all", "run it all here and compare with plain decoding"),
+    "demo": ("speculant_verifier.cli.demo:run", "all", "run everything here and compare with plain decoding"),
 }
-"""Command -> (module:function that takes its arguments and returns an exit status, extra it needs, what it does)."""
+"""Command -> (module:function that takes its arguments and returns an exit status, extra it needs, description)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        The exit status: 0 success, 1 the command failed, 2 it was asked for something wrong, 130 interrupted.
+        The exit status: 0 success, 1 failure, 2 a wrong command line or setting, 130 interrupted.
 
     Raises:
-        SystemExit: it was ended by SIGTERM or SIGHUP; 128 and the signal's number.
+        SystemExit: SIGTERM or SIGHUP ended it; 128 plus the signal's number.
     """
-    if sys.stdout is None:  # it was closed before we began
+    if sys.stdout is None:  # it was closed before the program started
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()  # now: at the end of the process a closed pipe would be an error
+        sys.stdout.flush()  # now, because a closed pipe would be an error at the end of the process
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich makes this of it
+        if isinstance(end.__context__, BrokenPipeError):  # rich replaces BrokenPipeError with this
             return _reader_left()
         raise
     except OSError as error:
@@ -83,7 +83,7 @@ def _run(given: Sequence[str]) -> int:
         return 0
     name = given[0]
     if name not in COMMANDS:
-        return _fail(f"there is no command '{name}'; it may be: {', '.join(COMMANDS)}", 2)
+        return _fail(f"there is no command '{name}'; choose one of: {', '.join(COMMANDS)}", 2)
     target, extra, _ = COMMANDS[name]
     module, _, function = target.partition(":")
     try:
@@ -105,32 +105,32 @@ def _run(given: Sequence[str]) -> int:
     except SystemExit as end:
         if end.code:
             raise
-        return 0  # it was asked for help
+        return 0  # --help
     return status
 
 
 @contextmanager
 def signals_unwind() -> Iterator[None]:
-    """Leave by an exception on SIGTERM and SIGHUP, so that nothing half-written remains, and on Ctrl-C by Python's own.
+    """Raise on SIGTERM and SIGHUP, so that no half-written file remains, and raise Python's own exception on Ctrl-C.
 
     Raises:
-        SystemExit: SIGTERM or SIGHUP; 128 and the signal's number.
+        SystemExit: SIGTERM or SIGHUP; 128 plus the signal's number.
         KeyboardInterrupt: Ctrl-C.
     """
-    if current_thread() is not main_thread():  # only that one handles signals
+    if current_thread() is not main_thread():  # only the main thread handles signals
         yield
         return
 
     def leave(number: int, _: FrameType | None) -> None:
         for end in ends:
-            signal.signal(end, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+            signal.signal(end, signal.SIG_IGN)  # a second signal would interrupt the cleanup
         raise SystemExit(128 + number)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # Python's own handler under another name: asyncio would replace it by one that only cancels what awaits.
+        # Python's own handler under another name: asyncio would replace it with one that only cancels the main task.
         signal.default_int_handler(number, frame)
 
-    # What is ignored, as nohup does it, or handled by the caller, stays so.
+    # Signals that are ignored, as by nohup, or handled by the caller stay so.
     ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
     handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for end in ends:
@@ -147,7 +147,7 @@ def signals_unwind() -> Iterator[None]:
 
 
 def _reader_left() -> int:
-    """End without a word: the reader of a pipe has what it wanted."""
+    """End silently: the reader of the pipe has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -157,7 +157,7 @@ def _help() -> str:
     return (
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "
-        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or stand in "
+        "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or be in "
         "speculant.toml below [graph]\n(max_order = 4).\n"
     )
 

@@ -1,6 +1,6 @@
-"""``speculant probe``: ask a running drafter or verifier whether it serves, for the probes of containers.
+"""``speculant probe``: asks a running drafter or verifier whether it serves, for the probes of containers.
 
-It runs every few seconds. So it reads no settings, whose libraries would take longer than all the rest.
+It runs every few seconds. So it reads no settings, because their libraries would take longer to load than all the rest.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def make_parser() -> ArgumentParser:
         "The exit status is 0 if all of them do, else 1.",
         formatter_class=HelpFormatter,
     )
-    where = "Where they listen: unix:///path/to.sock or host:port, several of them separated by commas."
+    where = "Addresses: unix:///path/to.sock or host:port, several of them separated by commas."
     parser.add_argument("address", metavar="ADDRESS", help=where)
-    waiting = "Ask again until all serve, for so many seconds."
+    waiting = "Ask again until all serve, for at most this many seconds."
     parser.add_argument("--wait-s", type=float, default=0.0, metavar="X", help=waiting)
     return parser
 
@@ -43,12 +43,12 @@ def run(arguments: Sequence[str]) -> int:
     """Ask every address; return 1 if any does not serve.
 
     Raises:
-        ConfigError: the command line or an address is wrong. None was asked then.
+        ConfigError: the command line or an address is wrong. No server was asked.
     """
     options = make_parser().parse_args(arguments)
-    from speculant_graph.rpc.addresses import split_addresses
+    from speculant_graph.rpc.addresses import reachable_addresses
 
-    addresses = split_addresses(options.address)
+    addresses = reachable_addresses(options.address)
     deadline = time.monotonic() + options.wait_s
     while any((problems := {address: _problem(address) for address in addresses}).values()):
         if time.monotonic() + _PAUSE_S > deadline:
@@ -63,13 +63,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _problem(address: str) -> str:
-    """Return why nothing is served, for people; empty if it is."""
+    """Return why an address does not serve, for people; empty if it serves."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from speculant_graph.rpc.channel import open_channel
 
-    # A new channel each time, as an old one would wait longer and longer before it tries again.
+    # A new channel each time, because an old one backs off longer and longer before it reconnects.
     with open_channel(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""``speculant view``: what a graph knows after a text, as a page."""
+"""``speculant view``: a graph's successors of a text, as a page."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCES
 
 
 class ViewSettings(ReportingSettings):
-    """Save the explorer's page with what a graph knows after a text: one file, which a browser opens anywhere."""
+    """Save the explorer's page with a graph's successors of a text: one file, which a browser opens anywhere."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     prompt: str = ""
-    """Show what may follow this text; without it the most frequent tokens of the graph."""
+    """Show the successors of this text; by default the most frequent tokens of the graph."""
     output: Path = Path("graph.html")
-    """Where the page goes."""
+    """Output file."""
     strategy: NgramStrategyName = "tree"
-    """How the draft is made that the page shows."""
+    """Strategy of the draft on the page."""
     nodes: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 32
-    """Most nodes of it."""
+    """Most nodes of the draft."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
-    """Most successors shown of one context."""
+    """Most successors shown per context."""
     tokenizer: str | None = None
-    """Tokenizer, if it is not where it was when the graph was built: a name on the hub or a folder."""
+    """Tokenizer, if it has moved since the build: a name on the hub or a folder."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the page; print where it is."""
+    """Write the page; print its path."""
     settings = load_settings(ViewSettings, "view", arguments)
     if settings.output.suffix.lower() != ".html":
-        raise ConfigError(f"{settings.output} does not end in .html; choose a name that does, as it is a page")
+        raise ConfigError(f"{settings.output} does not end in .html; choose a name that does")
     prompt = checked_prompt(settings.prompt)
     from speculant_graph.config import DraftConfig
     from speculant_graph.corpus.tokenize import CorpusTokenizer

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from speculant_graph.client.asynchronous import AsyncDrafterClient
 from speculant_graph.client.drafter_client import DrafterClient
-from speculant_graph.client.fleet import AsyncDrafterClient, SidecarFleet, client_of
+from speculant_graph.client.fleet import SidecarFleet, client_of
 
 if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter as LocalDrafter

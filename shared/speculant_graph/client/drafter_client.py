@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 class DrafterClient:
     """Drafts from a sidecar. May be shared between threads, but not with a process that is forked later.
 
-    Example:
+    Examples:
         >>> config = ClientConfig(address="unix:///tmp/speculant-drafter/drafter.sock")
         >>> with DrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
         ...     client.open(1)
@@ -77,6 +77,7 @@ class DrafterClient:
         draft: DraftConfig,
         strict: bool = False,
         wants_proposals: bool = True,
+        host_name: str = "",
     ) -> None:
         """Make a client; it connects when the first session is opened.
 
@@ -87,6 +88,7 @@ class DrafterClient:
             strict: raise if a session can't be opened, instead of going on without drafts.
             wants_proposals: have the distributions q of sampling strategies sent; a verifier whose rule needs none
                 saves the sidecar most of its work.
+            host_name: whose certificate the sidecar shows; empty: that of the address's own host.
 
         Raises:
             ConfigError: the address is malformed, credentials can't be used, or a setting is the sidecar's own.
@@ -120,7 +122,7 @@ class DrafterClient:
             opening=opening,
             tokenizer_name=tokenizer.name if tokenizer is not None else "",
         )
-        self._endpoint = Endpoint.of(config.address, config)
+        self._endpoint = Endpoint.of(config.address, config, host_name)
         self._metadata = self._endpoint.metadata or None
         self._socket_path = None if self._metadata else socket_path(config.address)
         self._connect()

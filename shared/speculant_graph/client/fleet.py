@@ -1,20 +1,21 @@
-"""Several sidecars as one drafter, by a client of each; what decides between one and several; and both for asyncio."""
+"""Several sidecars as one drafter, by a client of each, and what decides between one and several."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
+import secrets
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict, Unpack
+
+from loguru import logger
 
 from speculant_graph.client.drafter_client import DrafterClient, blocking
+from speculant_graph.client.placement import placed_at
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.addresses import split_addresses
+from speculant_graph.rpc.addresses import host_name, is_name, lasting_name, look_up, plain_address, split_addresses
 from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
@@ -29,7 +30,9 @@ from speculant_graph.types import (
 if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
 
-_T = TypeVar("_T")
+LOOK_UP_S = 5.0
+"""Between two look-ups of a name; about how long name servers of clusters let an answer be kept."""
+_COUNTS = ("steps", "failed_steps", "drafted_nodes", "reopened_sessions", "skipped_steps", "late_answers")
 
 
 class ClientOptions(TypedDict):
@@ -42,16 +45,15 @@ class ClientOptions(TypedDict):
 
 
 def client_of(config: ClientConfig, **options: Unpack[ClientOptions]) -> DrafterClient | SidecarFleet:
-    """Return the client of the addresses in the settings: of one sidecar, or of several.
+    """Return the client of the addresses in the settings: of one sidecar, or of several, whose name is looked up.
 
     Raises:
         ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
     """
-    clients = {
-        address: DrafterClient(config.model_copy(update={"address": address}), **options)
-        for address in split_addresses(config.address)
-    }
-    return SidecarFleet(clients) if len(clients) > 1 else next(iter(clients.values()))
+    addresses = split_addresses(config.address)
+    if len(addresses) > 1 or is_name(addresses[0]):
+        return SidecarFleet(config, **options)
+    return DrafterClient(config, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +65,44 @@ class _Placed:
 
 
 class SidecarFleet:
-    """Drafts from several sidecars: a session stays with one of them, and moves when that is paused.
+    """Drafts from several sidecars: every tenant has one of them, and another one while that is paused.
 
-    A session goes to the first sidecar that is not paused, in an order of its own: without a common table clients
-    spread sessions evenly, and when a sidecar goes only its own sessions move. As every step brings the whole sequence,
-    nothing has to be carried over. May be shared between threads.
+    So a tenant's learned text is in one place, whoever decodes for the tenant (:mod:`.placement`). Sessions without a
+    tenant go where the client's own random name leads: a client keeps to one sidecar, which learns what the client
+    writes, and many clients are spread evenly. As every step brings the whole sequence, nothing has to be carried over
+    when a session moves. May be shared between threads.
     """
 
-    def __init__(self, clients: dict[str, DrafterClient]) -> None:
-        """Make a fleet.
+    def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
+        """Make a fleet of the addresses in the settings.
 
-        Args:
-            clients: of its sidecars, by address; closed with the fleet.
+        Names are looked up here, and again every five seconds in a thread. An address that a name has no more gets no
+        new sessions; those that it has stay, as long as it answers. Where the network knows lasting names of addresses,
+        as of the pods of a StatefulSet, tenants are placed by these and find a sidecar again that has a new address.
+
+        Raises:
+            ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
         """
-        self.clients = clients
-        """Of the sidecars, by address."""
-        first = next(iter(clients.values()))
+        self._config, self._options = config, options
+        self._own_key = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._sessions: dict[int, _Placed] = {}
+        self._look_up_lock = threading.Lock()
+        self._found: dict[str, tuple[str, ...]] = {}  # by each address of the settings
+        self._names: dict[str, str] = {}  # what tenants are placed by, by address
+        self._leaving: dict[str, DrafterClient] = {}
+        self._left = DrafterStatistics()
+        self.clients: Mapping[str, DrafterClient] = {}
+        """Of the sidecars that get sessions, by address; replaced as a whole."""
+        self.look_up(names=False)  # not to wait here for a network that does not answer
+        first = next(iter(self.clients.values()))
         self.capabilities = first.capabilities
         """What their drafts are like."""
         self.deadline_s, self.open_deadline_s = first.deadline_s, first.open_deadline_s
         """How long a step and an opening are waited for."""
-        self._lock = threading.Lock()
-        self._sessions: dict[int, _Placed] = {}
+        self._is_over = threading.Event()
+        if any(map(is_name, split_addresses(config.address))):
+            threading.Thread(target=self._watch, name="speculant-fleet-names", daemon=True).start()
 
     @property
     def state(self) -> DrafterState:
@@ -94,11 +112,13 @@ class SidecarFleet:
     @property
     def statistics(self) -> DrafterStatistics:
         """Counts of all sidecars together: a step counts once for each that was asked."""
-        counts = {address: client.statistics for address, client in self.clients.items()}
-        names = ("steps", "failed_steps", "drafted_nodes", "reopened_sessions", "skipped_steps", "late_answers")
+        with self._lock:
+            counts = {address: client.statistics for address, client in (*self._leaving.items(), *self.clients.items())}
+            current = [counts[address] for address in self.clients]
+            summed = _sum([self._left, *counts.values()])
         return DrafterStatistics(
-            **{name: sum(getattr(each, name) for each in counts.values()) for name in names},
-            is_paused=all(each.is_paused for each in counts.values()),
+            **summed,
+            is_paused=all(each.is_paused for each in current),
             round_trip_s=tuple(time_s for each in counts.values() for time_s in each.round_trip_s),
             last_failure="; ".join(f"{at}: {each.last_failure}" for at, each in counts.items() if each.last_failure),
         )
@@ -154,7 +174,10 @@ class SidecarFleet:
 
     def close(self) -> None:
         """End all sessions and close all clients."""
-        for client in self.clients.values():
+        self._is_over.set()
+        with self._lock:
+            clients = [*self.clients.values(), *self._leaving.values()]
+        for client in clients:
             client.close()
 
     def __enter__(self) -> Self:
@@ -165,18 +188,64 @@ class SidecarFleet:
         """Close."""
         self.close()
 
+    def look_up(self, *, names: bool = True) -> None:
+        """Look up every address, and take in what has come and what has gone.
+
+        A name that is not known now keeps the addresses that it had; before it had any, it stands for itself.
+
+        Args:
+            names: look for lasting names of the addresses that have none yet.
+
+        Raises:
+            ConfigError: as the constructor.
+        """
+        with self._look_up_lock:
+            for address in split_addresses(self._config.address):
+                found = look_up(address) or self._found.get(address) or (plain_address(address),)
+                self._found[address] = found
+            wanted = {each: host_name(address) for address, found in self._found.items() for each in found}
+            known = {**self._leaving, **self.clients}
+            known |= {each: self._client(each, name) for each, name in wanted.items() if each not in known}
+            lasting = {each: self._names.get(each, each) for each in wanted}
+            if names:
+                new = (each for each, name in wanted.items() if name and lasting[each] == each)
+                lasting |= {each: lasting_name(each) for each in new}
+            with self._lock:
+                self.clients = {each: known.pop(each) for each in wanted}
+                self._names = _unique(lasting)
+                used = {placed.client for placed in self._sessions.values()}
+                self._leaving = {each: client for each, client in known.items() if client in used}
+                unused = [client for client in known.values() if client not in used]
+                self._left = DrafterStatistics(**_sum([self._left, *(client.statistics for client in unused)]))
+        for client in unused:
+            client.close()
+
+    def _client(self, address: str, name: str) -> DrafterClient:
+        config = self._config.model_copy(update={"address": address})
+        return DrafterClient(config, host_name=name, **self._options)
+
+    def _watch(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                self.look_up()
+            except SpeculantError as error:  # a certificate that is being replaced, for example
+                logger.warning("the fleet stays as it is: {}", error)
+            self._is_over.wait(LOOK_UP_S)
+
     def _client_for(self, session_id: int, options: SessionOptions | None = None) -> DrafterClient:
         """Return the client of a session, which moves if its sidecar is paused and another one is not."""
         with self._lock:
             placed = self._sessions.get(session_id)
             if placed is not None and not placed.client.is_paused:
                 return placed.client
-            ranked = sorted(self.clients, key=lambda address: _rank(address, session_id))
-            first = next((at for at in ranked if not self.clients[at].is_paused), None)
-            if placed is not None and first is None:
-                return placed.client
-            client = self.clients[first or ranked[0]]
             options = placed.options if placed is not None else options
+            tenant = self._config.tenant if options is None or options.tenant is None else options.tenant
+            key = tenant or self._own_key
+            awake = {self._names[at]: each for at, each in self.clients.items() if not each.is_paused}
+            if placed is not None and not awake:
+                return placed.client
+            places = awake or {self._names[at]: each for at, each in self.clients.items()}
+            client = places[placed_at(key, places)]
             self._sessions[session_id] = _Placed(client, options)
         if placed is not None:
             placed.client.finish(session_id)
@@ -184,61 +253,14 @@ class SidecarFleet:
         return client
 
 
-class AsyncDrafterClient:
-    """:class:`~speculant_graph.client.DrafterClient` for tasks, of any event loop.
-
-    Example:
-        >>> async with AsyncDrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
-        ...     await client.open(1)
-        ...     [draft] = await client.draft([SequenceStep(1, [17, 4, 9], node_budget=8)])
-    """
-
-    def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
-        """Make a client, with the options of the threaded one; it connects when the first session is opened.
-
-        Raises:
-            ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
-        """
-        self._client = client_of(config, **options)
-
-    @property
-    def state(self) -> DrafterState:
-        """Whether the last step was answered."""
-        return self._client.state
-
-    @property
-    def statistics(self) -> DrafterStatistics:
-        """Counts since the client was made."""
-        return self._client.statistics
-
-    async def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Begin a session; see the threaded client."""
-        return await _awaited(partial(self._client.submit_open, session_id, options), self._client.open_deadline_s)
-
-    async def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch within the deadline; never raises, except if it is cancelled itself."""
-        return await _awaited(partial(self._client.submit, steps), self._client.deadline_s)
-
-    async def finish(self, session_id: int) -> None:
-        """End a session without waiting for the drafter."""
-        self._client.finish(session_id)
-
-    async def close(self) -> None:
-        """End all sessions and the connection; waits for the drafter no longer than for an opening."""
-        await asyncio.to_thread(self._client.close)
-
-    async def __aenter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close."""
-        await self.close()
+def _unique(names: Mapping[str, str]) -> dict[str, str]:
+    """Return names by address, and the address itself where several have one name."""
+    counts = Counter(names.values())
+    return {address: name if counts[name] == 1 else address for address, name in names.items()}
 
 
-def _rank(address: str, session_id: int) -> bytes:
-    """Return the place of a sidecar in the order of a session: the same in every process, even over sessions."""
-    return hashlib.blake2b(f"{address} {session_id}".encode(), digest_size=8).digest()
+def _sum(counts: Sequence[DrafterStatistics]) -> dict[str, Any]:
+    return {name: sum(getattr(each, name) for each in counts) for name in _COUNTS}
 
 
 def _last_of(count: int, finished: Callable[[], None]) -> Callable[[], None]:
@@ -258,29 +280,3 @@ def _last_of(count: int, finished: Callable[[], None]) -> Callable[[], None]:
 
 def _nothing() -> None:
     """Do nothing: nobody waits."""
-
-
-async def _awaited(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
-    """Wait between the two halves of what a client does, also if the task is cancelled meanwhile."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-
-    def resolve() -> None:
-        if not over.done():
-            over.set_result(None)
-
-    def finished() -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(resolve)
-
-    timer = loop.call_later(timeout_s, resolve)
-    collect = submit(finished)
-    try:
-        await over
-    except asyncio.CancelledError:
-        with suppress(SpeculantError):
-            collect()
-        raise
-    finally:
-        timer.cancel()
-    return collect()

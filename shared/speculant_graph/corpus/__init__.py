@@ -1,1 +1,1 @@
-"""Text to token ids: which files make a corpus, and how they are read and tokenised."""
+"""Text to token ids: finds, reads and tokenises the files of a corpus."""

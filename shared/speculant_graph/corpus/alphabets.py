@@ -1,7 +1,7 @@
-"""Which of several encodings a text is in, by the letters and the frequent words of languages.
+"""Detects a text's encoding by the letters and the frequent words of languages.
 
-Single-byte encodings give a text for almost any bytes: French in cp1252 is a row of letters in cp1257, too, but of
-letters that no language has together. What two languages could have written is not decided.
+Single-byte encodings decode almost any bytes: French in cp1252 is also a text in cp1257, but with a mix of letters that
+no language has. A text that two languages could have written stays undecided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Latin(NamedTuple):
     letters: str
     """Beyond ASCII, lower case."""
     words: str
-    """Frequent ones, of ASCII alone."""
+    """Frequent words, of ASCII letters alone."""
 
 
 _ENGLISH = "the of and to is that for with on as by this are from be or if not return it an"
@@ -51,11 +51,11 @@ class _Script(NamedTuple):
     encodings: tuple[str, ...]
     letters: str
     frequent: str
-    """Letters, or signs, that texts have most of."""
+    """The most frequent letters, or signs, of such texts."""
     least: float
-    """Least share of these."""
+    """Their least share."""
     alien: str = ""
-    """Letters that such a text has hardly any of."""
+    """Letters that are rare in such a text."""
 
 
 _KANA = "".join(map(chr, range(0x3041, 0x30FF)))
@@ -75,7 +75,7 @@ _SCRIPTS = (
     _Script(("big5",), "", "的一是不了人我在有他這中大來上個國和到說們為子你地出時年得就也可", 0.1, _KANA),
 )
 ENCODINGS = tuple(dict.fromkeys(name for language in (*_LATIN, *_SCRIPTS) for name in language.encodings))
-"""Those that can be told apart, the most frequent first."""
+"""Encodings that can be distinguished, the most frequent first."""
 
 _MARKS = frozenset("«»‹›“”„‘’‚–—…•·°§©®™€£¥¿¡ªº²³¹¼½¾×÷±µ¶´¨¸\xa0\xad†‡‰¢¤¦¬")
 _IN_WORDS = "’·\xad"
@@ -86,11 +86,11 @@ _LEAST_HITS, _LEAST_LEAD = 2, 2.0
 
 
 def decide(sample: bytes, encodings: Iterable[str]) -> str | None:
-    """Return which encoding a text is in, None if that is in doubt.
+    """Return the encoding of a text, or None if it is ambiguous.
 
     Args:
-        sample: whole lines of the text, all of its lines with bytes above 127 if it is short.
-        encodings: those to choose from, of :data:`ENCODINGS`.
+        sample: whole lines of the text; if it is short, all lines with bytes above 127.
+        encodings: the candidates, from :data:`ENCODINGS`.
     """
     readings: dict[str, tuple[str, list[float]]] = {}  # text -> encoding, how well its words fit
     for encoding in ENCODINGS:
@@ -118,7 +118,7 @@ def _decoded(sample: bytes, encoding: str) -> str | None:
 
 
 def _latin_scores(text: str, encoding: str) -> list[float]:
-    """Return for each language that has all the letters of a text how many of its frequent words the text has."""
+    """Return, for each language with all letters of the text, how many of its frequent words the text has."""
     if not any(encoding in language.encodings for language in _LATIN) or len(_STRAY.findall(text)) > 1:
         return []
     letters = Counter(character for character in text.lower() if character > "\x7f" and character not in _MARKS)
@@ -131,13 +131,13 @@ def _latin_scores(text: str, encoding: str) -> list[float]:
         strange = sum(count for letter, count in letters.items() if letter not in language.letters)
         if encoding in language.encodings and strange <= _MOST_STRANGE * letters.total():
             hits = sum(words[word] for word in language.words.split())
-            # English has no letters of its own; names and loanwords in it are western for the most part.
+            # English has no letters beyond ASCII; its names and loanwords are mostly western.
             scores.append(max(hits, english) if language.encodings is _WEST else hits)
     return scores
 
 
 def _script_scores(text: str, encoding: str) -> list[float]:
-    """Return a score if a text is of a script that the encoding is for."""
+    """Return a score if the text is in a script of the encoding."""
     scores: list[float] = []
     letters = Counter(character for character in text if character > "\x7f" and character.isalpha())
     for script in _SCRIPTS:
@@ -154,7 +154,7 @@ def _script_scores(text: str, encoding: str) -> list[float]:
 
 
 def _is_of_script(text: str, letters: Counter[str], alphabet: str) -> bool:
-    """Return whether words are of one alphabet each, and lines that have it have enough of it."""
+    """Return whether each word uses one alphabet, and lines with the script have enough of its letters."""
     strange = sum(count for letter, count in letters.items() if letter.lower() not in alphabet)
     if strange > _MOST_STRANGE * letters.total():
         return False

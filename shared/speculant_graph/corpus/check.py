@@ -1,4 +1,4 @@
-"""Whether all files of a corpus can be read, found out before any of them is tokenised."""
+"""Checks that all files of a corpus can be read, before any is tokenised."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from speculant_graph.corpus.documents import RecordError, extract_pdf, is_config
 from speculant_graph.corpus.encoding import find_encoding
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT, ListedFile
 from speculant_graph.corpus.source import SkippedFile, Source
+from speculant_graph.corpus.storage import address_of
 from speculant_graph.errors import CorpusError
 
 _LISTED = 20
-"""Most files of which a line of the log tells the names."""
+"""Most files that a line of the log names."""
 _BLOCK_BYTES = 1 << 20
-_FIX = "correct what is named, or leave it out with graph.on_error skip"
+_FIX = "correct each, or leave it out with graph.on_error skip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class CheckedCorpus:
     """The files of a corpus that can be read."""
 
     sources: tuple[Source, ...]
-    """What to read, in order."""
+    """Files to read, in order."""
     skipped: tuple[SkippedFile, ...]
-    """What is left out, in order."""
+    """Skipped files, in order."""
 
 
 def check_corpus(
@@ -38,20 +39,21 @@ def check_corpus(
     folder: Path,
     on_progress: Callable[[int], None] | None = None,
 ) -> CheckedCorpus:
-    """Read all files once, up to the last record, and find out how each is to be read.
+    """Read all files once, up to the last record, and find out how to read each.
 
-    A ``.json`` file that a search found, and that is one object without the text field, is plain text, as the
-    ``package.json`` of source code is.
+    A ``.json`` file that a search found counts as plain text if it is one object without the text field, such as the
+    ``package.json`` of source code.
 
     Args:
-        files: what to read.
+        files: the files.
         config: ``encoding``, ``on_error`` and ``text_field`` are used.
         vocabulary_size: token ids of records must be below.
-        folder: where standard input and named pipes are kept, which can be read but once, and the text of PDF.
-        on_progress: called with the bytes of files that were read so far.
+        folder: keeps the text of PDFs, and whatever should be read only once: standard input, named pipes and files of
+            object storage.
+        on_progress: called with the number of bytes read so far.
 
     Raises:
-        CorpusError: files or records can't be read, and none are to be skipped; it names all of them.
+        CorpusError: files or records can't be read, and the settings don't skip them; the error names all of them.
         ModuleNotFoundError: the module that reads a file is not installed.
         OSError: the folder can't be written.
     """
@@ -73,10 +75,10 @@ def check_corpus(
         raise _error(problems, len(checks))
     for check in problems:
         logger.warning("left out: {}{}", check.problem, check.others)
-    _tell("read by a guess of what they are encoded by; name it (graph.encoding) if that is wrong", [
+    _tell("read with a guessed encoding; set graph.encoding if it is wrong", [
         f"{check.source.label} as {check.source.encoding}" for check in checks if check.is_guess and check.is_read
     ])  # fmt: skip
-    _tell("read as plain text, for they are no records with the text field", [
+    _tell("read as plain text, because they have no records with the text field", [
         check.source.label for check in checks if check.is_configuration
     ])  # fmt: skip
     return CheckedCorpus(
@@ -93,11 +95,11 @@ class _Check:
         self.source = Source(file.path)
         self.is_guess = self.is_configuration = False
         self.is_read = True
-        """Whether anything of the file is to be read."""
+        """Whether any part of the file will be read."""
         self.problem = f"{file.path}: {file.problem}" if file.problem else ""
-        """What is wrong with the file, or with its first bad record."""
+        """The problem of the file, or of its first bad record."""
         self.field = ""
-        """The setting that is wrong then, if it is one."""
+        """The setting that causes it, if any."""
         self._num_bad = self._num_good = 0
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
@@ -105,7 +107,7 @@ class _Check:
         try:
             if self.problem:
                 raise CorpusError(self.problem)
-            if self._file.path == STANDARD_INPUT or _is_stream(self._file.path):
+            if _is_read_once(self._file.path):
                 self._keep(self.source.stored_blocks(on_bytes), self._kept)
                 self.source.stored = self._kept
                 on_bytes = _ignore
@@ -117,19 +119,19 @@ class _Check:
 
     @property
     def others(self) -> str:
-        """Says how many more records are wrong, if there are any."""
+        """Number of further bad records, as text; empty if there are none."""
         more = self._num_bad - 1
         return f" (and {more:,} more of its records)" if more > 0 else ""
 
     @property
     def skipped(self) -> SkippedFile:
-        """What the file of a graph remembers."""
+        """The entry in the graph's file."""
         reason = self.problem.removeprefix(f"{self.source.label}: ")
-        reason = reason.encode(errors="backslashreplace").decode()  # it may name a file whose name is no text
-        return SkippedFile(str(self.source.path), reason, self._num_bad if self.is_read else 0)
+        reason = reason.encode(errors="backslashreplace").decode()  # it may contain a file name that is not valid text
+        return SkippedFile(self.source.name, reason, self._num_bad if self.is_read else 0)
 
     def _keep(self, blocks: Iterable[bytes], kept: Path) -> None:
-        """Write what can't be read again, or not as fast."""
+        """Keep data that can't be read again, or only slowly."""
         with kept.open("wb") as copy:
             copy.writelines(blocks)
 
@@ -137,7 +139,7 @@ class _Check:
         source = self.source
         if source.format == "pdf":
             text = extract_pdf(source.reopened(on_bytes)).encode()
-            source.extracted = self._kept.with_suffix(".txt")  # what came from a pipe is kept, too
+            source.extracted = self._kept.with_suffix(".txt")  # data from a pipe is kept, too
             self._keep([text], source.extracted)
             return
         is_text = source.format == "text"
@@ -161,13 +163,13 @@ def _ignore(_: int) -> None:
     """Count nothing: the same bytes are read again."""
 
 
-def _is_stream(path: Path) -> bool:
-    """Return whether a path is a named pipe or a device, which can be read but once."""
-    return path.is_fifo() or path.is_char_device()
+def _is_read_once(path: Path) -> bool:
+    """Return whether a path is a stream, or lies where reading it again would take as long."""
+    return path == STANDARD_INPUT or address_of(path) is not None or path.is_fifo() or path.is_char_device()
 
 
 def _error(problems: Sequence[_Check], num_files: int) -> CorpusError:
-    """Return one error for all that is wrong."""
+    """Return one error for all problems."""
     texts = tuple(f"{check.problem}{check.others}" for check in problems)
     if len(texts) == 1:
         fix = "" if num_files == 1 else "or leave it out (graph.on_error skip)"

@@ -1,4 +1,4 @@
-"""The documents of a file: plain text, JSON records or PDF, packed by gzip or not."""
+"""The documents of a file: plain text, JSON records or PDF, gzipped or not."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from speculant_graph.json_lines import DoubledNameError, read_json
 _BLOCK_CHARACTERS = 1 << 20
 _LISTED_FIELDS = 12
 _KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", dict: "an object"}
-# Strings are matched first, so that nothing inside of them is taken for a comment.
+# Strings are matched first, so that no comment is found inside of them.
 _COMMENTS = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*[}\]])', re.DOTALL)
 
 
 class RecordError(CorpusError):
-    """One record of a file is wrong; those after it can be read."""
+    """One record of a file is wrong; later records can be read."""
 
 
 OnBadRecord = Callable[[RecordError], None]
-"""Called with what is wrong with a record, which is left out then."""
+"""Called with the error of a record, which is then left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of its own inside of a file, or the token ids of one."""
+    """One document inside of a file: its text, or its token ids."""
 
     label: str
-    """Where it is, for messages: the file, and the line or record in it."""
+    """Its location, for messages: the file, and the line or record in it."""
     texts: Iterator[str]
-    """Its text in blocks of any size; to be read before the next document. Nothing if there are ids."""
+    """Its text in blocks of any size; read them before the next document. Empty if there are ids."""
     token_ids: NDArray[np.uint32] | None = None
     """Its token ids, shape ``[num_tokens]``, if the file has these instead of text."""
 
@@ -51,20 +51,20 @@ class Document:
 def read_documents(
     source: Source, config: GraphConfig, vocabulary_size: int, on_bad_record: OnBadRecord | None = None
 ) -> Iterator[Document]:
-    r"""Stream the documents of a file; all of the file has been read at the end.
+    r"""Stream the documents of a file, which is read to its end.
 
-    :attr:`Source.format` says how it is read. JSON Lines hold one record a line, a JSON file an array of records or one
-    of them: each record is a document. A PDF is one document, pages joined by newlines. Everything else is one document
-    of plain text, whose line ends are read as ``\n``. A record, a PDF and all of a JSON file are held whole in memory,
-    plain text is not.
+    :attr:`Source.format` decides how it is read. JSON Lines have one record per line; a JSON file has an array of
+    records or one record: each record is a document. A PDF is one document, pages joined by newlines. Everything else
+    is one document of plain text, whose line ends are read as ``\n``. A record, a PDF and a JSON file are held whole in
+    memory; plain text is not.
 
     Args:
         source: the file.
-        config: ``text_field`` is where a record has its text or its token ids; dots lead into nested objects, and into
-            each element of lists, unless the record has a field of that very name. Texts of several elements are joined
-            by newlines.
+        config: ``text_field`` is the field with a record's text or token ids; dots lead into nested objects, and into
+            each element of lists, unless the record has a field of exactly that name. Texts of several elements are
+            joined by newlines.
         vocabulary_size: token ids of records must be below.
-        on_bad_record: called for every record that is wrong, instead of an error.
+        on_bad_record: called for every bad record, instead of an error.
 
     Raises:
         CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, record and fix.
@@ -89,9 +89,9 @@ def read_documents(
 
 
 def is_configuration(source: Source, field: str) -> bool:
-    """Return whether a JSON file is one object without the field that records have, comments and final commas allowed.
+    """Return whether a JSON file is one object without the text field; comments and final commas are allowed.
 
-    Such are ``package.json`` and ``tsconfig.json``: source text, not records.
+    ``package.json`` and ``tsconfig.json`` are examples: source text, not records.
 
     Raises:
         CorpusError: the file can't be read, unpacked or decoded.
@@ -117,7 +117,7 @@ def _read_text(source: Source) -> Iterator[str]:
         text = reader.read(_BLOCK_CHARACTERS)
         if "\0" in text:
             raise CorpusError(f"{source.label}: looks binary; leave it out, or convert it to UTF-8 if it is text")
-        if source.span is None and text.isspace() and len(text) < _BLOCK_CHARACTERS:  # all of the file is blank
+        if source.span is None and text.isspace() and len(text) < _BLOCK_CHARACTERS:  # the whole file is blank
             return
         while text:
             yield text
@@ -145,14 +145,14 @@ def pdf_pages(source: Source) -> list[str]:
     """Return the text of each page of a PDF.
 
     Raises:
-        CorpusError: it can't be read, is damaged, or needs a password.
+        CorpusError: the file can't be read, is damaged, or needs a password.
         ModuleNotFoundError: the module that reads PDF is not installed.
     """
     with needed_for(f"reading {source.label}", "build"):
         from pypdf import PdfReader
         from pypdf.errors import DependencyError, EmptyFileError, FileNotDecryptedError
 
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports every flaw that it gets over
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports every flaw, even those it can ignore
     with source.open() as stored:
         file = io.BytesIO(stored.read())
     try:
@@ -163,18 +163,18 @@ def pdf_pages(source: Source) -> list[str]:
         raise CorpusError(
             f"{source.label}: is encrypted or needs a password; save it without, as by 'qpdf --decrypt'"
         ) from error
-    except Exception as error:  # damaged files make the library raise whatever its code meets
+    except Exception as error:  # damaged files make the library raise any exception
         raise CorpusError(
             f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
         ) from error
-    # Fonts may map glyphs to halves of surrogate pairs, which are no text.
+    # Fonts may map glyphs to half surrogate pairs, which are not text.
     return [page.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for page in pages]
 
 
 def _read_json_lines(source: Source) -> Iterator[tuple[str, object]]:
     """Stream the values of JSON Lines with a label for each, such as ``a.jsonl: line 3``; blank lines are left out.
 
-    A line that is no JSON is an error instead of a value.
+    A line that is not JSON yields an error instead of a value.
     """
     with source.open_text() as file:
         for line_number, line in enumerate(file, start=1):
@@ -196,7 +196,7 @@ def _check_decoded(line: str, label: str) -> None:
 
 
 def _read_json(source: Source) -> Iterator[tuple[str, object]]:
-    """Stream the elements of a JSON array with a label for each, or the one value that is no array."""
+    """Stream the elements of a JSON array with a label for each; any other value is one element."""
     with source.open_text() as file:
         text = file.read()
     if not text.strip():
@@ -204,7 +204,7 @@ def _read_json(source: Source) -> Iterator[tuple[str, object]]:
     try:
         fix = "correct it, or name the file .jsonl if it holds one record a line, .txt to read it as plain text"
         value = _parse(text, source.label, fix)
-    except RecordError as error:  # nothing of the file can be read
+    except RecordError as error:  # no record can be read
         raise error.as_class(CorpusError) from error.__cause__
     if isinstance(value, list):
         for index, record in enumerate(value, start=1):
@@ -221,18 +221,18 @@ def _parse(text: str, label: str, fix: str) -> object:
     except RecursionError as error:
         raise RecordError(f"{label}: is nested too deeply; correct it, or leave it out") from error
     except json.JSONDecodeError as error:
-        # What is cut off ends inside of a string, or where something is still to come.
+        # A truncated file ends inside of a string, or where a value must follow.
         is_cut = not text.endswith("\n") and (error.msg.startswith("Unterminated") or not text[error.pos :].strip())
         reason = "it is cut off: " if is_cut else ""
         reason += f"{error.msg.removesuffix(' starting at')} at character {error.pos + 1}"
         raise RecordError(f"{label}: is no JSON ({reason}); {fix}") from error
-    except ValueError as error:  # numbers of thousands of digits
+    except ValueError as error:  # a number with thousands of digits
         raise RecordError(f"{label}: is no JSON ({error}); {fix}") from error
     return value
 
 
 def _document_of(record: object, label: str, field: str, vocabulary_size: int) -> Document:
-    """Return one record: a string itself, or what an object has in a field: text, or a list of token ids."""
+    """Return one record's document: a string itself, or an object's field with text or a list of token ids."""
     if isinstance(record, str):
         values: list[object] = [record]
     else:
@@ -241,7 +241,7 @@ def _document_of(record: object, label: str, field: str, vocabulary_size: int) -
         token_ids: list[Any] = list(chain.from_iterable(values))  # type: ignore[arg-type]
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
             raise RecordError(
-                f"{label}: field {field!r} has other ids than 0 to {vocabulary_size - 1}",
+                f"{label}: field {field!r} has ids outside of 0 to {vocabulary_size - 1}",
                 fix="set {field} to the tokenizer of these ids",
                 field="graph.tokenizer_name",
             )
@@ -252,7 +252,7 @@ def _document_of(record: object, label: str, field: str, vocabulary_size: int) -
 
 def _checked_text(value: object, label: str, field: str) -> str:
     if not isinstance(value, str):
-        kind = _KINDS.get(type(value), "a list of other things than token ids")
+        kind = _KINDS.get(type(value), "a list that contains more than token ids")
         what = f"{label}: field {field!r} is {kind}, neither text nor token ids"
         raise RecordError(what, fix="correct the record, or set {field}", field="graph.text_field")
     try:
@@ -269,7 +269,7 @@ def _path(record: object, field: str) -> list[str]:
 
 
 def _values(record: object, path: list[str], label: str, field: str) -> list[object]:
-    """Return what a path of names leads to: one value, or one for each element of the lists on its way."""
+    """Return the values at a path of names: one value, or one for each element of the lists on the path."""
     values = [record]
     for depth, name in enumerate(path):
         if depth:

@@ -1,4 +1,4 @@
-"""What the text of a file is encoded by: its mark, UTF-8, a named encoding, or a guess that is not in doubt."""
+"""Finds the encoding of a text file: by its mark, UTF-8, a named encoding, or an unambiguous guess."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speculant_graph.extras import needed_for
 AUTO = "auto"
 """Stands for no named encoding."""
 
-# The marks of UTF-32 begin with, or hold, those of UTF-16.
+# The marks of UTF-32 begin with, or contain, the marks of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -39,28 +39,28 @@ _BINARY = "looks binary; leave it out, or name its encoding (graph.encoding) if 
 
 
 class Encoding(NamedTuple):
-    """What a text is decoded by."""
+    """The encoding of a text."""
 
     name: str
-    """A codec of Python's."""
+    """Name of Python's codec."""
     is_guess: bool = False
-    """True if nothing but the text itself speaks for it."""
+    """True if it was guessed from the text alone."""
 
 
 def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], None] | None = None) -> Encoding:
-    """Find out what a file is encoded by, and check that all of it can be decoded.
+    """Find the encoding of a file, and check that the whole file can be decoded.
 
-    A byte order mark decides. Text that is UTF-8 is read as such whatever encoding is named: bytes of another one are
-    hardly ever UTF-8 by chance.
+    A byte order mark decides. Valid UTF-8 is read as UTF-8 even if another encoding is named: text of other encodings
+    is hardly ever valid UTF-8 by chance.
 
     Args:
-        source: the file; nothing was read of it yet.
+        source: the file, not yet read.
         named: encoding of files that are not UTF-8; :data:`AUTO` guesses.
         on_bytes: called with the number of bytes of each block that is read.
 
     Raises:
-        CorpusError: the file can't be read or unpacked, is binary, is of another encoding than the named one, or of one
-            that is in doubt.
+        CorpusError: the file can't be read or unpacked, is binary, is not in the named encoding, or its encoding is
+            ambiguous.
     """
     first = next(source.reopened(lambda _: None).blocks(), b"")
     for mark, name in _MARKS:
@@ -83,7 +83,7 @@ def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], N
         wide = _guess_wide(source, first)
         if wide is None and (problem or source.format != "lines"):
             raise CorpusError(f"{source.label}: {_BINARY}")
-        return wide or Encoding(UTF_8)  # a crash may leave such bytes in a line, which is a bad record then
+        return wide or Encoding(UTF_8)  # a crash may leave such bytes in a line, which is then a bad record
     return _guess(source, problem)
 
 
@@ -112,7 +112,7 @@ def _read_as_utf_8(source: Source, on_bytes: Callable[[int], None] | None) -> tu
 
 
 def _wrong_with(source: Source, name: str, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return why a file is no text of an encoding; empty if it is."""
+    """Return why a file can't be decoded with an encoding; empty if it can."""
     decoder = codecs.getincrementaldecoder(name)()
     try:
         for block in source.reopened(on_bytes or (lambda _: None)).blocks():
@@ -126,11 +126,11 @@ def _wrong_with(source: Source, name: str, on_bytes: Callable[[int], None] | Non
 
 
 def _guess_wide(source: Source, first: bytes) -> Encoding | None:
-    """Return which of UTF-16 and UTF-32 a text without a mark is in; None if it might as well be binary."""
+    """Return whether a text without a mark is UTF-16 or UTF-32; None if it may be binary."""
     for name in _UNMARKED:
         width = 4 if "32" in name else 2
         text = first[: len(first) // width * width].decode(name, "replace")
-        # Numbers of two bytes are characters, too, but hardly ever words with spaces between.
+        # Binary 16-bit numbers are characters, too, but hardly ever words separated by spaces.
         letters = [character for character in text if character.isalpha()]
         latin = sum("\t" <= character < "\u0250" for character in text)
         if (
@@ -147,10 +147,10 @@ def _guess_wide(source: Source, first: bytes) -> Encoding | None:
 
 
 def _guess(source: Source, problem: str) -> Encoding:
-    """Return the one encoding by which a text that is not UTF-8 is words of some language.
+    """Return the only encoding that decodes a text that is not UTF-8 into words of a language.
 
     Raises:
-        CorpusError: there is none, or several.
+        CorpusError: there is no such encoding, or more than one.
     """
     with needed_for(f"reading {source.label}, which is not UTF-8,", "build"):
         import charset_normalizer
@@ -170,7 +170,7 @@ def _guess(source: Source, problem: str) -> Encoding:
         if len(samples) < _SAMPLES:
             samples.append(_lines_with_high_bytes(block))
     if num_damaged <= _MOST_DAMAGED * num_whole and source.format == "lines":
-        return Encoding(UTF_8)  # what can't be decoded is a bad record
+        return Encoding(UTF_8)  # a line that can't be decoded is a bad record
     if num_damaged <= _MOST_DAMAGED * num_whole:
         raise CorpusError(
             f"{source.label}: is UTF-8 but for {problem}",
@@ -182,12 +182,12 @@ def _guess(source: Source, problem: str) -> Encoding:
     plausible = {name for match in matches for name in match.could_be_from_charset}
     name = decide(sample, plausible) if plausible else None
     if name is None or _wrong_with(source, name):
-        raise CorpusError(f"{source.label}: is not UTF-8 ({problem}), and what it is is in doubt; {_FIX}")
+        raise CorpusError(f"{source.label}: is not UTF-8 ({problem}), and its encoding is in doubt; {_FIX}")
     return Encoding(name, is_guess=True)
 
 
 def _lines_with_high_bytes(block: bytes) -> bytes:
-    """Return lines of a block with what is around them, so that words tell their language."""
+    """Return lines of a block with the lines around them, so that words identify their language."""
     lines = block.splitlines()
     chosen: list[bytes] = []
     size = 0

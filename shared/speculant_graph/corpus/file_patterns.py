@@ -1,4 +1,4 @@
-"""Which files make a corpus: single ones, folders, patterns, standard input."""
+"""Lists the files of a corpus: single files, folders, patterns, standard input."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from speculant_graph.corpus.storage import address_of, find_stored
 from speculant_graph.errors import CorpusError
 
 STANDARD_INPUT = Path("-")
@@ -19,24 +20,25 @@ TEXT_SUFFIXES = frozenset({
     ".kt", ".lua", ".md", ".ndjson", ".pdf", ".php", ".pl", ".py", ".rb", ".rs", ".rst", ".scala", ".sh",
     ".sql", ".swift", ".tex", ".ts", ".tsx", ".txt", ".xml", ".yaml", ".yml",
 })  # fmt: skip
-"""What is taken from a folder, packed or not; files that are named or matched by a pattern may end in anything."""
+"""Suffixes of files taken from a folder, gzipped or not; a file that is named or matches a pattern may have any
+suffix."""
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 
 class ListedFile(NamedTuple):
-    """A file of a corpus, before anything of it was read."""
+    """A file of a corpus, not yet read."""
 
     path: Path
-    """Where it is; ``-`` is standard input."""
+    """Its path; ``-`` is standard input."""
     is_named: bool = True
     """False if it was found in a folder or by a pattern."""
     problem: str = ""
-    """Why it can't be read, and what to do about it; empty if nothing is known against it."""
+    """Why it can't be read, with the fix; empty if no problem is known."""
 
 
 def format_of(path: Path) -> tuple[str, bool]:
-    """Return what a file's name means: its text suffix, lower case or empty, and whether gzip packed it.
+    """Return the suffix in a file's name, lower case or empty, and whether the file is gzipped.
 
     ``notes.TXT.gz`` gives ``(".txt", True)``.
     """
@@ -47,20 +49,21 @@ def format_of(path: Path) -> tuple[str, bool]:
 
 
 def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedFile]:
-    """List the files of a corpus once each, in the order given; files of a folder or a pattern are sorted.
+    """List the files of a corpus without duplicates, in the given order; files of a folder or a pattern are sorted.
 
     Args:
         inputs: files and named pipes; folders, which are searched with all their subfolders for
             :data:`TEXT_SUFFIXES`, hidden ones and links to folders left out; patterns such as ``docs/**/*.md``; ``-``
-            for standard input. A file that exists is never read as a pattern, whatever characters its name has.
+            for standard input; and files, folders and patterns of object storage. An existing local file is never read
+            as a pattern, even if its name has such characters.
 
     Returns:
-        The files. What was found and can't be read, such as a broken link or a subfolder without permission, has its
-        problem noted.
+        The files. Found entries that can't be read, such as a broken link or a subfolder without permission, carry
+        their problem.
 
     Raises:
-        CorpusError: a path that was named does not exist or can't be searched, a pattern matches nothing, a folder
-            holds no text, or nothing was named.
+        CorpusError: a named path does not exist or can't be searched, a pattern matches nothing, a folder contains no
+            text, or no input was named.
     """
     files: dict[Path, ListedFile] = {}
     problems: list[str] = []
@@ -77,16 +80,16 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
         raise CorpusError(problems[0])
     if problems:
         raise CorpusError(
-            f"{len(problems)} inputs can't be read", fix="correct what is named", problems=tuple(problems)
+            f"{len(problems)} inputs can't be read", fix="correct the named inputs", problems=tuple(problems)
         )
     if not files:
-        raise CorpusError("no corpus; name text files or folders that hold them")
+        raise CorpusError("no corpus; name text files or folders that contain them")
     return list(files.values())
 
 
 def _identity(path: Path) -> Path:
     try:
-        return path if path == STANDARD_INPUT else path.resolve()
+        return path if path == STANDARD_INPUT or address_of(path) else path.resolve()
     except (OSError, RuntimeError):  # links in a circle
         return path
 
@@ -94,11 +97,13 @@ def _identity(path: Path) -> Path:
 def _files_of(path: Path) -> list[ListedFile]:
     if path == STANDARD_INPUT:
         return [ListedFile(path)]
+    if (address := address_of(path)) is not None:
+        return [ListedFile(*each) for each in find_stored(address, lambda found: format_of(found)[0] in TEXT_SUFFIXES)]
     if path.is_dir():
         os.scandir(path).close()  # raises if it can't be searched
         found = sorted(_texts_in(path))
         if not found:
-            raise CorpusError(f"{path} holds no text; name files, or a folder with text or source code")
+            raise CorpusError(f"{path} contains no text; name files, or a folder with text or source code")
         return found
     if path.exists():
         return [ListedFile(path)]
@@ -107,11 +112,11 @@ def _files_of(path: Path) -> list[ListedFile]:
         in_folders = (text for match in matches if match.is_dir() for text in _texts_in(match))
         found = sorted({*in_folders, *(_found(match) for match in matches if not match.is_dir())})
         if not found:
-            raise CorpusError(f"pattern {path} matches no file; check it, and that the shell left it as it is")
+            raise CorpusError(f"pattern {path} matches no file; check it, and quote it for the shell")
         return found
     if path.is_symlink():
         raise CorpusError(f"{path}: {_found(path).problem}")
-    raise CorpusError(f"{path} does not exist; name text files, folders that hold them, or a pattern")
+    raise CorpusError(f"{path} does not exist; name text files, folders that contain them, or a pattern")
 
 
 def _texts_in(folder: Path) -> Iterator[ListedFile]:
@@ -126,14 +131,14 @@ def _texts_in(folder: Path) -> Iterator[ListedFile]:
 
 
 def _found(path: Path) -> ListedFile:
-    """Return what a search found, with what can be told against it without opening it."""
+    """Return a found file, with any problem that shows without opening it."""
     problem = ""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind in _KINDS:
-            problem = f"is a {_KINDS[kind]}, which a search does not read; move it away, or name it itself"
+            problem = f"is a {_KINDS[kind]}, which a search does not read; move it away, or name it explicitly"
     except OSError as error:
         problem = f"can't be read ({error.strerror}); check the file and its permissions"
         if path.is_symlink():
-            problem = f"is a broken link (to {os.readlink(path)}); mend it or remove it"
+            problem = f"is a broken link (to {os.readlink(path)}); repair or remove it"
     return ListedFile(path, False, problem)

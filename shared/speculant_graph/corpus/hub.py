@@ -9,26 +9,26 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.extras import needed_for
 
 _PATIENCE_S = 5
-"""With a hub that does not answer, unless a variable sets another one."""
+"""Timeout of the hub, unless an environment variable sets another."""
 _PATIENCE_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
-"""A copy in the hub's cache has at least one of them."""
+"""A copy in the hub's cache has at least one of these files."""
 
 
 def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
-    """Find out where the files of a name are, before a library asks a hub that can't be reached again and again.
+    """Find out where the files of a name are, before a library retries an unreachable hub again and again.
 
     Args:
         name: a folder, or a name on the hub.
-        setting: flag that it was given by, for messages.
-        hf_token: for repositories that need one.
+        setting: the setting that names it, for messages.
+        hf_token: access token, for gated repositories.
 
     Returns:
-        Whether only the copy in the hub's cache is left, as the hub can't be reached.
+        Whether only the copy in the hub's cache is available, because the hub can't be reached.
 
     Raises:
-        ConfigError: there is no such folder, and no such name on the hub or no way to ask it. What looks like a path
-            is not asked for.
+        ConfigError: there is no such folder, and the hub has no such name or can't be reached. Names that look like
+            paths are not requested from the hub.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
     if os.path.isdir(name):
@@ -42,9 +42,9 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
         get_hf_file_metadata(
             hf_hub_url(name, _FILES[-1]), token=hf_token, timeout=int(os.environ.get(_PATIENCE_VARIABLE, _PATIENCE_S))
         )
-    except Exception as error:  # of the HTTP library, which is another one with other releases of huggingface_hub
+    except Exception as error:  # the HTTP library's error; the library depends on the release of huggingface_hub
         if isinstance(error, HfHubHTTPError) and not isinstance(error, GatedRepoError | RepositoryNotFoundError):
-            return False  # the hub answers: whether the files are there shows when they are fetched
+            return False  # the hub answers; the download shows whether the files exist
         is_name = not isinstance(error, ValueError)
         if is_name and any(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES):
             return True
@@ -60,14 +60,14 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder of this machine that a tokenizer's name stands for, in the hub's cache or not; None if none."""
+    """Return the local folder of a tokenizer's name, in the hub's cache or elsewhere; None if there is none."""
     if os.path.isdir(name):
         return Path(name)
     try:
         from huggingface_hub import try_to_load_from_cache
 
         file = try_to_load_from_cache(name, _FILES[0])
-    except (ModuleNotFoundError, ValueError):  # not installed; a folder that is gone is no name on the hub
+    except (ModuleNotFoundError, ValueError):  # not installed; or the path of a deleted folder, which is not a hub name
         return None
     return Path(file).parent if isinstance(file, str) else None
 
@@ -78,6 +78,6 @@ def first_line(error: BaseException) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the same with a full stop, for a sentence to follow."""
+    """Return the same with a full stop, so that another sentence can follow."""
     text = first_line(error)
     return text if text[-1] in ".!?" else f"{text}."

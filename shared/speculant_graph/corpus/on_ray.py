@@ -1,7 +1,7 @@
-"""Tokenising on a Ray cluster: its workers read files and ranges of files and give back their token ids.
+"""Tokenising on a Ray cluster: its workers read files and ranges of files and return their token ids.
 
-Tokenising takes most of a build's time, and token ids are small: the parts come back in order, and what follows is the
-build of one machine, so its graph is the same. Nothing else in the project knows Ray.
+Tokenising takes most of a build's time, and token ids are small. The parts return in order, and the rest of the build
+runs on one machine, so the graph is the same. No other module depends on Ray.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from speculant_graph.extras import needed_for
 from speculant_graph.version import VERSION
 
 _RETRIES = 5
-"""How often a task is begun again whose worker died."""
+"""Retries of a task whose worker died."""
 _AHEAD = 2
-"""Tasks for each core that are under way or wait to be written, so that their ids don't fill the object store."""
+"""Most tasks per core that run or wait to be written, so that their ids don't fill the object store."""
 _PATIENCE_S = 10
-"""With a host that does not answer."""
+"""Timeout of a connection to the cluster."""
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 _tokenizers: dict[str, CorpusTokenizer] = {}
-"""The tokenizer that this worker has, by the name of its object: making it takes a second."""
+"""This worker's tokenizer, by the name of its object: loading it takes a second."""
 
 
 @contextmanager
 def encoding_on_ray(address: str) -> Iterator[Encode]:
-    """Connect to a cluster, and yield what encodes on it. Leaving the block cancels all tasks.
+    """Connect to a cluster, and yield a function that encodes on it. Leaving the block cancels all tasks.
 
     Args:
         address: as Ray takes it: ``auto``, ``host:port``, ``ray://host:port``; ``local`` starts a cluster of this
             machine's cores, which ends with the block.
 
     Raises:
-        ConfigError: there is no such cluster, or one of another release of Ray.
+        ConfigError: there is no such cluster, or it runs another release of Ray.
         ModuleNotFoundError: the extra ``ray`` is not installed.
     """
     with needed_for("building on Ray", "ray"):
@@ -59,7 +59,7 @@ def encoding_on_ray(address: str) -> Iterator[Encode]:
         ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
     except (OSError, RuntimeError, TimeoutError, ValueError) as error:
         raise ConfigError(
-            f"there is no Ray cluster at {address} ({first_line(error)})", fix="start it, or take --ray local"
+            f"there is no Ray cluster at {address} ({first_line(error)})", fix="start it, or use --ray local"
         ) from error
     try:
         yield partial(_encode, ray)
@@ -68,7 +68,7 @@ def encoding_on_ray(address: str) -> Iterator[Encode]:
 
 
 def _reach(address: str) -> None:
-    """Raise an OSError where nobody listens: Ray itself would try for minutes."""
+    """Raise an OSError if no server listens at the address: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), _PATIENCE_S).close()
@@ -77,9 +77,9 @@ def _reach(address: str) -> None:
 def _encode(
     ray: Any, tokenizer: CorpusTokenizer, sources: Sequence[Source], config: GraphConfig
 ) -> Iterator[EncodedPart]:
-    """Encode files that were checked; see :data:`~speculant_graph.corpus.stream.Encode`."""
-    config = config.model_copy(update={"hf_token": None})  # workers fetch nothing by it
-    shipped = [ray.put(tokenizer)]  # in a list, so that workers take it once instead of with every task
+    """Encode checked files; see :data:`~speculant_graph.corpus.stream.Encode`."""
+    config = config.model_copy(update={"hf_token": None})  # workers download nothing
+    shipped = [ray.put(tokenizer)]  # in a list, so that workers load it once instead of with every task
     options = {"num_cpus": 1, "max_retries": _RETRIES}
     encode, describe = ray.remote(**options)(encode_task), ray.remote(**options)(describe_file)
     most = max(1, int(_AHEAD * ray.cluster_resources().get("CPU", 1)))
@@ -107,7 +107,7 @@ def _encode(
             waiting.append((ray.put(here), None))
             continue
         for source in (*task.sources, *([task.completes] if task.completes else [])):
-            source.stored = source.stored or source.path.absolute()  # workers are in other folders
+            source.stored = source.stored or source.path.absolute()  # workers run in other folders
         described = describe.remote(task.completes, config.text_field) if task.completes else None
         waiting.append((encode.remote(shipped, task, config, VERSION), described))
         if len(waiting) >= most:
@@ -121,9 +121,9 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
 
     Args:
         shipped: a reference to the tokenizer.
-        task: what to encode.
+        task: the task.
         config: how to read it.
-        version: the release that asks for it.
+        version: the caller's release.
 
     Raises:
         ConfigError: this worker has another release.
@@ -135,7 +135,7 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
         raise ConfigError(
             f"a worker has speculant-graph {VERSION} and this is {version}", fix="install the same on all machines"
         )
-    os.environ.update(_ONE_CORE)  # a worker has one, and the library would take all
+    os.environ.update(_ONE_CORE)  # a worker has one core, and the library would use all
     name = shipped[0].hex()
     if name not in _tokenizers:
         _tokenizers.clear()
@@ -144,10 +144,10 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
 
 
 def describe_file(source: Source, text_field: str) -> CorpusFile:
-    """Return the record of a file that several tasks read: workers run this, too.
+    """Return the record of a file that several tasks read; workers run this, too.
 
     Raises:
-        CorpusError: it can't be read here.
+        CorpusError: the file can't be read here.
     """
     for block in source.stored_blocks(lambda _: None):
         source.take(block)
@@ -167,7 +167,7 @@ def _encoded_at_once(tokenizer: CorpusTokenizer, task: Task, config: GraphConfig
 
 
 def _is_here_alone(source: Source) -> bool:
-    """Return whether a file came by a pipe, or its text was extracted: that lies in a folder of this machine."""
+    """Return whether only this machine has a file's bytes: it came through a pipe, or its text was extracted."""
     return source.path == STANDARD_INPUT or source.stored is not None or source.extracted is not None
 
 
@@ -177,7 +177,7 @@ def _separated(part: EncodedPart) -> EncodedPart:
 
 
 def _explained(error: Exception) -> Exception:
-    """Return what people are told of an error of Ray's: our own one that a worker raised, or one line."""
+    """Return a readable form of Ray's error: our own error that a worker raised, or one line."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, SpeculantError | ModuleNotFoundError):
         return cause
@@ -185,5 +185,5 @@ def _explained(error: Exception) -> Exception:
         return ConfigError("a worker has no speculant-graph", fix=f"install release {VERSION} on all machines")
     return GraphError(
         f"Ray lost a part of the build ({type(error).__name__}: {first_line(error)})",
-        fix="look at the workers' memory and logs, and build again",
+        fix="check the workers' memory and logs, and build again",
     )

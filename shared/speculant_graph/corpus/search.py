@@ -1,4 +1,4 @@
-"""Where a context stands in the files that a graph was built from."""
+"""Finds a context in the files that a graph was built from."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.documents import Document, RecordError, pdf_pages, read_documents
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT
 from speculant_graph.corpus.source import CorpusFile, Source
+from speculant_graph.corpus.storage import address_of
 from speculant_graph.corpus.tokenize import CorpusTokenizer, cut_text
 from speculant_graph.errors import CorpusError
 from speculant_graph.types import TokenId
 
 FileState = Literal["missing", "changed", "unreadable", "not kept"]
-"""Why a file of a corpus is not searched: it is not there, has other bytes now, can't be read, or came by a pipe."""
+"""Why a file of a corpus is not searched: it is missing, has changed, can't be read, or came through a pipe."""
 
 _ANY_ID = 1 << 32
 """Ids were checked when the graph was built."""
@@ -29,33 +30,33 @@ _BLOCK_BYTES = 1 << 20
 _AROUND = 256
 _SHOWN_BEFORE, _SHOWN = 30, 90
 _checked: dict[tuple[object, ...], bool] = {}
-"""Files with the digest that a graph has, so that the next search need not read them for it."""
+"""Files whose digest matched the graph's, so that the next search does not compute it again."""
 
 
 class Place(NamedTuple):
-    """Where a context begins."""
+    """The beginning of a context in a file."""
 
     file: str
-    """Name of the file, as the graph has it."""
+    """Name of the file, as in the graph."""
     line: int
-    """Line of the file, from 1; of a PDF's page, of its text."""
+    """Line in the file, from 1; in a PDF, line in the page's text."""
     column: int
-    """Character of the line, from 1."""
+    """Character in the line, from 1."""
     page: int
     """Page of a PDF, from 1; 0 for other files."""
     text: str
-    """The line there, or a part of it."""
+    """The line, or a part of it."""
 
 
 class Places(NamedTuple):
-    """What a search found."""
+    """The result of a search."""
 
     places: tuple[Place, ...]
     """The first places, in the order of the files."""
     unsearched: tuple[tuple[str, FileState], ...]
-    """Files before the last place that were not searched, by name, and why."""
+    """Files before the last place that were not searched, and why, by name."""
     is_complete: bool
-    """False if the search ended before all files were searched, as it found enough or took too long."""
+    """False if the search ended before all files were searched, because it found enough or took too long."""
 
 
 def find_places(
@@ -65,17 +66,17 @@ def find_places(
     most: int,
     max_seconds: float | None = None,
 ) -> Places:
-    """Search the files of a graph for the text of a context; nothing of a file is held but what is read at a time.
+    """Search the files of a graph for the text of a context, block by block.
 
-    A file is searched if its digest is the one that the graph has. Where tokenizers cut words in a known way, a place
-    counts only if the text there has the tokens of the context.
+    A file is searched if its digest equals the graph's. If the tokenizer splits words in a known way, a match counts
+    only if its text has the tokens of the context.
 
     Args:
-        files: of the graph's metadata; relative names are relative to this process's folder.
+        files: files in the graph's metadata; relative names are relative to this process's folder.
         context: token ids.
         tokenizer: the graph's.
-        most: ends the search at so many places.
-        max_seconds: ends the search.
+        most: the search ends at this number of places.
+        max_seconds: time limit of the search.
     """
     searched = _Searched.of(context, tokenizer)
     places: list[Place] = []
@@ -109,7 +110,7 @@ class _OverdueError(Exception):
 
 
 class _Searched(NamedTuple):
-    """What is searched."""
+    """The text to search for."""
 
     token_ids: tuple[TokenId, ...]
     text: str
@@ -118,11 +119,11 @@ class _Searched(NamedTuple):
     tokenizer: CorpusTokenizer
     is_cuttable: bool
     slack: int
-    """Characters by which places of tokens may be off: 1 if the context begins inside of a character."""
+    """Possible error of token positions, in characters: 1 if the context begins inside of a character."""
 
     @classmethod
     def of(cls, context: Sequence[TokenId], tokenizer: CorpusTokenizer) -> _Searched:
-        """Leave out what no text spells: tokens around documents, and halves of characters."""
+        """Omit tokens that no text contains: tokens around documents, and partial characters."""
         borders = {tokenizer.bos_id, tokenizer.eos_id}
         token_ids = list(context)
         while token_ids and token_ids[-1] in borders:
@@ -135,9 +136,9 @@ class _Searched(NamedTuple):
 
 
 def _state(file: CorpusFile, on_block: Callable[[int], None]) -> FileState | None:
-    """Return why a file is not searched; None if it is as it was."""
+    """Return why a file is not searched; None if it is unchanged."""
     path = Path(file.name)
-    if path == STANDARD_INPUT:
+    if path == STANDARD_INPUT or address_of(path):
         return "not kept"
     try:
         if not path.exists():
@@ -187,9 +188,9 @@ class _Occurrence(NamedTuple):
 
 
 def _occurrences(texts: Iterator[str], searched: _Searched) -> Iterator[_Occurrence]:
-    """Stream where a text has what is searched, from blocks of any size."""
+    """Stream the occurrences in a text, from blocks of any size."""
     needle, blanks = searched.text, len(searched.text) - len(searched.text.lstrip())
-    blanks = 0 if blanks == len(needle) else blanks  # people look for the first character that can be seen
+    blanks = 0 if blanks == len(needle) else blanks  # the reported position is the first visible character
     buffer, dropped, line, line_start = "", 0, 1, 0
     next_start = 0
     for text in chain(texts, [None]):
@@ -215,7 +216,7 @@ def _occurrences(texts: Iterator[str], searched: _Searched) -> Iterator[_Occurre
 
 
 def _has_tokens(buffer: str, at: int, searched: _Searched, *, is_first: bool, is_last: bool) -> bool:
-    """Return whether a text, which has the letters of a context, has its tokens, too."""
+    """Return whether an occurrence of a context's characters has its tokens, too."""
     if searched.is_at_start:
         return is_first and at == 0
     if not searched.is_cuttable:
@@ -228,7 +229,7 @@ def _has_tokens(buffer: str, at: int, searched: _Searched, *, is_first: bool, is
     begin = start + sum(map(len, pieces[:first]))
     window = "".join(pieces[first:last])
     if begin > at or begin + len(window) < at + len(searched.text):
-        return True  # there is no point to cut at near by
+        return True  # no position to cut at is near
     token_ids = searched.tokenizer.encode(window)
     wanted = list(searched.token_ids)
     for index in range(len(token_ids) - len(wanted) + 1):
@@ -269,24 +270,24 @@ def _places_in_records(file: CorpusFile, source: Source, searched: _Searched) ->
 
 
 def _position_in_raw(raw: str, start: int, text: str, position: int, needle: str) -> int:
-    """Return where a character of a record's text is in its JSON, or the place nearest to it that is known."""
+    """Return the position of a character of a record's text in its JSON, or the nearest known position."""
     for is_ascii in (False, True):
         whole, before = (json.dumps(part, ensure_ascii=is_ascii)[1:-1] for part in (text, text[:position]))
-        value = raw.rfind(whole, 0, start + len(whole)) if start else -1  # a further place in the same text
+        value = raw.rfind(whole, 0, start + len(whole)) if start else -1  # another match in the same text
         value = value if value >= 0 else raw.find(whole, start)
         if value >= 0:
             return value + len(before)
-    # Several texts make the record's, or it is escaped in another way than Python does it.
+    # The record's text joins several texts, or its escapes differ from Python's.
     found = max(raw.find(json.dumps(needle, ensure_ascii=is_ascii)[1:-1], start) for is_ascii in (False, True))
     return found if found >= 0 else start
 
 
 def _ignore(_: RecordError) -> None:
-    """Leave out what the build has left out."""
+    """Skip records that the build skipped."""
 
 
 def _has_ids(document: Document, token_ids: Sequence[TokenId]) -> bool:
-    """Return whether a document of ids has some in a row."""
+    """Return whether a document of ids contains a sequence of ids."""
     assert document.token_ids is not None
     ids = document.token_ids
     starts = np.flatnonzero(ids[: max(0, ids.size - len(token_ids) + 1)] == token_ids[0])

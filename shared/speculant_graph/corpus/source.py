@@ -1,4 +1,4 @@
-"""A file of the corpus while it is read: its bytes, counted and digested, unpacked, and decoded."""
+"""Reads a file of the corpus: counts, digests, unpacks and decodes its bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT, format_of
+from speculant_graph.corpus.storage import address_of, open_stored
 from speculant_graph.errors import CorpusError
 from speculant_graph.types import FileName
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     Unpacked = gzip.GzipFile | io.BufferedReader["_Counted"]
-    """A file of bytes as they are after unpacking."""
+    """A file of unpacked bytes."""
 
 FormatName = Literal["text", "lines", "json", "pdf"]
 """How a file is read: plain text, JSON Lines, one JSON value, or PDF."""
@@ -33,29 +34,29 @@ _BLOCK_BYTES = 1 << 20
 
 
 class CorpusFile(NamedTuple):
-    """A file whose text is in the token stream."""
+    """A file in the token stream."""
 
     name: FileName
-    """Its path as it was given; ``-`` is standard input."""
+    """Its path as given; ``-`` is standard input."""
     size_bytes: int
-    """Its size as it is stored."""
+    """Its stored size in bytes."""
     sha256: str
-    """Hex digest of its bytes as they are stored."""
+    """Hex digest of its stored bytes."""
     encoding: str = UTF_8
-    """What its text was decoded by; of no meaning for PDF."""
+    """Encoding of its text; meaningless for PDF."""
     text_field: str = ""
-    """Field of its records that was read; empty if it was not read as records."""
+    """Text field of its records; empty if it was not read as records."""
 
 
 class SkippedFile(NamedTuple):
-    """A file that was left out of a corpus, or of which records were."""
+    """A file that was skipped, or in which records were skipped."""
 
     name: FileName
-    """Its path as it was given."""
+    """Its path as given."""
     reason: str
-    """What is wrong with it, or with the first of its records that were left out."""
+    """Its problem, or the problem of its first skipped record."""
     num_records: int = 0
-    """Records that were left out, while others of the file were read; 0 if nothing of the file was read."""
+    """Number of skipped records, while others of the file were read; 0 if the whole file was skipped."""
 
     def __str__(self) -> str:
         """Return one line for people."""
@@ -73,50 +74,54 @@ class Source:
         stored: Path | None = None,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
-        """Name the file; it is opened when its documents are asked for.
+        """Name the file; reading its documents opens it.
 
         Args:
-            path: its path as it was given.
-            stored: where its bytes are, if they can't be read there twice.
-            on_bytes: called with the number of bytes of every block that is read. Without it blocks are digested.
+            path: its path as given.
+            stored: a copy of its bytes, if they can't be read twice from the path.
+            on_bytes: called with the size of every block read, in bytes. Without it blocks are digested.
         """
         self.path = path
         self.stored = stored
         suffix, self.is_packed = format_of(path)
         self.format: FormatName = _FORMATS.get(suffix, "text")
-        """How it is read."""
+        """Its format."""
         self.encoding = UTF_8
-        """What its text is decoded by."""
+        """Encoding of its text."""
         self.extracted: Path | None = None
-        """File of its text in UTF-8, if that was extracted before."""
+        """File with its extracted text in UTF-8, if any."""
         self.span: tuple[int, int] | None = None
-        """First byte and the one after the last, if a part of the file is read alone, which is neither packed nor of
-        another encoding than UTF-8."""
+        """First byte and end byte, if only a part of the file is read; such a file is UTF-8 and not gzipped."""
         self.num_bytes = 0
         """Bytes of the stored file read so far."""
         self._on_bytes = on_bytes
         self._digest = hashlib.sha256()
 
     def reopened(self, on_bytes: Callable[[int], None] | None = None) -> Source:
-        """Return a source of the same file, read in the same way, of which nothing was read yet."""
+        """Return an unread source of the same file with the same format and encoding."""
         source = Source(self.path, stored=self.stored, on_bytes=on_bytes)
         source.format, source.encoding, source.extracted = self.format, self.encoding, self.extracted
         source.span = self.span
         return source
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to read the same file anew: a digest can't be pickled."""
+        """Return the state that another process needs to read the same file; a digest can't be pickled."""
         return {name: getattr(self, name) for name in ("path", "stored", "format", "encoding", "extracted", "span")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew."""
+        """Restore an unread source."""
         self.__init__(state["path"])  # type: ignore[misc]
         self.__dict__ |= state
 
     @property
+    def name(self) -> str:
+        """Its path or address as it was given."""
+        return address_of(self.path) or str(self.path)
+
+    @property
     def label(self) -> str:
         """The file's name in messages to people."""
-        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
+        return "standard input" if self.path == STANDARD_INPUT else self.name
 
     def size(self) -> int:
         """Return the bytes of the whole stored file.
@@ -138,14 +143,14 @@ class Source:
             return stored.read(num_bytes)
 
     def describe(self, text_field: str) -> CorpusFile:
-        """Return the record of the file, after all of it was read.
+        """Return the record of the file, after it was read completely.
 
         Args:
-            text_field: field that is read of records.
+            text_field: text field of its records.
         """
         has_records = self.format in {"lines", "json"}
         return CorpusFile(
-            str(self.path),
+            self.name,
             self.num_bytes,
             self._digest.hexdigest(),
             self.encoding,
@@ -153,7 +158,7 @@ class Source:
         )
 
     def take(self, block: bytes) -> None:
-        """Count bytes that were read; digest them, unless somebody else counts them, too."""
+        """Count the bytes of a block, and digest them unless there is a callback."""
         self.num_bytes += len(block)
         if self._on_bytes is None:
             self._digest.update(block)
@@ -165,7 +170,8 @@ class Source:
         """Open the file, unpacked.
 
         Raises:
-            CorpusError: it can't be read, or is damaged or not of its encoding; so also for errors inside of the block.
+            CorpusError: the file can't be read, is damaged or is not in its encoding; errors inside of the block are
+                converted, too.
         """
         with self._explained(), self._open_stored() as stored:
             counted = io.BufferedReader(_Counted(stored, self), _BLOCK_BYTES)
@@ -195,27 +201,30 @@ class Source:
         if self.stored is None and self.path == STANDARD_INPUT:
             with nullcontext(sys.stdin.buffer) as file:
                 yield file
+        elif self.stored is None and (address := address_of(self.path)) is not None:
+            with open_stored(address) as file:
+                yield file
         else:
             with (self.stored or self.path).open("rb") as file:
-                if self.span is not None:  # pipes can't be sought in
+                if self.span is not None:  # pipes can't seek
                     file.seek(self.span[0])
                 yield file
 
     @contextmanager
     def open_text(self) -> Iterator[io.TextIOWrapper]:
-        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as :meth:`open` has them.
+        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as in :meth:`open`.
 
-        Bytes that are no UTF-8 in JSON Lines are half surrogate pairs, as ``surrogateescape`` makes them.
+        Invalid UTF-8 in JSON Lines becomes half surrogate pairs, as by ``surrogateescape``.
         """
         errors = "surrogateescape" if self.format == "lines" and self.encoding == UTF_8 else "strict"
         with self.open() as file:
             yield io.TextIOWrapper(file, encoding=self.encoding, errors=errors)
 
     def stored_blocks(self, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
-        """Read the file as it is stored, in blocks.
+        """Read the stored bytes of the file, in blocks.
 
         Args:
-            on_bytes: called with the number of bytes of each.
+            on_bytes: called with the size of each block in bytes.
 
         Raises:
             CorpusError: it can't be read.
@@ -226,14 +235,14 @@ class Source:
                 yield block
 
     def blocks(self) -> Iterator[bytes]:
-        """Read the file, unpacked, in blocks; errors as :meth:`open` has them."""
+        """Read the file, unpacked, in blocks; errors as in :meth:`open`."""
         with self.open() as file:
             while block := file.read(_BLOCK_BYTES):
                 yield block
 
 
 class _Counted(io.RawIOBase):
-    """The stored bytes of a file, taken by a source on their way."""
+    """The stored bytes of a file; its source counts them as they are read."""
 
     def __init__(self, stored: IO[bytes], source: Source) -> None:
         super().__init__()

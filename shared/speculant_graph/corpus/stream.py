@@ -1,4 +1,4 @@
-"""Files to one stream of token ids on disk."""
+"""Writes the token ids of files as one stream on disk."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.machine import num_cores
 
 DOCUMENT_SEPARATOR = 0xFFFF_FFFF
-"""Stands between documents in a stream; no tokenizer has this id."""
+"""Separates documents in a stream; no tokenizer has this id."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], np.uint32)
 
 # Small pieces keep all cores busy to the end of a batch.
 _PIECE_CHARACTERS = 1 << 16
 _WHOLE = 1 << 62
-# A generous bound of what a character in flight takes, as text and as ids, so that text is a small part of a build.
+# A generous bound of the memory per character in flight, as text and as ids, so that text takes a small part of a
+# build.
 _BYTES_PER_CHARACTER = 32
 
 
@@ -35,15 +36,15 @@ class TokenStream:
     """A corpus as token ids."""
 
     path: Path
-    """File of little-endian uint32 ids of all documents, one after another, and separators if there are any."""
+    """File of the little-endian uint32 ids of all documents in order, with separators if used."""
     num_tokens: int
-    """Ids in the file, separators not counted."""
+    """Ids in the file without separators."""
     num_documents: int
     """Documents with tokens."""
     files: tuple[CorpusFile, ...]
-    """Files that were read, in order, those without text included."""
+    """Files that were read, in order, including files without text."""
     skipped: tuple[SkippedFile, ...] = ()
-    """Files that were left out, or of which records were."""
+    """Files that were skipped, or in which records were skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,19 @@ class EncodedPart:
     """A part of a token stream."""
 
     token_ids: NDArray[np.uint32]
-    """Shape ``[num_ids]``, with the separators between its documents and before the first one of them."""
+    """Shape ``[num_ids]``, with the separators between its documents and before the first."""
     num_separators: int
     """Ids that do not count as tokens."""
     num_documents: int
-    """Documents that begin in it."""
+    """Number of documents that begin in it."""
     num_bytes: int
-    """Bytes of files that were read for it."""
+    """Bytes of files read for it."""
     files: tuple[CorpusFile, ...]
     """Files that end in it."""
 
 
 Encode = Callable[[CorpusTokenizer, Sequence[Source], GraphConfig], Iterator[EncodedPart]]
-"""Encodes files that were checked, and yields the parts of their stream in order."""
+"""Encodes checked files, and yields the parts of their stream in order."""
 
 
 def encode_sources(
@@ -73,9 +74,9 @@ def encode_sources(
 
     Args:
         tokenizer: makes the ids.
-        sources: files that were checked, or parts of such.
+        sources: checked files, or parts of them.
         config: as in :func:`write_token_stream`.
-        jobs: cores that the tokenizer takes; 0: all that there are.
+        jobs: cores for the tokenizer; 0: all.
     """
     corpus = _Corpus(tokenizer, config, jobs or num_cores())
     num_documents = num_files = num_bytes = 0
@@ -99,38 +100,38 @@ def write_token_stream(
     on_check: Callable[[int], None] | None = None,
     encode: Encode = encode_sources,
 ) -> TokenStream:
-    """Write the token ids of all documents of all files, one after another, to a file.
+    """Write the token ids of all documents of all files, in order, to a file.
 
     All files are checked before the first one is tokenised (:func:`~speculant_graph.corpus.check.check_corpus`).
-    Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are taken as they are.
-    Documents with neither are left out. The stream is the same whatever ``chunk_size`` is.
+    Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are used unchanged. Empty
+    documents are left out. The stream does not depend on ``chunk_size``.
 
-    About ``chunk_size`` characters are held at a time for each core. Some things are held whole, however large they
-    are: a text without a point to cut at, such as one huge line of base64; a JSON record; a PDF, both its file and its
-    text; and every document, if the tokenizer is one whose texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
+    About ``chunk_size`` characters per core are in memory at a time. Some inputs are in memory whole, at any size: a
+    text without a position to cut at, such as one huge line of base64; a JSON record; a PDF, both its file and its
+    text; and every document, if the tokenizer's texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
 
     Args:
         tokenizer: makes the ids.
-        files: what to read, in this order.
-        path: the file to write; what is in it after an error is of no use. Its folder has space for what is read from
+        files: the files, in this order.
+        path: the file to write; its content is undefined after an error. Its folder needs space for the data of
             standard input and pipes.
         config: ``chunk_size``, ``text_field``, ``encoding``, ``on_error`` and ``document_boundaries`` (one
-            :data:`DOCUMENT_SEPARATOR` between documents) are used; what special tokens are is the tokenizer's.
+            :data:`DOCUMENT_SEPARATOR` between documents) are used; the tokenizer decides how special tokens are read.
         on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
-        on_check: called with the bytes of files that were checked.
-        encode: encodes what was checked.
+        on_check: called with the bytes of checked files.
+        encode: encodes the checked files.
 
     Raises:
-        CorpusError: files can't be read, and are not to be skipped; there is no text at all, or the tokenizer makes
-            nothing of it.
+        CorpusError: files can't be read and the settings don't skip them; there is no text, or the tokenizer makes no
+            tokens of it.
         GraphError: the stream can't be written.
-        ModuleNotFoundError: a module that is needed is not installed.
+        ModuleNotFoundError: a required module is not installed.
     """
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="corpus-") as kept:
             checked = check_corpus(files, config, tokenizer.fingerprint.vocabulary_size, Path(kept), on_check)
             return _write(tokenizer, checked, path, config, on_progress, encode)
-    except OSError as error:  # those of reading are CorpusErrors
+    except OSError as error:  # errors of reading are CorpusErrors
         raise GraphError(
             f"{path} can't be written ({error.strerror}); free space there, or name another path"
         ) from error
@@ -158,7 +159,7 @@ def _write(
     if num_documents == 0:
         num_files = len(files)
         named = checked.sources[0].label if num_files == 1 else f"none of {num_files} files"
-        raise CorpusError(f"{named} holds {'no ' if num_files == 1 else ''}text; name files that do")
+        raise CorpusError(f"{named} contains {'no ' if num_files == 1 else ''}text; name files that do")
     if num_tokens == 0:
         raise CorpusError(
             f"tokenizer {tokenizer.fingerprint.name} makes no tokens of this text",
@@ -170,11 +171,11 @@ def _write(
 
 @dataclass(slots=True)
 class _Batch:
-    """Pieces of text and ids that follow each other in a stream."""
+    """Consecutive pieces of text and ids of a stream."""
 
     items: list[str | NDArray[np.uint32]] = field(default_factory=list)
     size: int = 0
-    """Characters and ids."""
+    """Number of characters and ids."""
     num_separators: int = 0
     """Ids that do not count as tokens."""
     bytes_read: int = 0
@@ -224,7 +225,7 @@ class _Corpus:
             yield batch
 
     def _items(self, document: Document, source: Source) -> Iterator[str | NDArray[np.uint32]]:
-        if source.span is not None and source.format == "text":  # a part of one document
+        if source.span is not None and source.format == "text":  # part of one document
             yield from self._items_of_part(document, source, *source.span)
             return
         items = items_of(document, self._tokenizer, self._piece_characters)
@@ -250,16 +251,16 @@ class _Corpus:
 
 
 def _leave_out(_: RecordError) -> None:
-    """Do nothing: the check has noted the record."""
+    """Do nothing: the check has recorded the bad record."""
 
 
 def items_of(
     document: Document, tokenizer: CorpusTokenizer, piece_characters: int
 ) -> Iterator[str | NDArray[np.uint32]]:
-    """Stream what a document adds to a stream, nothing if it is empty: token ids, and texts to be encoded.
+    """Stream a document's items, none if it is empty: token ids, and texts to encode.
 
     Args:
-        document: what to read.
+        document: the document.
         tokenizer: its BOS and EOS tokens wrap texts.
         piece_characters: as in :func:`~speculant_graph.corpus.tokenize.cut_text`.
     """

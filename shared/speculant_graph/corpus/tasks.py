@@ -1,6 +1,6 @@
-"""A corpus divided into tasks of about equal work: some files, or a range of one large file's bytes.
+"""Divides a corpus into tasks of about equal work: some files, or a byte range of one large file.
 
-The token streams of the tasks, one after another, are the stream of the corpus.
+The token streams of the tasks, concatenated, are the stream of the corpus.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from speculant_graph.corpus.source import UTF_8, Source
 from speculant_graph.corpus.tokenize import CUT
 
 TASK_BYTES = 16_000_000
-"""About the bytes of a task: some seconds of tokenising, so that little is lost with a worker."""
+"""Approximate bytes of a task: some seconds of tokenising, so that little work is lost with a worker."""
 _WINDOW_BYTES = 1 << 18
 _CONTEXT = 8
-"""Characters at the head of a window in which nothing is cut: the first ones may be half of a character."""
+"""Characters at the start of a window in which no cut is made: the first bytes may be a partial character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Files, or a part of one, that are encoded at once."""
+    """Files, or a part of one file, that are encoded together."""
 
     sources: tuple[Source, ...]
-    """What is read; one source if it is a part of a file."""
+    """The files; one source if it is a part of a file."""
     completes: Source | None = None
-    """The file of which this is the last part, if there are several."""
+    """The file of which this is the last part, if it has several parts."""
 
 
 def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int = TASK_BYTES) -> Iterator[Task]:
-    """Yield the tasks of files that were checked, in order.
+    """Yield the tasks of checked files, in order.
 
-    Plain text and JSON Lines in UTF-8 that are not packed are divided; large files of other kinds are tasks of their
-    own. Only some bytes around each border are read.
+    Plain text and JSON Lines are divided if they are UTF-8 and not gzipped; every large file of another kind is one
+    task. Only some bytes around each border are read.
 
     Args:
         sources: the files.
-        is_cuttable: whether the tokenizer's texts can be
+        is_cuttable: whether the tokenizer's texts can be cut
             (:attr:`~speculant_graph.corpus.tokenize.CorpusTokenizer.is_cuttable`).
-        task_bytes: about the bytes of a task.
+        task_bytes: approximate bytes of a task.
 
     Raises:
         CorpusError: a file can't be read.
@@ -65,7 +65,7 @@ def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int 
 
 
 def _borders(source: Source, size: int, is_cuttable: bool, task_bytes: int) -> Iterator[int]:
-    """Yield where a file is divided, in bytes; nothing if it is small or can't be divided."""
+    """Yield the byte offsets at which a file is divided; none if it is small or can't be divided."""
     is_text = source.format == "text" and is_cuttable
     if not (is_text or source.format == "lines") or source.is_packed or source.encoding != UTF_8:
         return
@@ -79,7 +79,7 @@ def _borders(source: Source, size: int, is_cuttable: bool, task_bytes: int) -> I
 
 
 def _cut_in_text(window: bytes) -> int | None:
-    # What is cut off at both ends becomes half surrogate pairs, each of them one byte again.
+    # Partial characters at both ends become half surrogate pairs, each of which encodes to one byte again.
     text = window.decode("utf-8", "surrogateescape")
     cut = CUT.search(text, _CONTEXT)
     return None if cut is None else len(text[: cut.start()].encode("utf-8", "surrogateescape"))

@@ -1,7 +1,7 @@
 """Text to token ids and back, with the ``tokenizers`` library alone (never transformers).
 
-Also where a text may be cut without changing its ids, and what graph files, drafters and verifiers must agree on: a
-tokenizer's identity, and how prompts are encoded.
+It also decides where a text may be cut without changing its ids, and defines two things that graph files, drafters and
+verifiers must agree on: a tokenizer's identity, and the encoding of prompts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _SETTING = "graph.tokenizer_name"
 
-# GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two positions begin a word
-# in all of them, whatever is around: the space between two letters, and a letter after a newline. That
-# newline must follow a visible character: GPT-2's \s+(?!\S) takes a longer run of blanks whole at the end of
-# a text, but leaves its last blank over inside of one. And the letter must be one: "/" belongs to the newline
-# before it in o200k.
+# GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two positions begin a word in all
+# of them, in any context: the space between two letters, and a letter after a newline. The newline must follow a
+# visible character: GPT-2's \s+(?!\S) matches a longer run of blanks whole at the end of a text, but without its last
+# blank inside of one. It must be a letter, because o200k joins "/" to the newline before it.
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
 # Tables of numbers have no such position, and must not fill the memory. The published patterns of GPT-2 and its
-# successors begin a word at these as well: a lone space, and whatever visible but "/" follows a newline.
+# successors begin a word at two more positions: at a single space, and at any visible character except "/" after a
+# newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
 _PATIENCE = 1 << 18
 _CUT_PROBES = (
@@ -55,7 +55,7 @@ def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
     file it came from.
 
     Args:
-        name: what it was loaded by, kept for messages.
+        name: the name it was loaded by, for messages.
         tokenizer: the tokenizer; it is not changed.
     """
     definition = json.loads(tokenizer.to_str())
@@ -70,13 +70,13 @@ def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
 def fingerprint_from(
     name: str, vocabulary: Mapping[str, int], merges: Sequence[Any] | None, special_tokens: Iterable[str]
 ) -> Fingerprint:
-    """Return the identity of a tokenizer by what it consists of; see :func:`fingerprint_of`.
+    """Return the identity of a tokenizer from its parts; see :func:`fingerprint_of`.
 
     Args:
-        name: what people call it; no part of the identity.
+        name: its name, for messages; not part of the identity.
         vocabulary: id of every token.
-        merges: pairs in the order in which they are merged, of a tokenizer that merges.
-        special_tokens: those that text must not make.
+        merges: pairs in the order in which they are merged, if the tokenizer has merges.
+        special_tokens: tokens that ordinary text must not produce.
     """
     identity = {
         "vocabulary": sorted((token_id, token) for token, token_id in vocabulary.items()),
@@ -92,11 +92,11 @@ def fingerprint_from(
 
 
 def require_same(expected: Fingerprint, found: Fingerprint) -> None:
-    """Refuse a tokenizer other than that of a graph.
+    """Refuse a tokenizer that differs from a graph's.
 
     Args:
         expected: the graph's.
-        found: of the caller that wants to use it.
+        found: the caller's.
 
     Raises:
         TokenizerMismatchError: the fingerprints differ.
@@ -110,19 +110,19 @@ def require_same(expected: Fingerprint, found: Fingerprint) -> None:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[TokenId]:
-    """Return the token ids of a prompt, the same for a verifier that decodes it and for a graph that is asked about it.
+    """Return the token ids of a prompt, as both verifiers and graphs encode it.
 
-    As with transformers, special tokens that the text spells out are these tokens, and the tokenizer's own template
-    puts others around it, such as BOS.
+    As in transformers, special tokens spelled out in the text are parsed, and the tokenizer's own template adds others,
+    such as BOS.
 
     Args:
-        tokenizer: a transformers tokenizer's ``backend_tokenizer``, or one of its file.
+        tokenizer: a transformers tokenizer's ``backend_tokenizer``, or a tokenizer from the same file.
         text: the whole prompt.
 
     Raises:
-        GraphError: the text has millions of alike characters in a row.
+        GraphError: the text has millions of equal characters in a row.
     """
-    if tokenizer.truncation is not None:  # of its training
+    if tokenizer.truncation is not None:  # set for its training
         tokenizer.no_truncation()
     if tokenizer.padding is not None:
         tokenizer.no_padding()
@@ -137,24 +137,24 @@ def encode_texts(
     Args:
         tokenizer: encodes them.
         texts: the texts.
-        add_special_tokens: whether its own template puts tokens around them.
+        add_special_tokens: whether its own template adds tokens around them.
 
     Raises:
-        GraphError: a text has millions of alike characters in a row.
+        GraphError: a text has millions of equal characters in a row.
     """
     try:
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # which the library does not export, and is no Exception
+        if type(error).__name__ != "PanicException":  # the library does not export it, and it is not an Exception
             raise
         raise GraphError(
-            f"the tokenizer gave up ({first_line(error)}); look for millions of alike characters in a row"
+            f"the tokenizer gave up ({first_line(error)}); look for millions of equal characters in a row"
         ) from None
     return [encoding.ids for encoding in encodings]
 
 
 class CorpusTokenizer:
-    """A tokenizer of corpora: it adds no special token to a text, and recognises those in it only on request."""
+    """A tokenizer of corpora: it adds no special tokens to a text, and parses those in the text only on request."""
 
     def __init__(
         self,
@@ -165,15 +165,15 @@ class CorpusTokenizer:
         revision: str = "",
         special_tokens: SpecialTokensName = "text",
     ) -> None:
-        """Take over a tokenizer object, whose treatment of special tokens is changed.
+        """Take a tokenizer object and change its treatment of special tokens.
 
         Args:
-            name: what it was loaded by.
+            name: the name it was loaded by.
             tokenizer: the tokenizer itself.
             bos_id: id of the token that begins a document, if there is one.
             eos_id: id of the token that ends a document, if there is one.
-            revision: commit of the hub's repository that it comes from, if it comes from one.
-            special_tokens: what they are where a text spells them out; prompts are always parsed.
+            revision: commit of the hub's repository that it comes from, if any.
+            special_tokens: how special tokens spelled out in a text are read; prompts are always parsed.
         """
         tokenizer.encode_special_tokens = special_tokens == "text"
         tokenizer.no_truncation()
@@ -185,7 +185,7 @@ class CorpusTokenizer:
         self.fingerprint = fingerprint_of(name, tokenizer)
 
     def __reduce__(self) -> tuple[Callable[..., CorpusTokenizer], tuple[Any, ...]]:
-        """Return what makes the same again in another process."""
+        """Return the constructor and arguments for another process."""
         special_tokens = "text" if self._tokenizer.encode_special_tokens else "parse"
         name = self.fingerprint.name
         return CorpusTokenizer, (name, self._tokenizer, self.bos_id, self.eos_id, self.revision, special_tokens)
@@ -197,10 +197,10 @@ class CorpusTokenizer:
         """Load a tokenizer from a folder with ``tokenizer.json``, ``~`` expanded, or by its name on the hub.
 
         Args:
-            name_or_folder: where it is.
-            hf_token: access token, if it is a gated one on the hub.
-            special_tokens: what they are where a text spells them out. A caller that only encodes prompts takes
-                "parse", which needs one copy of the vocabulary less.
+            name_or_folder: folder or name.
+            hf_token: access token, if it is gated on the hub.
+            special_tokens: how special tokens spelled out in a text are read. For callers that only encode prompts
+                "parse" saves one copy of the vocabulary.
 
         Raises:
             ConfigError: there is no such tokenizer, or no access to it.
@@ -210,18 +210,18 @@ class CorpusTokenizer:
             from tokenizers import Tokenizer
         name, revision = os.path.expanduser(name_or_folder), ""
         if os.path.isdir(name):
-            name = str(Path(name).resolve())  # a graph remembers it, and is read from other folders
+            name = str(Path(name).resolve())  # the graph stores it, and is read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
             if not file.is_file():
                 raise ConfigError(
-                    f"folder {name} has no {_TOKENIZER_FILE}", fix="set {field} to one that has", field=_SETTING
+                    f"folder {name} has no {_TOKENIZER_FILE}", fix="set {field} to a folder that has it", field=_SETTING
                 )
         else:
             is_local = only_local(str(name_or_folder), _SETTING, hf_token)
             file, config_file = _download(name, hf_token, is_local=is_local)
             revision = file.parent.name  # the hub's cache has one folder for each commit
         try:
-            tokenizer = Tokenizer.from_buffer(file.read_bytes())  # it opens no path that is not UTF-8
+            tokenizer = Tokenizer.from_buffer(file.read_bytes())  # from_file opens only paths in UTF-8
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(
@@ -231,7 +231,7 @@ class CorpusTokenizer:
         return cls(name, tokenizer, bos_id, eos_id, revision, special_tokens)
 
     def require(self, expected: Fingerprint) -> None:
-        """Refuse to be used with a graph of another tokenizer.
+        """Refuse a graph with another tokenizer.
 
         Raises:
             TokenizerMismatchError: the fingerprints differ.
@@ -246,12 +246,12 @@ class CorpusTokenizer:
         """Return the token ids of many texts, computed on all cores.
 
         Raises:
-            GraphError: a text has millions of alike characters in a row.
+            GraphError: a text has millions of equal characters in a row.
         """
         return encode_texts(self._tokenizer, texts)
 
     def encode_prompt(self, text: str) -> list[TokenId]:
-        """Return the token ids of a prompt as the verifier has them; see :func:`encode_prompt`."""
+        """Return the token ids of a prompt as the verifier encodes it; see :func:`encode_prompt`."""
         return encode_prompt(self._prompt_tokenizer, text)
 
     @cached_property
@@ -266,8 +266,8 @@ class CorpusTokenizer:
     def is_cuttable(self) -> bool:
         """Whether texts may be encoded in the pieces of :func:`cut_text`.
 
-        Tokenizers that see spaces as part of a running text (SentencePiece) take documents whole, and so do those that
-        recognise tokens in a text which a cut could change.
+        False for tokenizers that treat spaces as part of running text (SentencePiece), and for tokenizers with added
+        tokens that a cut could change: they encode documents whole.
         """
         for token in self._tokenizer.get_added_tokens_decoder().values():
             is_text = token.special and self._tokenizer.encode_special_tokens
@@ -282,16 +282,16 @@ class CorpusTokenizer:
 
 
 def may_be_cut(token: str) -> bool:
-    """Return whether :func:`cut_text` may cut inside of these characters, whatever is around them."""
+    """Return whether :func:`cut_text` may cut inside of these characters, in any context."""
     return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
 
 
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
-    """Cut a text into non-empty pieces whose token ids, one after another, are those of the whole.
+    """Cut a text into non-empty pieces whose token ids, concatenated, are those of the whole text.
 
-    Pieces end where GPT-style tokenizers separate words in any case
-    (:attr:`CorpusTokenizer.is_cuttable` is true for this kind). They have at least ``chunk_size`` characters (the last
-    one excepted), and more where the text has no such position.
+    Pieces end where GPT-style tokenizers always separate words (:attr:`CorpusTokenizer.is_cuttable` is true for this
+    kind). They have at least ``chunk_size`` characters, except the last piece, and more where the text has no such
+    position.
 
     Args:
         texts: the text in blocks of any size.
@@ -305,7 +305,7 @@ def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
         while True:
             cut = CUT.search(pending, max(start + chunk_size, searched))
             if cut is None:
-                # A cut is known by the two characters after it, which the next block may bring.
+                # A cut is recognised by the two characters after it, which may be in the next block.
                 searched = max(start, len(pending) - 1)
                 if len(pending) - start <= _PATIENCE:
                     break
@@ -327,11 +327,11 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
 
     Args:
         expected: the graph's.
-        beside: another folder in which it may be.
+        beside: another folder to search.
 
     Raises:
         ConfigError: it is not on this machine, or can't be read.
-        TokenizerMismatchError: it has been replaced by another one.
+        TokenizerMismatchError: another tokenizer has replaced it.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
     if beside is not None:
@@ -342,7 +342,7 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
     folder = local_folder(expected.name)
     if folder is None:
         raise ConfigError(
-            "the tokenizer is not on this machine", fix="fetch it, or name its folder (graph.tokenizer_name)"
+            "the tokenizer is not on this machine", fix="download it, or name its folder (graph.tokenizer_name)"
         )
     tokenizer = CorpusTokenizer.load(folder)
     tokenizer.require(expected)
@@ -350,9 +350,9 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
 
 
 def lazy_decode(expected: Fingerprint) -> Callable[[Sequence[int]], str]:
-    """Return what decodes token ids by the tokenizer of a graph, which :func:`local_tokenizer` loads at the first call.
+    """Return a function that decodes with a graph's tokenizer; :func:`local_tokenizer` loads it at the first call.
 
-    Where that fails all texts are empty, after one warning.
+    If that fails, all texts are empty, after one warning.
     """
 
     @cache
@@ -384,13 +384,13 @@ def _download(name: str, hf_token: str | None, *, is_local: bool) -> tuple[Path,
         file = Path(hf_hub_download(name, _TOKENIZER_FILE, token=hf_token, local_files_only=is_local))
         try:
             config_file = Path(hf_hub_download(name, _CONFIG_FILE, token=hf_token, local_files_only=is_local))
-        except LocalEntryNotFoundError:  # it may be there: without it special tokens would be missed in silence
+        except LocalEntryNotFoundError:  # the hub may have it, and without it special tokens would be missed silently
             raise
         except EntryNotFoundError:
             config_file = file.with_name(_CONFIG_FILE)
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"tokenizer {name} is not whole in the hub's cache and the hub can't be reached", fix="name a folder"
+            f"tokenizer {name} is incomplete in the hub's cache and the hub can't be reached", fix="name a folder"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Drafts after texts from a graph, one by one; ``draft`` works on token ids, ``generate`` takes text, too."""
+"""Drafts from a graph, for one text at a time; ``draft`` works on token ids, ``generate`` takes text, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speculant_graph.types import Draft, TokenId
 
 
 class DraftGenerator:
-    """Drafts from one graph; safe to share between threads once it is made."""
+    """Drafts from one graph; threads may share it."""
 
     def __init__(
         self, graph: NgramGraph, config: DraftConfig | None = None, tokenizer: CorpusTokenizer | None = None
@@ -27,13 +27,13 @@ class DraftGenerator:
         """Make a generator.
 
         Args:
-            graph: what to draft from.
+            graph: the graph to draft from.
             config: how to draft, and defaults of :meth:`generate`.
             tokenizer: tokenises prompts that are text, as the verifier does; otherwise the graph's own is loaded by
                 name when needed.
 
         Raises:
-            TokenizerMismatchError: the tokenizer is not the one of the graph.
+            TokenizerMismatchError: the tokenizer is not the graph's.
         """
         self.graph = graph
         self.config = config or DraftConfig()
@@ -68,19 +68,19 @@ class DraftGenerator:
         strategy: StrategyName | None = None,
         seed: int = 0,
     ) -> Draft:
-        """Draft what may follow a prompt.
+        """Draft tokens that may follow a prompt.
 
         Args:
-            prompt: text, which is encoded as the verifier does it, or token ids.
+            prompt: text, encoded as the verifier does it, or token ids.
             k: most tokens to draft; the configured number if None.
-            strategy: how to choose them; if None the one that is set in the configuration, else ``greedy``.
+            strategy: how to choose them; if None, the configured strategy if set, else ``greedy``.
             seed: seed of the strategy ``sampling``.
 
         Raises:
             ConfigError: the strategy needs more than a graph, or the tokenizer for a text prompt can't be loaded.
             DraftRequestError: there is no such strategy, k is out of its bounds, or the prompt is neither text nor
                 token ids of the graph's vocabulary.
-            TokenizerMismatchError: the tokenizer of the graph's name is not the one the graph was built with.
+            TokenizerMismatchError: the tokenizer with the graph's tokenizer name is not the one that built the graph.
         """
         context = self._encoded(prompt) if isinstance(prompt, str) else self._known(prompt)
         configured = self.config.strategy if "strategy" in self.config.model_fields_set else "greedy"
@@ -97,23 +97,23 @@ class DraftGenerator:
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
-        For ``greedy`` and ``sampling`` the longest context that is known decides. Its order is kept while the window
-        slides, until the window is unknown; then the longest known context is searched again. The others draft from
+        ``greedy`` and ``sampling`` use the longest known context. Its order stays the same while the window slides,
+        until the window is unknown; then the longest known context is searched again. The other strategies draft from
         ``context`` itself, too.
 
         Args:
             context: at least the last N tokens of the sequence, or all of them if there are fewer.
             k: most tokens to draft, 0 to 2,048.
-            strategy: ``greedy`` takes the most probable successor, of equals the lowest id; ``sampling`` draws from
+            strategy: ``greedy`` takes the most probable successor, the lowest id among equals; ``sampling`` draws from
                 the distribution of successors and returns it.
             seed: seed of the draws.
             position: index in the sequence of the first token drafted, ``len(context)`` by default.
-            options: what else differs from the configuration.
+            options: other differences from the configuration.
 
         Raises:
             ConfigError: the strategy needs more than a graph.
-            DraftRequestError: there is no such strategy, k or an option is out of its bounds, or these are no token
-                ids.
+            DraftRequestError: there is no such strategy, k or an option is out of its bounds, or ``context`` has
+                invalid token ids.
         """
         k = require_k(k)
         positions = [len(context) if position is None else position]

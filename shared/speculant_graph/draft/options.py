@@ -1,4 +1,4 @@
-"""How to draft: what one request may choose of it, and what strategies and settings are to the core."""
+"""Drafting options of a request, and the conversion of strategies and settings for the core."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ REQUEST_OPTIONS = tuple(
     for each in fields(DraftOptions)
     if each.name in DraftConfig.model_fields and set(READ_BY.get(each.name, NGRAM_STRATEGIES)) & set(NGRAM_STRATEGIES)
 )
-"""Settings that a request of drafts from n-grams may choose."""
+"""Settings that a request for n-gram drafts may choose."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 
 def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = ()) -> None:
-    """Log every setting that was changed and that no strategy reads.
+    """Log every changed setting that no strategy reads.
 
     Args:
-        config: what a user has set.
-        strategies: those that may be used; the configured one by default.
+        config: the user's settings.
+        strategies: strategies that may be used; the configured one by default.
     """
     used = strategies or (config.strategy,)
     for name, readers in READ_BY.items():
@@ -45,10 +45,10 @@ def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = (
 
 
 def options_of(config: DraftConfig) -> DraftOptions:
-    """Return what a user has set of a drafter's settings, as options of another drafter.
+    """Return the settings that a user has set, as options for another drafter.
 
     Raises:
-        ConfigError: something was set that no request can choose.
+        ConfigError: a setting is set that requests can't choose.
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
     warn_of_unread(config)
@@ -57,7 +57,7 @@ def options_of(config: DraftConfig) -> DraftOptions:
             continue  # a sidecar never reads it
         if given[name] != DraftConfig.model_fields[name].default:
             raise ConfigError(
-                "{field} is for all clients of a sidecar",
+                "{field} applies to all clients of a sidecar",
                 fix="leave it out here, and set it there",
                 field=f"draft.{name}",
             )
@@ -65,12 +65,14 @@ def options_of(config: DraftConfig) -> DraftOptions:
 
 
 def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
-    """Return a drafter's settings as a request wants them.
+    """Return a drafter's settings, changed by a request's options.
 
     Raises:
         DraftRequestError: a value is out of its bounds.
     """
     requested = {name: value for name in REQUEST_OPTIONS if (value := getattr(options, name)) is not None}
+    if not requested:
+        return config
     try:
         return DraftConfig.model_validate(config.model_dump() | requested)
     except ValidationError as error:
@@ -82,10 +84,10 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
 
 
 def require_k(k: int) -> int:
-    """Return a number of tokens to draft, if the setting ``draft.k`` might have it.
+    """Return a number of tokens to draft, checked against the bounds of ``draft.k``.
 
     Raises:
-        DraftRequestError: it is out of bounds, or no number.
+        DraftRequestError: it is out of bounds, or not a number.
     """
     try:
         return DraftConfig(k=int(k) if isinstance(k, np.integer) else k).k
@@ -94,7 +96,7 @@ def require_k(k: int) -> int:
 
 
 def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:
-    """Return settings as options want them, for the core.
+    """Return settings, changed by options, for the core.
 
     Raises:
         DraftRequestError: an option is out of its bounds.
@@ -133,7 +135,7 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
 
 
 def require_source(config: DraftConfig, has_graph: bool) -> None:
-    """Refuse a strategy that has nothing to draft from.
+    """Refuse a strategy without a source to draft from.
 
     Raises:
         ConfigError: the strategy needs a graph, or is a verifier's own.
@@ -147,13 +149,13 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
     if STRATEGIES[config.strategy].needs_graph and not has_graph:
         raise ConfigError(
             f"strategy {config.strategy} drafts from a graph",
-            fix="give one, or choose adaptive or tree",
+            fix="give a graph, or choose adaptive or tree",
             field="draft.strategy",
         )
 
 
 def target_row_width(config: DraftConfig) -> int:
-    """Return how many of the target's top tokens a strategy learns at every verified position; 0 if it learns none."""
+    """Return how many of the target's top tokens a strategy learns per verified position; 0 if none."""
     reads = STRATEGIES[config.strategy].reads
     if "filler_top_k" in reads:
         return config.filler_top_k if config.filler_top_k > 1 else 0

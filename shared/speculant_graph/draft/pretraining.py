@@ -1,8 +1,8 @@
-"""Calibration before the first request: learned from a slice of the corpus that is held out of the counts.
+"""Calibration before the first request, learned from a held-out slice of the corpus.
 
-Most of the corpus is counted into a graph of its own, which lasts as long as this does. Pieces of the rest are drafted
-for as if they were requests, so that the tables learn how reliable contexts of each kind are with text of this
-sort. The graph that is built afterwards counts all of the corpus, the held-out pieces too.
+Most of the corpus is counted into a temporary graph. Pieces of the rest are drafted for as if they were requests, so
+that the tables learn how reliable contexts of each kind are in such text. The final graph counts the whole corpus,
+including the held-out pieces.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep, TokenId
 
 KEPT_VISITS = 5.0
-"""Most visits that a row of the tables is left with: requests are not the corpus, and must soon count for more. (With
-all visits, first requests to edit code, which repeat their prompts, were drafted for 2 % worse than with none.)"""
+"""Cap of the visits in a row of the tables, so that requests, which differ from the corpus, soon count for more. (With
+all visits kept, drafts for first requests to edit code, which repeat their prompts, were 2 % worse than without
+pretraining.)"""
 
 _CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session", "neural")))
 _PROMPT_SHARE = 4
@@ -38,17 +39,17 @@ _NODES = 8
 
 
 def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, model: UInt32Array | None = None) -> bytes:
-    """Learn from a corpus how reliable its contexts are; takes about a second, however large the corpus is.
+    """Learn from a corpus how reliable its contexts are; takes about a second for any size.
 
-    The same stream gives the same bytes, whatever ``memory`` and ``jobs`` are.
+    The result depends only on the stream, not on ``memory`` and ``jobs``.
 
     Args:
-        stream: file of little-endian 32-bit token ids, document separators among them if there are boundaries. What is
-            needed meanwhile is kept in its folder.
-        metadata: what is known of its graph: tokenizer, largest order and number of tokens are used.
-        memory: most bytes to take.
+        stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary
+            files are in its folder.
+        metadata: of its graph; tokenizer, largest order and number of tokens are used.
+        memory: memory limit in bytes.
         jobs: threads.
-        model: the words of the graph's neural model, which did not learn from the pieces.
+        model: the words of the graph's neural model, which was not trained on the pieces.
 
     Returns:
         Tables for ``load_calibration``, about 50 kilobytes; nothing if the corpus is too small.
@@ -62,7 +63,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
         return b""
     slices = divide(token_ids.size)
     counted = _joined([token_ids[part] for part in slices.counted])
-    if not counted.size:  # where there are more documents than tokens, for some tokenizers drop characters
+    if not counted.size:  # with more documents than tokens, because some tokenizers drop characters
         return b""
     pieces = [document for part in slices.held_out for document in _documents(token_ids[part])]
     calibration = Calibration()
@@ -86,7 +87,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
 
 
 def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
-    """Let a drafter learn from texts as from requests, of which the first part is the prompt, step by step."""
+    """Let a drafter learn from texts step by step, as from requests whose prompt is the first part."""
     for piece in pieces:
         tokens = piece.tolist()
         position = len(tokens) // _PROMPT_SHARE
@@ -103,7 +104,7 @@ def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
 
 
 def _joined(parts: list[UInt32Array]) -> UInt32Array:
-    """Join parts by separators, of which none stand side by side or at the ends."""
+    """Join parts by separators, with none adjacent or at the ends."""
     separator = np.array([DOCUMENT_SEPARATOR], np.uint32)
     joined = np.concatenate([piece for part in parts for piece in (separator, part)])
     is_separator = joined == DOCUMENT_SEPARATOR
@@ -119,11 +120,11 @@ def _documents(piece: UInt32Array) -> list[UInt32Array]:
 
 
 def _accepted_path(draft: Draft, token_ids: Sequence[TokenId]) -> list[int]:
-    """Return the nodes of a draft, numbered from 1, along which it agrees with the tokens that followed."""
+    """Return the nodes of a draft, numbered from 1, on the path that agrees with the following tokens."""
     path: list[int] = []
     last = 0
     for node, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1):
-        # Children come after their parents, so one look at every node is enough.
+        # Children come after their parents, so one pass over the nodes is enough.
         if parent == last and len(path) < len(token_ids) and token_id == token_ids[len(path)]:
             path.append(node)
             last = node

@@ -1,7 +1,7 @@
-"""Drafts for many sequences, from a graph and from what the sequences themselves accept.
+"""Drafts for many sequences, from a graph and from the sequences' own accepted text.
 
-A sequence is opened, extended by what was accepted, drafted for, and closed. Every draft is made from all that is known
-at that moment; what is accepted teaches the next one. Depends on neither sockets nor models.
+A caller opens a sequence, extends it with accepted tokens, drafts for it, and closes it. Every draft uses all text
+known at that moment; accepted tokens improve the next draft. Depends on neither sockets nor models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from speculant_graph.types import Draft, Feedback, SequenceStep, SourceName, Tok
 MAX_NODES = 2_048
 """Most nodes of a draft."""
 MAX_SUPPORT = 1 << 27
-"""Entries of distributions that take a gigabyte."""
+"""Entries of distributions that fit into a gigabyte."""
 NUM_SEEDS = 1 << 64
 """Seeds and positions that the core distinguishes."""
 _MOST_KEPT = 256
@@ -44,7 +44,7 @@ def DraftRequest(
     options: DraftOptions = DEFAULT_OPTIONS,
     least_probability: float = 0.0,
 ) -> SequenceStep:
-    """Return the step of a sequence that is drafted for as it stands. An old name, which goes with the next release."""
+    """Return a step that drafts for a sequence without adding tokens. An old name, removed in the next release."""
     return SequenceStep(session_id, (), node_budget, seed, options=options, least_probability=least_probability)
 
 
@@ -53,7 +53,7 @@ def _no_messages(_options: bytes) -> DraftOptions:
 
 
 class SessionDrafter:
-    """Drafts for many sequences. Safe to use from several threads, which wait for each other for moments only."""
+    """Drafts for many sequences. Safe to use from several threads; locks are held only briefly."""
 
     def __init__(
         self,
@@ -70,28 +70,28 @@ class SessionDrafter:
         """Make a drafter without sequences.
 
         Args:
-            graph: the corpus, or up to four of one tokenizer as layers, each a source of its own; None drafts from the
-                sequences alone. ``greedy`` and ``sampling`` draft from the layer that knows most of a sequence's end.
+            graph: the corpus, or up to four graphs with one tokenizer as layers, each a separate source; None drafts
+                from the sequences alone. ``greedy`` and ``sampling`` draft from the layer with the longest match of a
+                sequence's end.
             config: how to draft.
-            calibration: how reliable contexts are; changed by what is accepted. By default what the store keeps, or
-                else what the graph was built with.
-            learned: what earlier sequences accepted; a store in memory by default.
-            vocabulary_size: without a graph, the size of the vocabulary if it is known.
-            max_session_tokens: tokens of one sequence that drafts look back on, at least 256; of longer ones the oldest
-                are forgotten.
-            num_threads: threads that draft for a large batch; 0: one per core that the process may use. Drafts are the
-                same.
-            read_options: reads options as they travel, for steps that the core answers.
+            calibration: how reliable contexts are; updated by accepted tokens. Defaults to the store's saved
+                calibration, else to the graph's.
+            learned: accepted text of earlier sequences; a store in memory by default.
+            vocabulary_size: without a graph, the size of the vocabulary if known.
+            max_session_tokens: tokens of one sequence that drafts may use, at least 256; older ones are forgotten.
+            num_threads: threads that draft for a large batch; 0: one per core that the process may use. The number
+                does not change drafts.
+            read_options: decodes options from the wire, for steps that the core answers.
 
         Raises:
-            ConfigError: the configured strategy has nothing to draft from, an argument is of a wrong type, or there are
-                too many graphs, or one twice.
-            TokenizerMismatchError: the graphs are of several tokenizers.
+            ConfigError: the configured strategy has no source to draft from, an argument has a wrong type, there are
+                too many graphs, or one is named twice.
+            TokenizerMismatchError: the graphs have different tokenizers.
         """
         graphs = _layers(graph)
         require_types(locals(), {"config": DraftConfig, "learned": LearnedStore})
         self.graphs = graphs
-        """What it drafts from, apart from sequences."""
+        """The graphs that it drafts from."""
         self.config = config = config or DraftConfig()
         has_graph = bool(graphs)
         strategy, sources = self.config.strategy, self.config.sources
@@ -108,10 +108,10 @@ class SessionDrafter:
         vocabulary_size = graphs[0].vocabulary_size if graphs else vocabulary_size or MAX_VOCABULARY
         self.learned = learned or LearnedStore(self.config.max_learned_tokens)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graphs)
-        # Clients may request anything, so nothing is kept for ever.
+        # Clients may send any options, so the cache is bounded.
         self.settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, has_graph))
         """Settings of the core, by :class:`DraftOptions`."""
-        # No function that the core gets refers to this drafter, which would never be freed.
+        # Callbacks of the core must not refer to this drafter, or it would never be freed.
         self.core = _core.Drafter(
             tuple(each.core for each in graphs),
             vocabulary_size,
@@ -120,10 +120,10 @@ class SessionDrafter:
             num_threads or num_cores(),
             lambda options: settings_of(config, has_graph, read_options(options) if options else DEFAULT_OPTIONS),
         )
-        """What drafts."""
+        """The core's drafter."""
         self.steps = _core.LocalSteps(self.core)
         """Its open sequences."""
-        self._memories: dict[int, Memory] = {}  # the tenants' of open sequences, which are kept as long
+        self._memories: dict[int, Memory] = {}  # of open sequences' tenants; keeps them loaded
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -134,33 +134,32 @@ class SessionDrafter:
 
         Args:
             session_id: its number, not in use.
-            tenant: its tenant: it drafts from what this tenant's earlier sequences accepted.
-            learn: whether later sequences of the tenant draft from what this one accepts and recycles.
+            tenant: its tenant; it drafts from the accepted text of this tenant's earlier sequences.
+            learn: whether later sequences of the tenant draft from this one's accepted and recycled tokens.
 
         Raises:
             DraftRequestError: the number is in use.
         """
-        memory = self.learned.memory(tenant)  # may read from disk, which no draft should wait for
+        memory = self.learned.memory(tenant)  # may read from disk; no draft should wait for it
         self.steps.open(session_id, memory.core, self.learns(learn))
         self._memories[session_id] = memory
 
     def learns(self, wanted: bool) -> bool:
-        """Return whether later sequences learn from one that is opened so."""
+        """Return whether later sequences learn from one opened with ``learn`` set to ``wanted``."""
         return wanted and self.config.max_learned_tokens > 0
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
-        """Add tokens to a sequence: at first the prompt, then, step by step, what was accepted.
+        """Add tokens to a sequence: first the prompt, then, step by step, the accepted tokens.
 
-        What follows the prompt teaches how reliable the sources are. Ids that are not in the vocabulary equal nothing
-        and are never drafted.
+        Tokens after the prompt calibrate the sources. Ids outside the vocabulary match nothing and are never drafted.
 
         Args:
             session_id: the sequence.
             token_ids: the tokens.
-            is_prompt: whether they are still of the prompt; those of the first call are.
+            is_prompt: whether they still belong to the prompt; tokens of the first call always do.
 
         Raises:
-            DraftRequestError: there is no such sequence, or these are no token ids.
+            DraftRequestError: there is no such sequence, or the tokens are not token ids.
         """
         self.steps.accept(session_id, _as_array(token_ids), is_prompt)
 
@@ -169,12 +168,13 @@ class SessionDrafter:
 
         Args:
             session_id: the sequence.
-            nodes: per row the node it follows: 0 for the end of the sequence, j + 1 for node j of its latest draft,
+            nodes: per row, the node before it: 0 for the end of the sequence, j + 1 for node j of its latest draft,
                 accepted or not.
             rows: per row the most probable next tokens, best first, shape ``[nodes, width]``; negative for none.
 
         Raises:
-            DraftRequestError: there is no such sequence or node, these are no token ids, or not one row per node.
+            DraftRequestError: there is no such sequence or node, the rows have invalid token ids, or their number
+                differs from the nodes'.
         """
         if len(nodes) != len(rows):
             raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
@@ -191,13 +191,12 @@ class SessionDrafter:
         """Draft for a batch, in order.
 
         Args:
-            steps: what is wanted for each sequence. Its ``token_ids`` go on where the sequence is; what is new of them
-                is accepted, and learned from when the drafts are made. Without any, the sequence is drafted for as it
-                stands.
+            steps: one step per sequence. ``token_ids`` is the whole sequence; its new tokens are accepted, and learned
+                once the drafts are made. If it is empty, the step drafts for the sequence without adding tokens.
             options: how to draft where a step leaves it open.
-            max_support: most entries of all distributions of those with equal options together: drafts end where
-                another one may not fit.
-            draft_id: names the drafts in later feedback.
+            max_support: most entries of all distributions together, among steps with equal options; a draft ends where
+                another distribution may not fit.
+            draft_id: identifies the drafts in later feedback.
 
         Raises:
             DraftRequestError: a sequence is not open, or an option is out of its bounds.
@@ -216,7 +215,7 @@ class SessionDrafter:
                 [step.seed % NUM_SEEDS for step in batch],
                 [step.least_probability for step in batch],
                 [_columns(step.feedback) for step in batch],
-                self.settings(wanted.over(options)),
+                self.settings(wanted if options is DEFAULT_OPTIONS else wanted.over(options)),
                 max_support,
                 draft_id,
             )
@@ -232,15 +231,15 @@ class SessionDrafter:
         options: DraftOptions = DEFAULT_OPTIONS,
         max_support: int = MAX_SUPPORT,
     ) -> list[Draft]:
-        """Draft for sequences that are not open, from the corpus and their own last tokens; nothing is remembered.
+        """Draft for sequences that are not open, from the corpus and their own last tokens, without keeping state.
 
         Args:
-            contexts: per sequence its last tokens.
+            contexts: per sequence, its last tokens.
             budgets: per sequence, most nodes.
             seeds: per sequence, seed of ``sampling``.
             positions: per sequence, index of the first token drafted.
             options: how to draft.
-            max_support: most entries of all distributions together: drafts end where another one may not fit.
+            max_support: most entries of all distributions together; a draft ends where another may not fit.
 
         Raises:
             DraftRequestError: an option is out of its bounds.
@@ -256,7 +255,7 @@ class SessionDrafter:
         )
 
     def num_bytes(self, session_id: int) -> int:
-        """Return the memory that is a sequence's own.
+        """Return a sequence's own memory in bytes.
 
         Raises:
             DraftRequestError: there is no such sequence.
@@ -264,23 +263,23 @@ class SessionDrafter:
         return self.steps.num_bytes(session_id)
 
     def close(self, session_id: int) -> None:
-        """End a sequence; what it accepted is learned if it was opened so. An unknown one is ignored."""
+        """End a sequence; its accepted text is learned if it was opened with ``learn``. An unknown one is ignored."""
         memory = self._memories.pop(session_id, None)
         if memory is not None:
             self.learned.keep(memory, self.steps.end(session_id))
 
     def save(self, *, is_routine: bool = False) -> None:
-        """Bring what sequences taught to disk, if the store has one; drafts go on meanwhile.
+        """Write learned text and tables to disk, if the store has a folder; drafting continues meanwhile.
 
         Args:
-            is_routine: whether this is done every few seconds, so that what is large may wait for a later time.
+            is_routine: whether the caller saves every few seconds, so that large tables may wait for a later save.
         """
         if self.learned.has_folder:  # the copy takes 8 MB
             self.learned.save(self.calibration.copy(), is_routine=is_routine)
 
 
 def _absent(graphs: Sequence[NgramGraph]) -> set[SourceName]:
-    """Return the sources that are not there."""
+    """Return the sources that the graphs lack."""
     absent: set[SourceName] = set() if graphs else {"corpus"}
     if not any(graph.trie.num_model_words for graph in graphs):
         absent.add("neural")
@@ -299,10 +298,10 @@ def _layers(graph: NgramGraph | Sequence[NgramGraph] | None) -> tuple[NgramGraph
 
 
 def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
-    """Return what the first graph was built with.
+    """Return the calibration of the first graph.
 
-    How reliable the others are is learned from the start: what they were built with holds of one graph alone, and
-    drafts up to 0.6 % worse (docs/experiments.md, "layers").
+    The others are calibrated from scratch: a graph's own calibration assumes that it is alone, and made drafts up to
+    0.6 % worse (docs/experiments.md, "layers").
     """
     if not graphs or not graphs[0].metadata.calibration:
         return first_calibration()
@@ -316,18 +315,18 @@ def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
 
 
 def _as_array(token_ids: Sequence[Any] | Int64Array, num_dimensions: int = 1) -> Int64Array:
-    """Return token ids as an array that the core takes."""
+    """Return token ids as an array for the core."""
     try:
         tokens = np.array(token_ids, order="C")
     except ValueError:  # lists of several lengths
         tokens = np.empty((), object)
     if tokens.ndim == num_dimensions and (tokens.dtype.kind in "iu" or not tokens.size):
         return tokens.astype(np.int64, copy=False)
-    raise DraftRequestError(f"{reprlib.repr(token_ids)} is no list of token ids; give whole numbers")
+    raise DraftRequestError(f"{reprlib.repr(token_ids)} is not a list of token ids; give whole numbers")
 
 
 def _columns(feedback: Feedback | None) -> tuple[int, list[int], Int64Array] | None:
-    """Return feedback as the core takes it; what has another form teaches nothing."""
+    """Return feedback as arrays for the core; malformed feedback is ignored."""
     if feedback is None or feedback.rows.ndim != 2 or len(feedback.rows) != len(feedback.nodes):
         return None
     return feedback.draft_id, list(feedback.nodes), np.ascontiguousarray(feedback.rows, np.int64)

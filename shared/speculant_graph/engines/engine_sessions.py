@@ -21,6 +21,7 @@ from speculant_graph.types import (
     DEFAULT_OPTIONS,
     MAX_TENANT_CHARACTERS,
     DrafterState,
+    DrafterStatistics,
     DraftOptions,
     RowDrafter,
     SessionOptions,
@@ -41,8 +42,7 @@ class EngineCounts:
     drafted_steps: int = 0
     """Batches that were drafted for."""
     neural_steps: int = 0
-    """Those of them whose drafts could ask the graph's neural model and the mixer, as these pay for themselves or
-    nothing is priced."""
+    """Those of them whose drafts could ask the graph's neural model and the mixer, as they pay for themselves."""
     offered_tokens: int = 0
     """Tokens that the engine was given to verify."""
     failed_steps: int = 0
@@ -92,15 +92,13 @@ class EngineSessions:
             most_drafted: most tokens that the engine verifies for a sequence.
             vocabulary_size: of the model; drafts with other ids are none.
             cost: what its passes cost; None keeps whole drafts.
-            has_neural: whether drafts may ask a neural model and the mixer; where passes have a cost, they are asked
-                while that pays.
+            has_neural: whether drafts may ask a neural model and the mixer, which are asked while that pays.
         """
         self.counts = EngineCounts()
         """What was drafted so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._budget = None if cost is None else StepBudget(cost, is_cost_known=False)
-        self._has_neural = has_neural
-        self._choice = NeuralChoice() if has_neural and cost is not None else None
+        self._choice = NeuralChoice() if has_neural else None
         self._tracker = RowTracker(most_drafted + 1)
         self._pass: _Pass | None = None  # that is under way
         self._lock = threading.Lock()
@@ -116,6 +114,11 @@ class EngineSessions:
     def drafter_failure(self) -> str:
         """Why the drafter did not answer; empty if it does."""
         return "" if self.drafter_state == "ok" else self._drafter.statistics.last_failure
+
+    @property
+    def drafter_statistics(self) -> DrafterStatistics:
+        """What the drafter counted."""
+        return self._drafter.statistics
 
     def draft(
         self,
@@ -189,8 +192,9 @@ class EngineSessions:
             for row in batch.begun:
                 tenant, graph = (None if each is None else each[row] for each in (tenants, graphs))
                 self._open(session_ids[row], self._options(tenant), None if graph is None else str(graph))
-        elif self._budget is not None and former is not None and not read_prompts:
-            former.note(self._budget, batch.num_new, started_s)
+        elif former is not None and not read_prompts:
+            if self._budget is not None:
+                former.note(self._budget, batch.num_new, started_s)
             if self._choice is not None and former.num_drafted is not None:
                 pass_s = started_s - former.began_s
                 self._choice.observe(num_rows, former.is_neural, former.draft_s, pass_s)
@@ -199,19 +203,13 @@ class EngineSessions:
             return no_drafts(0)
         most = self._most
         budgets = [most if each > most else each for each in capacities]
-        is_neural = self._has_neural
-        if self._budget is None:
-            drafts = self._drafter.draft_rows(batch, budgets)
-        elif not self._budget.may_draft():
+        if self._budget is not None and not self._budget.may_draft():
             self._pass = _Pass(num_rows)
             return no_drafts(num_rows)
-        else:
-            prices = self._budget.prices(num_rows, num_rows * most)
-            if self._choice is not None:
-                is_neural = self._choice.is_neural(num_rows)
-            drafts = self._drafter.draft_rows(
-                batch, budgets, prices, _WITHOUT_NEURAL if self._has_neural and not is_neural else DEFAULT_OPTIONS
-            )
+        prices = None if self._budget is None else self._budget.prices(num_rows, num_rows * most)
+        is_neural = self._choice is not None and self._choice.is_neural(num_rows)
+        options = DEFAULT_OPTIONS if self._choice is None or is_neural else _WITHOUT_NEURAL
+        drafts = self._drafter.draft_rows(batch, budgets, prices, options)
         self.counts.drafted_steps += 1
         self.counts.neural_steps += is_neural
         if drafts.largest_id >= self._vocabulary_size:

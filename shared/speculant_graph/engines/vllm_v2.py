@@ -122,7 +122,7 @@ class _Text:
 class Speculator:
     """What V2 asks for drafts after every pass. What goes wrong then costs drafts, and one warning."""
 
-    supports_mm_inputs = False
+    supports_mm_inputs = _has_warned = False
     draft_logits = None
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
@@ -135,21 +135,21 @@ class Speculator:
         self._most, self._states, self._group = int(speculative.num_speculative_tokens), req_states, get_tp_group()
         self._max_length = int(vllm_config.model_config.max_model_len)
         self.enable_adaptive_verification = bool(getattr(speculative, "enable_adaptive_verification", False))
-        # Passes are as wide whatever is drafted, and where they are not, vLLM chooses what is verified.
-        self.sessions = open_for_worker(vllm_config, has_fixed_width=True)
+        self.sessions = open_for_worker(vllm_config, has_fixed_width=True)  # where it varies, vLLM chooses it
         self._drafts = torch.zeros((num_rows, self._most), dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros((num_rows, self._most), device=device)
         """``[rows, k]``: of each drafted token the probability that it is accepted if those before it are."""
-        self._is_cuda = device.type == "cuda"
+        self._is_cuda, is_copied, shape = device.type == "cuda", device.type != "cpu", self._drafts.shape
         if self._is_cuda:
             self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()
-        # Copies from and to the device. The one of a step has ended before the next step, which waits for its pass.
+        # Copies from and to the device, and what numpy sees of them, as a call of torch takes 10 us where caches are
+        # cold. The copy of a step has ended before the next step, which waits for its pass. On a CPU there is no copy.
         self._added = torch.empty((2, num_rows), dtype=torch.int64, pin_memory=self._is_cuda)
-        self._tokens = torch.empty(self._drafts.shape, dtype=torch.int64, pin_memory=self._is_cuda)
-        self._chances = torch.empty(self._drafts.shape, pin_memory=self._is_cuda)
-        self._texts: dict[str, _Text] = {}
-        self._wanted: dict[str, tuple[object, object]] = {}
-        self._has_warned = False
+        written = torch.empty(shape, dtype=torch.int64, pin_memory=self._is_cuda) if is_copied else self._drafts
+        self._chances = torch.empty(shape, pin_memory=self._is_cuda)
+        self._heard, self._written = self._added.numpy(), written.numpy()
+        self._parts = [(self._drafts[:rows], written[:rows] if is_copied else None) for rows in range(num_rows + 1)]
+        self._texts, self._wanted = dict[str, _Text](), dict[str, tuple[object, object]]()
 
     def init_cudagraph_manager(self, *_: object) -> None:
         """Part of vLLM's interface: nothing here is recorded."""
@@ -171,12 +171,13 @@ class Speculator:
         Of vLLM's ``args`` the fifth is how many tokens the pass added to each row, int32 ``[rows]``, and the seventh
         the last token of each slot, int64 ``[slots, 1]``, both on the device.
         """
-        drafts = self._drafts[: int(input_batch.num_reqs)]
+        drafts = self._parts[count := int(input_batch.num_reqs)][0]
         if dummy_run:
             return drafts
         if self.sessions is not None:
             try:
-                self._draft(input_batch, args[4], args[6], drafts, num_speculative_tokens or self._most)
+                most = self._most if num_speculative_tokens is None else num_speculative_tokens
+                self._draft(input_batch, args[4], args[6], count, most)
             except Exception as error:  # the inside of vLLM changes, and decoding must continue
                 self._warn(error)
                 drafts.zero_()
@@ -184,64 +185,63 @@ class Speculator:
             self._group.broadcast(drafts, src=0)
         return drafts
 
-    def _draft(self, batch: Any, added: torch.Tensor, last: torch.Tensor, drafts: torch.Tensor, most: int) -> None:
-        count = len(drafts)
-        num_added, last_tokens = self._to_host(added[:count], last.view(-1)[batch.idx_mapping[:count]])
+    def _draft(self, batch: Any, added: torch.Tensor, last: torch.Tensor, count: int, most: int) -> None:
+        ids, reading, (drafts, written) = batch.req_ids, batch.is_prefilling_np.tolist(), self._parts[count]
+        known = [None if reading[row] else self._texts.get(ids[row]) for row in range(count)]
+        num_added, last_tokens = self._to_host(batch, added, last, count)  # what needs none of it is done before
         rows = [row for row in range(count) if num_added[row]]  # the others read their prompts
-        request_ids = [batch.req_ids[row] for row in rows]
-        texts = [self._grown(batch, row, num_added[row], last_tokens[row]) for row in rows]
-        wanted = [self._wanted.get(each, (None, None)) for each in request_ids] if self._wanted else ()
+        texts = [self._grown(batch, row, known[row], num_added[row], last_tokens[row]) for row in rows]
+        ids, tokens = [ids[row] for row in rows], [text.tokens for text in texts]
+        wanted = [self._wanted.get(each, (None, None)) for each in ids] if self._wanted else ()
         tenants, graphs = zip(*wanted, strict=True) if wanted else (None, None)
-        tokens = [text.tokens for text in texts]
-        widths = [max(0, min(most, self._max_length - len(text.tokens) - 1)) for text in texts]
+        widths = [max(0, min(most, self._max_length - len(each) - 1)) for each in tokens]
         assert self.sessions is not None
-        made = self.sessions.draft(tokens, widths, request_ids=request_ids, tenants=tenants, graphs=graphs)
+        reads = any(reading)
+        made = self.sessions.draft(tokens, widths, request_ids=ids, tenants=tenants, graphs=graphs, read_prompts=reads)
         # vLLM verifies k tokens of every row, and embeds them: what is not drafted must be a token, too.
         filled = [[token] * self._most for token in last_tokens]
         for row, text, drafted in zip(rows, texts, made.lists(), strict=True):
             filled[row] = text.drafted = drafted + filled[row][len(drafted) :]
-        self._tokens.numpy()[:count] = filled
-        drafts.copy_(self._tokens[:count], non_blocking=True)
+        self._written[:count] = filled
+        if written is not None:
+            drafts.copy_(written, non_blocking=True)
         if self.enable_adaptive_verification:
             self._add_chances(rows, made, count)
 
     def _add_chances(self, rows: list[int], made: RowDrafts, count: int) -> None:
-        chances, start = self._chances.numpy(), 0
+        chances, ends = self._chances.numpy(), np.cumsum(made.lengths)
         chances[:count] = 0.0
-        for row, drafted in zip(rows, made.lists(), strict=True):
-            along = np.array([1.0, *made.path_probabilities[start : start + len(drafted)]])
-            chances[row, : len(drafted)] = along[1:] / along[:-1]
-            start += len(drafted)
+        for row, along in zip(rows, np.split(np.array(made.path_probabilities), ends[:-1]), strict=False):
+            chances[row, : len(along)] = along / [1.0, *along[:-1]]
         self.draft_token_confidence_probs[:count].copy_(self._chances[:count], non_blocking=True)
 
-    def _grown(self, batch: Any, row: int, num_added: int, last: int) -> _Text:
+    def _grown(self, batch: Any, row: int, text: _Text | None, num_added: int, last: int) -> _Text:
         """Return the text of a row with what the pass added to it."""
-        text = self._texts.get(batch.req_ids[row])
-        if text is not None and not batch.is_prefilling_np[row]:
+        if text is not None:
             text.tokens.extend([*text.drafted[: num_added - 1], last])
             return text
         # It is new, or was preempted and has come back.
         slot = int(batch.idx_mapping_np[row])
         text = _Text(self._states.all_token_ids.gpu[slot, : int(self._states.total_len.gpu[slot])].cpu().numpy())
-        for known in (self._texts, self._wanted):
-            for ended in known.keys() - self._states.req_id_to_index.keys():
-                del known[ended]
+        for ended in (self._texts.keys() | self._wanted.keys()) - self._states.req_id_to_index.keys():
+            self._texts.pop(ended, None), self._wanted.pop(ended, None)
         self._texts[batch.req_ids[row]] = text
         return text
 
-    def _to_host(self, *tensors: torch.Tensor) -> list[list[int]]:
-        """Return tensors of one length once the device has computed them, without waiting for anything after them."""
+    def _to_host(self, batch: Any, added: torch.Tensor, last: torch.Tensor, count: int) -> list[list[int]]:
+        """Return the numbers of all rows once the device has computed them, without waiting for anything after them."""
         if not self._is_cuda:
-            return [each.tolist() for each in tensors]
-        host = self._added[:, : len(tensors[0])]
-        self._stream.wait_stream(torch.cuda.current_stream(tensors[0].device))
+            every = last.tolist()  # one call of torch, where to pick them there takes four
+            return [added.tolist(), [every[slot][0] for slot in batch.idx_mapping_np]]
+        host, tensors = self._added[:, :count], (added[:count], last.view(-1)[batch.idx_mapping[:count]])
+        self._stream.wait_stream(torch.cuda.current_stream(added.device))
         with torch.cuda.stream(self._stream):
             for source, target in zip(tensors, host, strict=True):
                 target.copy_(source, non_blocking=True)
                 source.record_stream(self._stream)
             self._event.record()
         self._event.synchronize()
-        return host.tolist()
+        return list(self._heard[:, :count].tolist())
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:

@@ -1,4 +1,4 @@
-"""Graphs in layers: which may be together, and where they are read from."""
+"""Graphs in layers: loads them and checks that they can be combined."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from speculant_graph.types import Fingerprint
 def load_layers(
     paths: Sequence[str | Path], tokenizer: Fingerprint | None = None, *, verify: bool = False
 ) -> tuple[NgramGraph, ...]:
-    """Open graph files that are drafted from together.
+    """Open graph files that serve as layers of one drafter.
 
     Args:
-        paths: of the files; the first one's neural model and calibration are used.
-        tokenizer: what they must have been built with, if that is known.
-        verify: read all of them; see :meth:`NgramGraph.load`.
+        paths: the files; the first one's neural model and calibration are used.
+        tokenizer: their expected tokenizer, if known.
+        verify: read and check whole files; see :meth:`NgramGraph.load`.
 
     Raises:
         ConfigError: there are too many, or one is named twice.
         GraphFileError: a file can't be read.
-        TokenizerMismatchError: they are of several tokenizers, or of another one.
+        TokenizerMismatchError: their tokenizers differ from each other or from the expected one.
     """
     require_few([Path(path).resolve() for path in paths])
     graphs = tuple(NgramGraph.load(path, verify=verify) for path in paths)
@@ -36,11 +36,11 @@ def load_layers(
 
 
 def require_layers(graphs: Sequence[NgramGraph]) -> None:
-    """Refuse graphs that can't be drafted from together.
+    """Refuse graphs that can't be layers of one drafter.
 
     Raises:
-        ConfigError: there are too many, or one is there twice.
-        TokenizerMismatchError: they are of several tokenizers.
+        ConfigError: there are too many, or one occurs twice.
+        TokenizerMismatchError: their tokenizers differ.
     """
     require_few(graphs)
     for each in graphs:
@@ -48,10 +48,10 @@ def require_layers(graphs: Sequence[NgramGraph]) -> None:
 
 
 def require_few(layers: Sequence[object]) -> None:
-    """Refuse layers, by any names, of which one is named twice, or too many.
+    """Refuse too many layers, and layers that repeat a name.
 
     Raises:
-        ConfigError: it is so.
+        ConfigError: there are too many, or one is named twice.
     """
     if len(set(layers)) < len(layers):
         raise ConfigError("a graph is named twice", fix="name every layer once", field="graph")

@@ -1,7 +1,7 @@
-"""How a graph lies in memory: a sorted forward trie of all n-grams of 1 to N+1 tokens, in 32-bit words.
+"""A graph's memory layout: a sorted forward trie of all n-grams of 1 to N+1 tokens, in 32-bit words.
 
 Level L holds one record per distinct L-gram, in lexicographic order of token ids. The children of a record are
-contiguous in level L+1 and sorted by token id: they are the tokens that ever followed the L-gram, so a record of a
+contiguous in level L+1 and sorted by token id: they are the tokens that follow the L-gram in the text, so a record of a
 level L <= N is also the order-L context, and its children are the successor distribution.
 
 .. code-block:: text
@@ -9,14 +9,14 @@ level L <= N is also the order-L context, and its children are the successor dis
     level 1..N   token | best << 21, cumulative, child, link      16 bytes
     level N+1    token, cumulative, link                          12 bytes
     first        token id -> first record of level 1 with that token or a higher one
-    model        the words of a neural model, as ``native/neural/model.hpp`` draws them; not every graph has one
+    model        the words of a neural model, as in ``native/neural/model.hpp``; not every graph has one
 
-These arrays follow each other in one block, each aligned to 64 bytes.
+These arrays are in one block in this order, each aligned to 64 bytes.
 
 ``cumulative`` is the running total of counts in the level: a count is the difference to the next record. ``child`` is
-the first child; the row ends at the next record's. ``link`` is the n-gram without its first token, one level up.
-``best`` is the offset of the most frequent child in the row, all ones if it does not fit. One record more closes every
-level.
+the first child; the row ends at the next record's first child. ``link`` is the n-gram without its first token, one
+level up. ``best`` is the offset of the most frequent child in the row, all ones if it does not fit. Every level ends
+with one extra record.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Int64Array = NDArray[np.int64]
 TOKEN_BITS = 21
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
 MAX_VOCABULARY = TOKEN_MASK
-"""Token ids are below it: 21 bits hold the id, and the keys of a build hold the id plus 1."""
+"""Bound of token ids: 21 bits store the id, and the keys of a build store the id plus 1."""
 MAX_NODES = 2**32 - 2
-"""Most tokens of a corpus and n-grams of a level: counts and indices are 32 bits wide."""
+"""Most tokens of a corpus, and most n-grams of a level: counts and indices have 32 bits."""
 
 TOKEN, CUMULATIVE, CHILD, LINK = 0, 1, 2, 3
 """Columns of a record."""
@@ -48,15 +48,15 @@ _ALIGNMENT_WORDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """The arrays of a graph, and where they are in one block of words."""
+    """The arrays of a graph in one block of words."""
 
     words: UInt32Array
-    """All arrays as :func:`array_offsets` places them, shape ``[num_words]``; mapped or not, read-only either way."""
+    """All arrays, at the offsets of :func:`array_offsets`, shape ``[num_words]``; read-only, mapped or in memory."""
     table: Int64Array
     """Shape ``[N + 3, 2]``: (first word, number of n-grams) of levels 1 to N+1, (first word, vocabulary size) of
     ``first``, (N, number of words)."""
     num_model_words: int = 0
-    """Words of the neural model, the last ones; 0 if there is none."""
+    """Number of words of the neural model, at the end; 0 if there is none."""
 
     @property
     def max_order(self) -> int:
@@ -85,7 +85,7 @@ class Trie:
         return self.words[-self.num_model_words :] if self.num_model_words else None
 
     def level(self, length: int) -> UInt32Array:
-        """Return the records of the n-grams of one length and the closing one, shape ``[n + 1, 3 or 4]``."""
+        """Return the records of the n-grams of one length, and the extra last record, shape ``[n + 1, 3 or 4]``."""
         start, size = self.table[length - 1].tolist()
         width = record_words(length, self.max_order)
         return self.words[start : start + (size + 1) * width].reshape(-1, width)
@@ -97,7 +97,7 @@ def record_words(length: int, max_order: int) -> int:
 
 
 def array_offsets(nodes_per_level: tuple[int, ...], vocabulary_size: int, num_model_words: int = 0) -> tuple[int, ...]:
-    """Return the first word of every array and the number of words of all.
+    """Return the first word of every array, and the total number of words.
 
     The arrays are the levels in order, then ``first``, then the model if there is one.
     """
@@ -113,7 +113,7 @@ def array_offsets(nodes_per_level: tuple[int, ...], vocabulary_size: int, num_mo
 def trie_of(
     words: UInt32Array, nodes_per_level: tuple[int, ...], vocabulary_size: int, num_model_words: int = 0
 ) -> Trie:
-    """Put a trie together.
+    """Assemble a trie.
 
     Args:
         words: the block, at least as long as :func:`array_offsets` returns.

@@ -1,4 +1,4 @@
-"""What a graph file states about itself."""
+"""The metadata of a graph file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from speculant_graph.graph.layout import MAX_NODES, MAX_VOCABULARY
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 
 FORMAT_VERSION = 4
-"""Version of the graph file that this release writes. It reads the one before, too, which has no neural models."""
+"""Version of the graph file that this release writes. It also reads the previous version, which has no neural
+models."""
 MAX_CALIBRATION_BYTES = 1 << 20
-"""Largest calibration that a graph file holds."""
+"""Largest calibration in a graph file, in bytes."""
 
 _Number = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphMetadata:
-    """Where a graph comes from and how large it is."""
+    """Origin and size of a graph."""
 
     format_version: int
     """Version of the file format."""
@@ -36,7 +37,7 @@ class GraphMetadata:
     max_order: Annotated[int, Field(ge=1, le=10)]
     """Longest context N, in tokens."""
     num_tokens: Annotated[int, Field(ge=1)]
-    """Tokens counted, those that wrap documents included."""
+    """Tokens counted, including the tokens that wrap documents."""
     num_documents: Annotated[int, Field(ge=0)]
     """Documents counted: files, or records of JSON files."""
     document_boundaries: bool
@@ -48,23 +49,23 @@ class GraphMetadata:
     contexts_per_order: tuple[_Number, ...]
     """Distinct contexts with a successor, for orders 1 to N."""
     head_token_ids: tuple[TokenId, ...]
-    """The first N tokens, which a graph that is put before this one continues into."""
+    """The first N tokens; a merge after another graph needs them for n-grams across the boundary."""
     tail_token_ids: tuple[TokenId, ...]
-    """The last N tokens, which a graph that is put after this one continues."""
+    """The last N tokens; a merge before another graph needs them for n-grams across the boundary."""
     built_at: str
-    """ISO 8601 time, UTC."""
+    """Time of the build, ISO 8601, UTC."""
     build_seconds: float
-    """How long that took."""
+    """Duration of the build in seconds."""
     corpus_files: tuple[CorpusFile, ...]
     """Files of the corpus in the order they were read; empty if it was made from token ids."""
     library_version: str
     """Release of speculant-graph that built it."""
     calibration: Annotated[Base64Bytes, Field(max_length=MAX_CALIBRATION_BYTES)] = b""
-    """How reliable the contexts are, learned from the corpus, for drafters; empty if that was not done."""
+    """Calibration for drafters, learned from the corpus; empty if there is none."""
     special_tokens: SpecialTokensName = "text"
-    """What special tokens were where texts spelt them out: ordinary text, or parsed to these tokens."""
+    """How special tokens spelled out in texts were read: as ordinary text, or parsed."""
     skipped: tuple[SkippedFile, ...] = ()
-    """Files of the corpus that could not be read and were left out, or of which records were."""
+    """Files of the corpus that could not be read and were skipped, or in which records were skipped."""
     num_model_words: _Number = 0
     """Words of the neural model; 0 if there is none."""
 
@@ -74,7 +75,7 @@ class GraphMetadata:
         return self.nodes_per_level[1:]
 
     def summary(self, file_bytes: int) -> dict[str, Any]:
-        """Return sizes and origin of a graph as commands print them in JSON.
+        """Return sizes and origin of a graph for the JSON of commands.
 
         Args:
             file_bytes: size of its file.
@@ -114,11 +115,11 @@ _METADATA = TypeAdapter(GraphMetadata)
 
 
 def description_of(metadata: GraphMetadata, checksums: Sequence[str] = ()) -> bytes:
-    """Return what a file states of its graph, as JSON with spaces at the end.
+    """Return a graph file's description, as JSON padded with spaces.
 
     Args:
-        metadata: the size of what is returned does not depend on its numbers that are known last.
-        checksums: of the arrays, if they are known.
+        metadata: the metadata; the size of the result does not depend on the numbers that are known last.
+        checksums: checksums of the arrays, if known.
 
     Raises:
         GraphFileError: the calibration is larger than readers accept.
@@ -126,7 +127,7 @@ def description_of(metadata: GraphMetadata, checksums: Sequence[str] = ()) -> by
     if len(metadata.calibration) > MAX_CALIBRATION_BYTES:
         raise GraphFileError(
             f"the calibration has {len(metadata.calibration)} bytes and a graph file holds {MAX_CALIBRATION_BYTES}; "
-            "make it smaller or build without one"
+            "make it smaller or build without it"
         )
     packed = _METADATA.dump_python(metadata, mode="json") | {"format_version": FORMAT_VERSION}
     no_checksums = ["0" * 64] * (len(metadata.nodes_per_level) + 1 + (metadata.num_model_words > 0))
@@ -140,15 +141,15 @@ def description_of(metadata: GraphMetadata, checksums: Sequence[str] = ()) -> by
 
 
 def read_description(name: str | Path, text: bytes) -> tuple[GraphMetadata, list[str]]:
-    """Return the metadata in a description, and the checksums that the arrays should have.
+    """Return the metadata in a description, and the expected checksums of the arrays.
 
     Args:
-        name: what it is of, for messages.
+        name: its file, for messages.
         text: the description.
 
     Raises:
-        GraphFileError: it is of a release that this one can't read.
-        Exception: it is none.
+        GraphFileError: it is from a release that this one can't read.
+        Exception: it is not a description.
     """
     packed = json.loads(text.decode("ascii"))
     version, checksums = packed["format_version"], packed["array_sha256"]

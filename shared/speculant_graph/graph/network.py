@@ -1,7 +1,7 @@
-"""A graph as a read-only :class:`networkx.DiGraph` whose nodes and edges are computed as they are asked for.
+"""A graph as a read-only :class:`networkx.DiGraph` whose nodes and edges are computed on access.
 
 NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here they are views of the arrays,
-so algorithms of NetworkX run on a graph of any size, and what they touch costs memory, not what there is.
+so NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that they access.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _RECORDS_AT_A_TIME = 1 << 20
 
 
 class NgramDiGraph(_DiGraph):
-    """All tokens and contexts of an n-gram graph, and which token followed which context how often.
+    """All tokens and contexts of an n-gram graph, with the counts of tokens after contexts.
 
     Nodes are tokens (int; attributes ``token_id``, ``text``, ``count``) and the contexts of 1 to N tokens that have
     successors (tuple; no attributes). Edges run from a context to a token that followed it: ``weight`` =
-    P(token | context), ``count``, ``order`` = length of the context. ``G.graph`` has where the graph comes from.
+    P(token | context), ``count``, ``order`` = length of the context. ``G.graph`` has the origin of the graph.
 
-    Looking at a node, an edge or the successors of a context takes microseconds. The predecessors of a token are
-    searched for in the whole graph each time. Nodes and edges are frozen, and attributes are copies; ``nx.DiGraph(G)``
+    Accessing a node, an edge or the successors of a context takes microseconds. Every access to the predecessors of a
+    token searches the whole graph. Nodes and edges are frozen, and attributes are copies; ``nx.DiGraph(G)``
     and ``G.copy()`` are ordinary graphs in memory, about a kilobyte per edge.
     """
 
     def __new__(cls, graph: Any = None, decode: Decode | None = None, **attributes: Any) -> NgramDiGraph:  # noqa: D102
         if isinstance(graph, NgramGraph):
             return super().__new__(cls)
-        # Networkx calls the class of a graph for a new one to fill with a copy, a reversal or a part of it.
+        # NetworkX calls a graph's class to make an empty graph for a copy, a reversal or a subgraph.
         return nx.DiGraph(graph, **attributes)  # type: ignore[return-value]
 
     def __init__(self, graph: NgramGraph, decode: Decode | None = None) -> None:
-        """Look into a graph.
+        """Make a view of a graph.
 
         Args:
             graph: the graph.
-            decode: token ids to text, for the attribute ``text``; the graph's tokenizer if None. Without one on this
-                machine the text is empty. Nothing is loaded before a token is looked at, and nothing is downloaded.
+            decode: token ids to text, for the attribute ``text``; the graph's tokenizer if None. If it is not on this
+                machine, the text is empty. It is loaded at the first access to a token, and never downloaded.
         """
         super().__init__()
         metadata = graph.metadata
@@ -78,13 +78,13 @@ class NgramDiGraph(_DiGraph):
         nx.freeze(self)
 
     def number_of_edges(self, u: Node | None = None, v: Node | None = None) -> int:
-        """Return how many edges there are, or how many (0 or 1) from ``u`` to ``v``."""
+        """Return the number of edges, or the number (0 or 1) from ``u`` to ``v``."""
         if u is not None:
             return super().number_of_edges(u, v)
         return sum(self.ngrams.metadata.transitions_per_order)
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle the graph that this is a view of."""
+        """Pickle the viewed graph."""
         return NgramDiGraph, (self.ngrams, self._decode)
 
 
@@ -117,7 +117,7 @@ class _Nodes(Mapping[Node, Attributes]):
                 yield context
 
     def context(self, node: object) -> tuple[Ngram, Match]:
-        """Return a node as a context; KeyError if it is none."""
+        """Return a node as a context; KeyError if it is not one."""
         found = self._match(node)
         if found is None:
             raise KeyError(node)
@@ -147,7 +147,7 @@ class _Nodes(Mapping[Node, Attributes]):
 
     @cached_property
     def num_contexts(self) -> Int64Array:
-        """How many contexts each token followed, shape ``[ids]``; kept, since a degree would take a pass over all."""
+        """How many contexts each token followed, shape ``[ids]``; cached, because it takes a pass over all contexts."""
         sums: Int64Array = np.zeros(TOKEN_MASK + 1, np.int64)
         for _, _, token_ids in self.records():
             sums += np.bincount(token_ids, minlength=sums.size)

@@ -41,12 +41,12 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Successors:
-    """What followed a context, by ascending token id."""
+    """The successors of a context, by ascending token id."""
 
     token_ids: UInt32Array
     """Shape ``[s]``, ascending; a copy."""
     counts: UInt32Array
-    """Shape ``[s]``, how often each followed; all positive."""
+    """Counts, shape ``[s]``; all positive."""
 
     def __len__(self) -> int:
         """Number of different successors."""
@@ -63,7 +63,7 @@ class Successors:
         return self.counts / max(1, self.total)
 
     def most_common(self, n: int | None = None) -> list[tuple[TokenId, int]]:
-        """Return the n most frequent successors with their counts, of equals the lower id first; all if None."""
+        """Return the n most frequent successors with their counts, ties by lower id; all if None."""
         size = None if n is None else _whole(n, "n")
         ranked = np.argsort(-self.counts.astype(np.int64), kind="stable")[:size]
         return list(zip(self.token_ids[ranked].tolist(), self.counts[ranked].tolist(), strict=True))
@@ -76,7 +76,7 @@ _NETWORKX_NAMES = frozenset({
     "number_of_nodes", "order", "out_degree", "out_edges", "pred", "predecessors", "remove_edge", "remove_node",
     "reverse", "size", "subgraph", "succ", "to_directed", "to_undirected",
 })  # fmt: skip
-"""Names of a :class:`networkx.DiGraph`, of which an error says where they are."""
+"""Names of a :class:`networkx.DiGraph`; the error for them points to the view."""
 _NO_IDS = "look-ups take a sequence of token ids; encode text with the graph's tokenizer first"
 NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 
@@ -84,7 +84,7 @@ NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 class NgramGraph:
     """All contexts of 1 to N tokens of a corpus, and how often each token followed them.
 
-    Every lookup takes any integers as token ids; one outside the vocabulary is merely unknown. What is no sequence of
+    Every lookup takes any integers as token ids; one outside the vocabulary is unknown. Anything but a sequence of
     integers raises :class:`~speculant_graph.errors.GraphError`.
     """
 
@@ -98,35 +98,35 @@ class NgramGraph:
         """The look-ups."""
 
     def __repr__(self) -> str:
-        """Name the graph's sizes."""
+        """Return the graph's sizes as text."""
         return (
             f"NgramGraph(max_order={self.max_order}, num_tokens={self.metadata.num_tokens:,}, "
             f"nodes={sum(self.trie.nodes_per_level):,}, tokenizer={self.metadata.tokenizer.name!r})"
         )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Callable[..., NgramGraph], tuple[Any, ...]]:
-        """Pickle the graph; with protocol 5 to what :meth:`save` writes, byte for byte."""
+        """Pickle the graph; with protocol 5 to the bytes that :meth:`save` writes."""
         return graph_from_pickle, pickled(self.trie, self.metadata, protocol.__index__())
 
     @classmethod
     def load(cls, path: str | Path, *, verify: bool = False, complete: bool = False) -> NgramGraph:
         """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
-        A file from anywhere is safe to open: it is not unpickled, nothing in it is executed, and lookups check every
-        index that they take from it. Publish new graphs by renaming, never by writing into a file that is open.
+        An untrusted file is safe to open: it is not unpickled, no code in it runs, and lookups check every index from
+        it. Publish new graphs by renaming, never by writing into an open file.
 
         Args:
             path: the file; by :meth:`save`, a build, or ``pickle.dump(graph, file, protocol=5)``.
             verify: read all arrays and compare their checksums, which also brings the file into memory.
-            complete: check besides that no build wrote anything else.
+            complete: also check every condition that builds guarantee.
 
         Raises:
-            GraphFileError: the file is no graph, damaged, or of a version that this release can't read.
+            GraphFileError: the file is not a graph, damaged, or of a version that this release can't read.
         """
         return cls(*read_graph(path, verify=verify, complete=complete))
 
     def save(self, path: str | Path) -> None:
-        """Write a graph file, whole or not at all; a file that was there is replaced.
+        """Write a graph file atomically; it replaces an existing file.
 
         Raises:
             GraphFileError: the file can't be written.
@@ -134,7 +134,7 @@ class NgramGraph:
         write_pickled(self, path)
 
     def match(self, context: Sequence[TokenId]) -> Match | None:
-        """Return the longest end of ``context``, of at most N tokens, that was seen and has successors."""
+        """Return the longest suffix of ``context``, of at most N tokens, that has successors in the graph."""
         _num_tokens(context)
         order, node = self.core.match(self._token_array(context[-self.max_order :]))
         return Match(order, node) if order else None
@@ -171,7 +171,7 @@ class NgramGraph:
         """Return how often an n-gram of 1 to N+1 tokens occurs; 0 if never, or if it was pruned.
 
         Raises:
-            GraphError: the n-gram is longer than what was counted, or empty.
+            GraphError: the n-gram is longer than N+1 tokens, or empty.
         """
         level = self.trie.level(self._length(_num_tokens(ngram)))
         node = self.core.find_ngram(self._token_array(ngram))
@@ -192,8 +192,8 @@ class NgramGraph:
 
         Args:
             length: tokens of an n-gram, 1 to N+1.
-            start: index of the first one.
-            stop: index of the one after the last; all if None.
+            start: index of the first n-gram.
+            stop: index after the last; to the end if None.
 
         Returns:
             Token ids, shape ``[stop - start, length]``.
@@ -207,7 +207,7 @@ class NgramGraph:
         return self.core.spell(length, start, max(start, stop)).reshape(-1, length)
 
     def most_common(self, n: int, length: int = 1) -> list[tuple[Ngram, int]]:
-        """Return the n most frequent n-grams of one length with their counts; of equals the lower one first.
+        """Return the n most frequent n-grams of one length with their counts; ties in lexicographic order.
 
         Raises:
             GraphError: n-grams of this length are not counted.
@@ -216,7 +216,7 @@ class NgramGraph:
         n = min(max(_whole(n, "n"), 0), counts.size)
         if not n:
             return []
-        # Everything at least as frequent as the n-th, then a stable sort: ties fall in lexicographic order.
+        # All n-grams at least as frequent as the n-th, then a stable sort: ties are in lexicographic order.
         threshold = np.partition(counts, counts.size - n)[counts.size - n]
         nodes = np.flatnonzero(counts >= threshold)
         nodes = nodes[np.argsort(-counts[nodes].astype(np.int64), kind="stable")][:n]
@@ -229,7 +229,7 @@ class NgramGraph:
             GraphError: there is no such order.
         """
         if not 0 < _whole(order, "order") <= self.max_order:
-            raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; ask for those")
+            raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; use an order in this range")
         for start in range(0, self.trie.nodes_per_level[order - 1], _NGRAMS_AT_A_TIME):
             ngrams = self.ngrams(order, start, start + _NGRAMS_AT_A_TIME)
             for node, ngram in enumerate(ngrams.tolist(), start):
@@ -244,21 +244,23 @@ class NgramGraph:
 
     @cached_property
     def nx(self) -> NgramDiGraph:
-        """The graph as a read-only :class:`networkx.DiGraph` that is computed as it is asked; see its class."""
+        """The graph as a read-only :class:`networkx.DiGraph` that is computed on access; see its class."""
         from speculant_graph.graph.network import NgramDiGraph  # networkx takes half a second
 
         return NgramDiGraph(self)
 
-    if not TYPE_CHECKING:  # a checker would take every name for one that is there
+    if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse a name that does not exist, and say where networkx's methods are."""
+            """Refuse an unknown name, and point to networkx's methods."""
             hint = f"; the networkx view has it: graph.nx.{name}" if name in _NETWORKX_NAMES else ""
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}", name=name, obj=self)
 
     def _length(self, length: int) -> int:
         if not 0 < _whole(length, "length") <= self.max_order + 1:
-            raise GraphError(f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {length}; ask for those")
+            raise GraphError(
+                f"n-grams of 1 to {self.max_order + 1} tokens are counted, not {length}; use a length in this range"
+            )
         return length
 
     def _token_array(self, token_ids: Sequence[TokenId]) -> Int64Array:
@@ -270,7 +272,7 @@ class NgramGraph:
             return array.astype(np.int64)
         if isinstance(token_ids, str) or not all(isinstance(token_id, int) for token_id in token_ids):
             raise GraphError(_NO_IDS)
-        # Nothing at all, or numbers beyond 64 bits, which are unknown.
+        # Empty, or numbers beyond 64 bits, which are unknown.
         known = range(self.vocabulary_size)
         return np.array([token_id if token_id in known else -1 for token_id in token_ids], np.int64)
 
@@ -279,7 +281,7 @@ class ContextIndex(Mapping[tuple[int, ...], int]):
     """Every context that has successors -> its order; a lookup takes at most N searches in short rows."""
 
     def __init__(self, graph: NgramGraph) -> None:
-        """Look into a graph."""
+        """Make an index of a graph."""
         self._graph = graph
 
     def __getitem__(self, context: tuple[int, ...]) -> int:

@@ -1,48 +1,32 @@
-"""Graph files in object storage: fetched once into a cache folder, checked, and mapped from there.
-
-An address such as ``s3://bucket/graph.pkl`` is whatever fsspec opens. In a path its two slashes are one; no file of a
-machine has such a name by chance, so settings stay paths.
-"""
+"""Graph files in object storage: downloaded once into a cache folder, checked, and mapped from there."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 from pathlib import Path
 
 from loguru import logger
 
 from speculant_graph.corpus.hub import first_line
+from speculant_graph.corpus.storage import EXTRA, address_of
 from speculant_graph.errors import GraphFileError
 from speculant_graph.files import replacing, workspace
 from speculant_graph.graph.ngrams import NgramGraph
 
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
-_EXTRA = "storage"
-
-
-def address_of(path: Path) -> str | None:
-    """Return the address that a path stands for, as fsspec takes it; None if it is a path of this machine."""
-    found = _ADDRESS.fullmatch(str(path))
-    if found is None:
-        return None
-    scheme, rest = found.groups()
-    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}"
-
 
 def cache_folder() -> Path:
-    """Return the folder of fetched graphs, in the user's cache."""
+    """Return the folder of downloaded graphs, in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "speculant" / "graphs"
 
 
 def local_graph(path: Path) -> Path:
-    """Return where a graph file is on this machine: a path, absolute; an address is fetched, unless the same is there.
+    """Return the absolute local path of a graph file; a file at an address is downloaded unless the cache has it.
 
-    What was fetched from the address before is removed; who has mapped it keeps it.
+    Older downloads from the address are removed; processes that have mapped one keep it.
 
     Raises:
-        GraphFileError: nothing is at the address, it can't be read or kept, its checksums are wrong, or a package for
+        GraphFileError: the address has no file, it can't be read or stored, its checksums are wrong, or a package for
             such addresses is not installed.
     """
     address = address_of(path)
@@ -52,18 +36,18 @@ def local_graph(path: Path) -> Path:
         import fsspec
 
         storage, name = fsspec.core.url_to_fs(address)
-        version = str(storage.ukey(name))  # of content or of time and size; nothing is read for it
-    except ImportError as error:  # of fsspec, or of what it needs for the address
+        version = str(storage.ukey(name))  # a hash of content, or of time and size; the file is not read for it
+    except ImportError as error:  # of fsspec, or of a package that it needs for the address
         raise GraphFileError(
-            f"{address} needs a package that is not installed", fix=f'run: pip install "speculant-graph[{_EXTRA}]"'
+            f"{address} needs a package that is not installed", fix=f'run: pip install "speculant-graph[{EXTRA}]"'
         ) from error
-    except Exception as error:  # every storage has its own
+    except Exception as error:  # every storage raises its own errors
         raise _unread(address, error) from error
     stem = hashlib.sha256(address.encode()).hexdigest()[:16]
     kept = cache_folder() / f"{stem}-{hashlib.sha256(version.encode()).hexdigest()[:16]}.pkl"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        logger.info("fetching {} to {}", address, kept)
+        logger.info("downloading {} to {}", address, kept)
         with workspace(kept) as folder, replacing(kept, NgramGraph.load, folder) as temporary:
             try:
                 storage.get_file(name, str(temporary))
@@ -86,5 +70,5 @@ def _require_graph(address: str, file: Path) -> None:
 
 
 def _unread(address: str, error: Exception) -> GraphFileError:
-    reason = "nothing is there" if isinstance(error, FileNotFoundError) else first_line(error)
-    return GraphFileError(f"{address} can't be fetched ({reason})", fix="check the address and your access to it")
+    reason = "there is no such file" if isinstance(error, FileNotFoundError) else first_line(error)
+    return GraphFileError(f"{address} can't be downloaded ({reason})", fix="check the address and your access to it")

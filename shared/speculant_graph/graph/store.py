@@ -1,19 +1,19 @@
-"""The graph file: a pickle of a graph, which is opened without being unpickled.
+"""The graph file: a pickle of a graph, opened without unpickling.
 
-It holds the call of one function, byte for byte as CPython's pickler writes it for protocol 5 (or 4, which differs in
-one byte), so ``pickle.load`` makes that call:
+It contains one function call, byte for byte as CPython's pickler writes it for protocol 5 (or 4, which differs in one
+byte), so ``pickle.load`` makes that call:
 
 .. code-block:: text
 
     PROTO FRAME                   the frame ends before the block, or before a text of 64 KiB and more
     SHORT_BINUNICODE twice        module and name of the function; STACK_GLOBAL
     SHORT_BINBYTES                SHA-256 of the text
-    BINUNICODE                    the text: what the file states of its graph, filled up with spaces
-    BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes; it stands outside of a frame
+    BINUNICODE                    the text: the graph's description, padded with spaces
+    BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes, outside of a frame
     FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
-A pickle is a program, and this one comes from a file that anyone may have written. The reader runs none of it: it has
-the pickler write what must stand around text and block, and refuses a file in which one byte differs.
+A pickle is a program, and anyone may have written the file. The reader does not run it: it lets the pickler write the
+bytes that must surround text and block, and refuses a file in which one of them differs.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ _WORD_BYTES = 4
 
 
 class NewGraphFile:
-    """A graph file that is being written; its arrays are filled in place."""
+    """A graph file under construction; its arrays are filled in place."""
 
     def __init__(self, path: Path, file: BinaryIO, metadata: GraphMetadata) -> None:
-        """Lay out the file of a graph whose sizes are known, and take its space on disk.
+        """Lay out the file of a graph whose sizes are known, and allocate its space on disk.
 
         Args:
-            path: where the file will be.
+            path: the file's final path.
             file: the file, unbuffered.
-            metadata: what the file states of itself.
+            metadata: the metadata.
 
         Raises:
             GraphFileError: the file can't be written.
@@ -72,16 +72,14 @@ class NewGraphFile:
         self._block_bytes = max(_WORD_BYTES * self._offsets[-1], MIN_BLOCK_BYTES)
         before, after = around(file_text(metadata, self._block_bytes), self._block_bytes)
         self._start, self._num_bytes = len(before), len(before) + self._block_bytes + len(after)
+        num_levels = len(metadata.nodes_per_level)
+        self.level_offsets = tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[:num_levels])
+        """Where the records of each level begin, in bytes."""
         with writing(path):
-            # Space is taken now: a full disk is an error here, but kills a process that writes through a map.
+            # Space is allocated now: a full disk is an error here, but kills a process that writes through a map.
             os.posix_fallocate(file.fileno(), 0, self._num_bytes)
             file.seek(-len(after), os.SEEK_END)
             write_all(file, after)
-
-    @property
-    def level_offsets(self) -> tuple[int, ...]:
-        """Where the records of each level begin, in bytes."""
-        return tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[: len(self._sizes[0])])
 
     def map(self) -> Trie:
         """Map the arrays, writable."""
@@ -89,11 +87,11 @@ class NewGraphFile:
         return trie_of(np.frombuffer(block, _DTYPE), *self._sizes)
 
     def finish(self, contexts_per_order: tuple[int, ...], build_seconds: float, jobs: int) -> None:
-        """Add what is known now.
+        """Complete the metadata and checksums.
 
         Args:
             contexts_per_order: see :class:`GraphMetadata`.
-            build_seconds: see there.
+            build_seconds: as there.
             jobs: threads that compute checksums.
 
         Raises:
@@ -117,34 +115,34 @@ class NewGraphFile:
 
 @contextmanager
 def new_graph_file(path: Path, folder: Path, metadata: GraphMetadata) -> Iterator[NewGraphFile]:
-    """Begin a graph file in a folder, which is brought to its path at the end; after an error nothing remains of it."""
+    """Yield a new graph file in a folder, and move it to its path at the end; after an error it is removed."""
     with replacing(path, _check, folder) as temporary, temporary.open("xb+", buffering=0) as file:
         yield NewGraphFile(path, file, metadata)
 
 
 def checked_output(path: str | Path) -> Path:
-    """Return where a graph file is to be written: ``path``, or what it points to if it is a link.
+    """Return the path for writing a graph file: ``path``, or its target if it is a link.
 
     Raises:
-        GraphFileError: something else than a graph is there, or its folder does not exist or can't be written.
+        GraphFileError: the path exists and is not a graph, or its folder does not exist or can't be written.
     """
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
-        raise GraphFileError(f"{path} is there and is not an ordinary file; choose another path")
+        raise GraphFileError(f"{path} exists and is not an ordinary file; choose another path")
     if not path.parent.is_dir():
-        raise GraphFileError(f"there is no folder {path.parent} for {path.name}; make it or choose another path")
+        raise GraphFileError(f"there is no folder {path.parent} for {path.name}; create it or choose another path")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise GraphFileError(f"folder {path.parent} can't be written; choose another path")
     if path.exists() and path.stat().st_size:
         with writing(path), path.open("rb") as file:
-            if not _is_graph(file.read(_CALL_START + len(_call()))):  # a user's text, named by mistake
-                raise GraphFileError(f"{path} is there and is not a graph; remove it or choose another path")
+            if not _is_graph(file.read(_CALL_START + len(_call()))):  # a user's text file, named by mistake
+                raise GraphFileError(f"{path} exists and is not a graph; remove it or choose another path")
     return path
 
 
 def check_description(metadata: GraphMetadata) -> None:
-    """Refuse metadata that readers would refuse, before the work is done.
+    """Refuse metadata that readers would refuse, before the build does its work.
 
     Raises:
         GraphFileError: there are too many files in the corpus, or the calibration is too large.
@@ -153,7 +151,7 @@ def check_description(metadata: GraphMetadata) -> None:
 
 
 def write_pickled(graph: object, path: str | Path) -> None:
-    """Pickle a graph to a file, whole or not at all; a file that was there is replaced.
+    """Pickle a graph to a file atomically; it replaces an existing file.
 
     Raises:
         GraphFileError: the file can't be written.
@@ -164,7 +162,7 @@ def write_pickled(graph: object, path: str | Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Read back a file that was written."""
+    """Read and check a written file."""
     read_graph(path, verify=True, complete=False)
 
 
@@ -184,14 +182,14 @@ def check_graph(trie: Trie, metadata: GraphMetadata) -> None:
     """Refuse arrays and metadata that no build writes, in time linear in their size.
 
     Raises:
-        GraphFileError: something does not fit together.
+        GraphFileError: they are inconsistent.
     """
     damage = _core.find_damage(_core.Trie(trie.words, trie.table), trie.first)
     levels = [trie.level(length) for length in range(1, trie.max_order + 2)]
     if damage is None:
         contexts = tuple(int(np.count_nonzero(np.diff(level[:, CHILD]))) for level in levels[:-1])
         if contexts != metadata.contexts_per_order:
-            damage = "it states another number of contexts"
+            damage = "its metadata has another number of contexts"
         elif not _adds_up([int(level[-1, CUMULATIVE]) for level in levels], metadata):
             damage = "its counts do not add up to its tokens"
     if damage is not None:
@@ -207,7 +205,7 @@ def _adds_up(totals: list[int], metadata: GraphMetadata) -> bool:
 
 
 def pickled(trie: Trie, metadata: GraphMetadata, protocol: int) -> tuple[bytes, str, Any]:
-    """Return the arguments of :func:`graph_from_pickle` that make a graph again.
+    """Return the arguments with which :func:`graph_from_pickle` restores a graph.
 
     With protocol 5 the arrays are not copied, unless they are tiny.
 
@@ -235,7 +233,7 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
     Raises:
         GraphFileError: description or arrays are damaged.
     """
-    from speculant_graph.graph.ngrams import NgramGraph  # what pickles is above what it is stored as
+    from speculant_graph.graph.ngrams import NgramGraph  # late, because that module imports this one
 
     text = description.encode()
     if hashlib.sha256(text).digest() != checksum:
@@ -244,9 +242,9 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 
 
 def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
-    """Return what a file states of its graph, with spaces after it that align the block.
+    """Return a graph's description, padded with spaces that align the block.
 
-    Its size does not depend on the numbers that are known last, nor on the checksums.
+    Its size depends neither on the numbers that are known last nor on the checksums.
 
     Raises:
         GraphFileError: it is larger than readers accept.
@@ -258,13 +256,13 @@ def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str
 
 
 def aligned(text: bytes, block_bytes: int) -> bytes:
-    """Return a text with as many spaces after it as align the block of a file."""
+    """Return a text padded with spaces that align the block of a file."""
     before, _ = around(text, block_bytes)
     return text.ljust(len(text) + -len(before) % _ALIGNMENT)
 
 
 def around(text: bytes, block_bytes: int, protocol: int = 5) -> tuple[bytes, bytes]:
-    """Return what a pickler writes before the block, the text included, and after it.
+    """Return the bytes that a pickler writes before the block, including the text, and after it.
 
     Args:
         text: ASCII.
@@ -279,7 +277,7 @@ def around(text: bytes, block_bytes: int, protocol: int = 5) -> tuple[bytes, byt
 
 
 class _Call:
-    """An object that is pickled as a graph is."""
+    """An object that is pickled like a graph."""
 
     def __init__(self, arguments: tuple[bytes, str, Any]) -> None:
         self._arguments = arguments
@@ -294,22 +292,22 @@ def _arguments(text: bytes, block: Any) -> tuple[bytes, str, Any]:
 
 @cache
 def _call() -> bytes:
-    """Return the part of all files that names the function."""
+    """Return the bytes in every file that name the function."""
     text = b" " * 256
     before, _ = around(text, MIN_BLOCK_BYTES)
     return before[_CALL_START : before.index(b"C\x20" + hashlib.sha256(text).digest())]
 
 
 def _is_graph(head: bytes) -> bool:
-    """Return whether a file that begins so was once written as a graph."""
+    """Return whether the head of a file is that of a graph."""
     return head[:1] == b"\x80" and head[_CALL_START:] == _call()
 
 
 def read_container(path: Path) -> tuple[bytes, memoryview]:
-    """Open a file and return its text and its block, which stays on disk until it is touched.
+    """Open a file and return its text and its block, which is mapped and read on access.
 
     Raises:
-        GraphFileError: it can't be read, is something else, or is damaged.
+        GraphFileError: it can't be read, is not a graph file, or is damaged.
     """
     foreign = f"{path} is not a graph file; build one with 'speculant build' or GraphBuilder"
     try:
@@ -323,22 +321,22 @@ def read_container(path: Path) -> tuple[bytes, memoryview]:
     call_end = _CALL_START + len(_call())
     if not _is_graph(bytes(view[:call_end])):
         raise GraphFileError(foreign)
-    # Behind the call: 34 bytes of checksum, a MEMOIZE, 5 bytes of opcode and size; text; a MEMOIZE, opcode and size.
+    # After the call: 34 bytes of checksum, a MEMOIZE, 5 bytes of opcode and size; text; a MEMOIZE, opcode and size.
     text_start = call_end + 40
     text_end = text_start + int.from_bytes(view[text_start - 4 : text_start], "little")
     block_start = text_end + (10 if bytes(view[text_end + 1 : text_end + 2]) == b"\x8e" else 6)
     block_bytes = len(view) - block_start - _TAIL_BYTES
     if view[1] not in (4, 5) or text_end - text_start > _MAX_TEXT_BYTES or block_bytes < MIN_BLOCK_BYTES:
-        raise damaged(path, "its length or what stands around the arrays is wrong")
+        raise damaged(path, "its length or the bytes around the arrays are wrong")
     text = bytes(view[text_start:text_end])
     found = bytes(view[:block_start]), bytes(view[block_start + block_bytes :])
     if not text.isascii() or found != around(text, block_bytes, view[1]) or block_start % _ALIGNMENT:
-        raise damaged(path, "its description has another checksum, or what stands around the arrays is wrong")
+        raise damaged(path, "its description has another checksum, or the bytes around the arrays are wrong")
     return text, view[block_start : block_start + block_bytes]
 
 
 def damaged(path: Path | str, reason: str) -> GraphFileError:
-    """Return the error for a file that is ours but broken."""
+    """Return the error for a damaged graph file."""
     return GraphFileError(f"{path} is damaged ({reason})", fix="copy it or build the graph again")
 
 

@@ -1,4 +1,4 @@
-"""How a channel to a drafter behaves: limits, reconnecting, encryption, credentials."""
+"""Channels to drafters: limits, reconnecting, encryption, credentials."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Largest message a client takes or sends; the server's default as well."""
+"""Largest message that a client accepts or sends, in bytes; also the server's default."""
 
 
 _NO_PROXY = (
     ("grpc.enable_http_proxy", 0),
-    # GRPC_ADDRESS_HTTP_PROXY ignores that switch; it proxies what is in this list, instead of that of its own variable.
+    # GRPC_ADDRESS_HTTP_PROXY ignores that switch; it uses this list of addresses to proxy instead of its own
+    # variable's.
     ("grpc.address_http_proxy_enabled_addresses", ""),
 )
 
@@ -37,47 +38,50 @@ def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One drafter's address with all that a channel to it needs; made once, so that mistakes show early."""
+    """One drafter's address with everything that a channel needs; made once, so that mistakes are reported early."""
 
     address: str
-    """As it was configured, for messages to people."""
+    """The address as configured, for messages."""
     options: tuple[tuple[str, str | int], ...]
-    """Of the channel."""
+    """Options of the channel."""
     credentials: grpc.ChannelCredentials | None = field(default=None, repr=False)
     """None: not encrypted."""
     metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """To be sent with every call."""
+    """Metadata of every call."""
 
     @classmethod
-    def of(cls, address: str, config: ClientConfig | None = None) -> Endpoint:
+    def of(cls, address: str, config: ClientConfig | None = None, host_name: str = "") -> Endpoint:
         """Return the endpoint of one address.
 
         Args:
             address: ``unix:///path`` or ``host:port``.
             config: encryption and credentials, none by default; its own addresses are not looked at. A Unix socket is
                 never encrypted.
+            host_name: whose certificate the drafter shows; empty: that of the address's own host.
 
         Raises:
             ConfigError: the address has neither of the two forms, a certificate can't be used, or the token would
-                travel readable for all.
+                travel unencrypted.
         """
         if config is None:
-            from speculant_graph.config import ClientConfig  # takes longer to load than all the rest of a client
+            from speculant_graph.config import ClientConfig  # takes longer to import than the rest of a client
 
             config = ClientConfig()
         is_tcp = socket_path(address) is None
         is_encrypted = is_tcp and (config.tls_ca is not None or config.tls_certificate is not None)
-        # gRPC's default backoff of a second and more would leave a restarted drafter unused for that long.
+        # With gRPC's default backoff of a second and more, a restarted drafter would stay unused that long.
         options: tuple[tuple[str, str | int], ...] = (
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.min_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 200),
-            # Of the addresses that a name stands for, clients take different ones, and another one when theirs is gone.
+            # If a name has several addresses, clients choose different ones, and switch if theirs is gone.
             ("grpc.service_config", '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'),
             # Two clients in one process must not share a connection, nor its flow control.
             ("grpc.use_local_subchannel_pool", 1),
             *message_limits(MAX_MESSAGE_BYTES),
         )
+        if host_name and is_encrypted:
+            options += (("grpc.ssl_target_name_override", host_name),)
         return cls(
             address,
             options,
@@ -101,12 +105,12 @@ def open_channel(
 ) -> grpc.Channel:
     """Return a channel; all channels of this project are made here.
 
-    Loopback addresses and Unix sockets never use a proxy. Others use one as gRPC documents it, by ``grpc_proxy``,
-    ``https_proxy`` or ``http_proxy``, but for hosts in ``no_grpc_proxy`` or ``no_proxy``.
+    Loopback addresses and Unix sockets never use a proxy. Others use one as gRPC documents it, from ``grpc_proxy``,
+    ``https_proxy`` or ``http_proxy``, except for hosts in ``no_grpc_proxy`` or ``no_proxy``.
 
     Args:
         address: ``unix:///path`` or ``host:port``.
-        options: of the channel.
+        options: options of the channel.
         credentials: None does not encrypt.
 
     Raises:
@@ -126,15 +130,15 @@ def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Ch
 
 @contextmanager
 def explained(field: str, file: str, fault: str, fix: str) -> Iterator[None]:
-    """Raise ConfigError where the block can't read files of certificates or use them.
+    """Raise ConfigError if the block can't read certificate files or use them.
 
-    gRPC takes any bytes, and later reports only that it can't connect.
+    gRPC accepts any bytes, and later reports only that it can't connect.
 
     Args:
         field: the setting.
-        file: its file, as it is shown.
-        fault: what is wrong with it if it can be read.
-        fix: what to do then.
+        file: its file, as shown in the message.
+        fault: the problem if the file can be read.
+        fix: the fix for this problem.
     """
     try:
         yield
@@ -172,7 +176,7 @@ def _metadata(config: ClientConfig, *, may_be_read: bool, address: str) -> tuple
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
             "{field} must be visible ASCII characters without spaces",
-            fix="check what it is read from",
+            fix="check its source",
             field="client.token",
         )
     if may_be_read:

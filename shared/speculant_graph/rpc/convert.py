@@ -1,8 +1,8 @@
-"""Messages of the drafter, as bytes, to values of ours and back; the only such mapping.
+"""Converts the drafter's messages between bytes and our values; the only such mapping.
 
-Steps are read and written in the core, everything rarer by protobuf. Every decoder checks what the wire's specification
-guarantees and raises :class:`DraftRequestError` with a one-line reason otherwise; nothing else escapes, whatever the
-message. What depends on the graph (token ids of a request, graph names) is left to the caller.
+The core reads and writes steps; protobuf handles all rarer messages. Every decoder checks the guarantees of the wire's
+specification and otherwise raises :class:`DraftRequestError` with a one-line reason; it raises no other error for any
+message. The caller checks values that depend on the graph (token ids of a request, graph names).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHA256_BYTES = 32
 
 
 def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
-    """Return the numbers on the wire of those names of a Literal that travel."""
+    """Return the wire's numbers of a Literal's names, for the names that the wire has."""
     numbers = dict(enum.items())
     fields = {name: prefix + name.upper().replace("-", "_") for name in get_args(names)}
     return {name: numbers[field] for name, field in fields.items() if field in numbers}
@@ -55,10 +55,10 @@ _NUMBERS: dict[str, dict[Any, int]] = {
     "coupling": _numbers(CouplingName, pb.Coupling, "COUPLING_"),
     "siblings": {"none": pb.SIBLINGS_UNSPECIFIED} | _numbers(SiblingsName, pb.Siblings, "SIBLINGS_"),
 }
-"""Options that are named here and numbered on the wire."""
+"""Options that have names here and numbers on the wire."""
 _SOURCE_BITS = _numbers(SourceName, pb.SourceBit, "SOURCE_BIT_")
 _TRAVELLING = frozenset(pb.StrategyOptions.DESCRIPTOR.fields_by_name)
-"""Options that a sidecar may be asked for."""
+"""Options that requests to a sidecar may set."""
 
 
 @lru_cache(maxsize=256)
@@ -66,14 +66,14 @@ def encode_options(options: DraftOptions) -> bytes:
     """Return options as a StrategyOptions.
 
     Raises:
-        DraftRequestError: a name is none that a sidecar serves, such as that of a verifier's own strategy.
+        DraftRequestError: a sidecar does not serve a name, such as a verifier's own strategy.
     """
     wanted = {name: value for name, value in asdict(options).items() if value is not None and name in _TRAVELLING}
     for name, numbers in _NUMBERS.items():
         if name in wanted:
             if wanted[name] not in numbers:
                 raise DraftRequestError(
-                    f"{{field}} {wanted[name]} is not of a sidecar", fix=f"choose {' or '.join(numbers)}", field=name
+                    f"no sidecar serves {{field}} {wanted[name]}", fix=f"choose {' or '.join(numbers)}", field=name
                 )
             wanted[name] = numbers[wanted[name]]
     if options.sources is not None:
@@ -86,8 +86,8 @@ def decode_options(payload: bytes) -> DraftOptions:
     """Return a StrategyOptions as options.
 
     Raises:
-        UnservedRequestError: it asks for what is not known here, and may not be ignored.
-        DraftRequestError: it is none, or a value makes no sense. Bounds are checked by the drafter.
+        UnservedRequestError: it has an unknown value that must not be ignored.
+        DraftRequestError: it can't be parsed, or a value is invalid. The drafter checks bounds.
     """
     try:
         message = pb.StrategyOptions.FromString(payload)
@@ -98,12 +98,12 @@ def decode_options(payload: bytes) -> DraftOptions:
         if name in wanted:
             names = {value: own for own, value in numbers.items()}
             if wanted[name] not in names:
-                raise UnservedRequestError(f"{name} {wanted[name]} is not served; ask for one of {', '.join(numbers)}")
+                raise UnservedRequestError(f"{name} {wanted[name]} is not served; choose one of {', '.join(numbers)}")
             wanted[name] = names[wanted[name]]
     if message.HasField("sources"):
         wanted["sources"] = frozenset(name for name, bit in _SOURCE_BITS.items() if message.sources & bit)
         if message.sources >= 2 * max(_SOURCE_BITS.values()):
-            raise UnservedRequestError(f"sources {message.sources} are not served; ask for those of SourceBit")
+            raise UnservedRequestError(f"sources {message.sources} are not served; choose from SourceBit")
     return DraftOptions(**wanted)
 
 
@@ -119,7 +119,7 @@ def encode_open_request(request: OpenRequest) -> pb.OpenSessionRequest:
 
 
 def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
-    """Return the session that ``message`` asks for.
+    """Return the request in ``message``.
 
     Raises:
         DraftRequestError: it breaks a rule of the wire.
@@ -161,7 +161,7 @@ def encode_open_answer(answer: OpenAnswer) -> pb.OpenSessionResponse:
 
 
 def decode_open_answer(message: pb.OpenSessionResponse) -> OpenAnswer:
-    """Return the answer to the opening of a session."""
+    """Return the response to opening a session."""
     tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
     return OpenAnswer(message.graph_generation, tokenizer, message.max_order, message.next_position)
 
@@ -174,7 +174,7 @@ def _digest_bytes(sha256: str) -> bytes:
 
 
 def request_writer(options: DraftOptions = DEFAULT_OPTIONS, graph: str = "") -> RequestWriter:
-    """Begin the message of a step.
+    """Return a writer for the message of a step.
 
     Args:
         options: how to draft.
@@ -191,18 +191,18 @@ def decode_step_answer(
     vocabulary_size: int,
     is_enveloped: bool = True,
 ) -> StepAnswer:
-    """Return the answer to a step.
+    """Return the response to a step.
 
     Args:
         payload: the StreamDraftResponse, or the DraftResponse alone.
-        budgets: most nodes asked for, per sequence.
-        strategy: the strategy asked for.
+        budgets: requested node budget, per sequence.
+        strategy: the requested strategy.
         vocabulary_size: drafted token ids and those of q must be below it.
-        is_enveloped: which of the two messages it is.
+        is_enveloped: whether it is a StreamDraftResponse.
 
     Raises:
         SpeculantError: the step failed, for the reason in the message.
-        DraftRequestError: the answer breaks a rule of the wire. A draft that passes can be verified safely.
+        DraftRequestError: the response breaks a rule of the wire. A decoded draft can be verified safely.
     """
     answer = read_answer(payload, is_enveloped, budgets, vocabulary_size, strategy)
     if isinstance(answer, bytes):
@@ -211,7 +211,7 @@ def decode_step_answer(
 
 
 def encode_step_failure(step_id: int, error: BaseException) -> bytes:
-    """Return the StreamDraftResponse of a step that failed, without any text that is not ours."""
+    """Return the StreamDraftResponse of a failed step, with only our own text."""
     code, message = to_status(error)
     failure = pb.StepError(code=code.value[0], message=message)
     if (delay_s := advised_delay_s(error)) is not None:
@@ -227,10 +227,10 @@ def duration_of(seconds: float) -> Duration:
 
 
 def _failure_of(payload: bytes) -> SpeculantError:
-    """Return the error that a StepError stands for."""
+    """Return the error in a StepError."""
     try:
         failed = pb.StepError.FromString(payload)
     except DecodeError:
-        return DrafterUnavailableError("what answers is no drafter, or a broken one; check the address")
+        return DrafterUnavailableError("the server is not a drafter, or a broken one; check the address")
     code = CODE_OF_NUMBER.get(failed.code, StatusCode.UNKNOWN)
     return from_status(code, failed.message, failed.retry_delay.ToNanoseconds() / 1e9)

@@ -1,7 +1,7 @@
-"""Errors of ours to gRPC status codes and back; the only such table.
+"""Converts our errors to gRPC status codes and back; the only such table.
 
-Towards the wire only messages written by us travel: anything unexpected becomes INTERNAL with a neutral
-sentence, so that no exception text, path or value leaks to a client.
+Only our own messages are sent: any unexpected error becomes INTERNAL with a neutral sentence, so that no exception
+text, path or value leaks to a client.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from speculant_graph.errors import (
 )
 
 STATUS_DETAILS = "grpc-status-details-bin"
-"""Where gRPC puts the google.rpc.Status of a unary call that failed."""
+"""Metadata key of the google.rpc.Status of a failed unary call."""
 INTERNAL_MESSAGE = "the server failed on this request; its log says why"
-"""All that a client learns of an error that is not its own."""
+"""The only text that a client gets about a server's own error."""
 
 _REFUSALS = (
     AccessError, DraftLimitError, DraftRequestError, TokenizerMismatchError, UnauthenticatedError, UnknownGraphError,
@@ -42,10 +42,10 @@ _ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
     grpc.StatusCode.OUT_OF_RANGE: DraftRequestError,
     **{grpc.StatusCode[ANSWERS[refusal.kind].grpc]: refusal for refusal in _REFUSALS},
 }
-"""What a client makes of an answer; every other code is a drafter that is not available."""
+"""The client's error for each code; every other code means that the drafter is unavailable."""
 
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-"""Codes by their numbers, which are those of ``google.rpc.Code``, as in ``StepError.code``."""
+"""Codes by their numbers in ``google.rpc.Code``, as in ``StepError.code``."""
 
 
 _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
@@ -59,25 +59,25 @@ def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
 
 
 def from_status(code: grpc.StatusCode, details: str | None, retry_delay_s: float = 0.0) -> SpeculantError:
-    """Return the error that a status stands for; its message is one line and begins with the code's name.
+    """Return the error for a status; its message is one line and begins with the code's name.
 
     Args:
         code: the status.
         details: the server's text.
-        retry_delay_s: when the server wants to be asked again; 0 where waiting does not help.
+        retry_delay_s: the server's retry delay in seconds; 0 if waiting does not help.
     """
     reason = " ".join((details or "no details").split())
     if found := _NO_SERVER.fullmatch(reason):
         reason = f"no server answers there ({found[1]}); start it, or correct the address"
     if code is grpc.StatusCode.UNIMPLEMENTED and reason == "Method not found!":
-        reason = "another service answers there; give the address of the one that is meant"
+        reason = "another service answers there; correct the address"
     message = f"{code.name}: {reason}"
     kind = _ERROR_OF_STATUS.get(code, DrafterUnavailableError)
     return OverloadError(message, retry_delay_s) if kind is DraftLimitError and retry_delay_s else kind(message)
 
 
 def error_of(call: Any) -> SpeculantError:
-    """Return the error that a failed call stands for, with the delay that a drafter with too much to do sets."""
+    """Return the error of a failed call, with the retry delay of an overloaded drafter."""
     trailing = call.trailing_metadata() or ()
     delays_s = (_retry_delay_s(value) for key, value, *_ in trailing if key == STATUS_DETAILS)
     return from_status(call.code(), call.details(), max(delays_s, default=0.0))
@@ -88,13 +88,13 @@ def _retry_delay_s(status: bytes) -> float:
     try:
         if any(detail.Unpack(retry) for detail in Status.FromString(status).details):
             return max(float(retry.retry_delay.ToNanoseconds()) * 1e-9, 0.0)
-    except DecodeError:  # of a proxy's making
+    except DecodeError:  # a proxy made it
         pass
     return 0.0
 
 
 def advised_delay_s(error: BaseException) -> float | None:
-    """Return the delay that goes with an answer; 0: waiting does not help, None: the answer has none."""
+    """Return an error's retry delay for the response, in seconds; 0: waiting does not help, None: no delay."""
     if isinstance(error, OverloadError):
         return error.retry_delay_s
     return 0.0 if isinstance(error, DraftLimitError) else None

@@ -1,4 +1,4 @@
-"""Messages of a step socket: each after its length, 4 bytes, little-endian."""
+"""Frames of a step socket: each message follows its length, 4 bytes, little-endian."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ _LENGTH = 4
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message with its length."""
     return len(payload).to_bytes(_LENGTH, "little") + payload
 
 
 class FrameReader:
-    """Puts messages together from what arrives."""
+    """Assembles messages from received bytes."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Begin; ``most_bytes`` is the longest message."""
+        """Make a reader; ``most_bytes`` is the length of the longest message."""
         self._most_bytes = most_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that are complete now.
+        """Yield the messages that are now complete.
 
         Raises:
-            ValueError: a message is longer than any may be.
+            ValueError: a message is longer than the limit.
         """
         buffer = self._buffer
         buffer += data

@@ -1,6 +1,6 @@
-"""The drafter's rarer messages as values of ours: what protobuf carries, without protobuf.
+"""The drafter's rarer messages as our own types, without protobuf.
 
-Nothing here depends on sockets, sessions or graphs.
+This module does not depend on sockets, sessions or graphs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from speculant_graph.file_names import displayed
 from speculant_graph.types import Fingerprint
 
 VERSION_KEY = "x-speculant-version"
-"""Trailing metadata in which a server names its version."""
+"""Trailing metadata with a server's version."""
 
 
 class SequenceStatus(enum.IntEnum):
-    """What became of one sequence of a batch; the numbers are those of the wire."""
+    """The outcome for one sequence of a batch; the numbers are the wire's."""
 
     OK = 1
     """Drafted, possibly zero nodes."""
@@ -40,7 +40,7 @@ class OpenRequest:
     graph: str = ""
     """Graph name; empty for the default graph."""
     learn: bool = False
-    """Let later sessions of the tenant profit from what this one accepts."""
+    """Let later sessions of the tenant draft from this one's accepted text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +58,5 @@ class OpenAnswer:
 
 
 def public_name(tokenizer: str) -> str:
-    """Return a tokenizer's name, as others may see it: without the folder of this machine that it was read from."""
+    """Return a tokenizer's name for clients: without its local folder."""
     return displayed(Path(tokenizer).name if Path(tokenizer).is_absolute() else tokenizer)

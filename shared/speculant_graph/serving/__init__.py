@@ -1,1 +1,1 @@
-"""What every server here has: addresses, TLS, known clients, and the checks that all calls go through."""
+"""Code that all servers share: addresses, TLS, known clients, and the checks of all calls."""

@@ -1,7 +1,7 @@
 """The clients that may call a server, and their tenants and graphs: a TOML file.
 
-The file holds digests of tokens only, so that a reader can't use it. Without a file every client that can connect may
-do everything. Does not depend on gRPC.
+The file has only digests of tokens, so that its readers can't use them. Without a file every client that can connect
+may do everything. Does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedErro
 from speculant_graph.validation_messages import humanise
 
 REQUEST_ID_KEY = "x-request-id"
-"""Metadata key, and header, in which a client may name its call."""
+"""Metadata key, and HTTP header, of a client's call id."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ALL = "*"
 """Stands for every tenant, or every graph."""
@@ -58,7 +58,7 @@ _Names = Annotated[frozenset[_Text], BeforeValidator(_list_of_all), Field(min_le
 
 
 class Principal(BaseModel):
-    """A client of the file, and what it may do."""
+    """A client in the file, with its permissions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -66,11 +66,11 @@ class Principal(BaseModel):
     token_sha256: Annotated[str, AfterValidator(_digest)] | None = None
     certificate_name: _Text | None = None
     tenants: _Names = Field(default_factory=lambda known: frozenset({known["name"]}))
-    """Tenants that are its own; "*" among them means all."""
+    """Its tenants; "*" means all."""
     graphs: _Names = frozenset({ALL})
-    """Graphs it may draft from; "*" among them means all."""
+    """Graphs it may draft from; "*" means all."""
     admin: bool = False
-    """It may use the admin service."""
+    """Whether it may use the admin service."""
 
     @model_validator(mode="after")
     def _can_be_recognised(self) -> Self:
@@ -79,16 +79,16 @@ class Principal(BaseModel):
         return self
 
     def require_tenant(self, tenant: str) -> str:
-        """Return the tenant that a request means: the one it names, or the only one the client has.
+        """Return the tenant of a request: the named one, or the client's only tenant.
 
         Raises:
-            AccessError: it names another's, or none where the client has several.
+            AccessError: the request names another client's tenant, or none although the client has several.
         """
         if self.owns_tenant(tenant):
             return tenant
         if tenant:
             raise AccessError(
-                "this tenant is not the client's", fix="name one that the access file gives to it", field="tenant"
+                "this tenant is not the client's", fix="name a tenant that the access file gives it", field="tenant"
             )
         if len(self.tenants) > 1:
             raise AccessError("the client has several tenants", fix="name one of them", field="tenant")
@@ -96,15 +96,15 @@ class Principal(BaseModel):
         return only
 
     def require_graph(self, name: str) -> str:
-        """Return the graph that a request means: the one it names, or the only one the client has; "" for any.
+        """Return the graph of a request: the named one, or the client's only graph; "" for any.
 
         Layers, names joined by '+', must all be the client's.
 
         Raises:
-            AccessError: it names one that is not the client's, or none where the client has several.
+            AccessError: the request names a graph that is not the client's, or none although the client has several.
         """
         if name and not all(map(self.may_use_graph, name.split("+"))):
-            raise AccessError("no graph of this name is there for this client", fix="name one that is", field="graph")
+            raise AccessError("this client has no graph of this name", fix="name one of its graphs", field="graph")
         if name or ALL in self.graphs:
             return name
         if len(self.graphs) > 1:
@@ -113,7 +113,7 @@ class Principal(BaseModel):
         return only
 
     def owns_tenant(self, tenant: str) -> bool:
-        """Return whether a tenant is its own."""
+        """Return whether a tenant is the client's."""
         return ALL in self.tenants or tenant in self.tenants
 
     def may_use_graph(self, name: str) -> bool:
@@ -121,13 +121,13 @@ class Principal(BaseModel):
         return ALL in self.graphs or name in self.graphs
 
     def require_admin(self) -> None:
-        """Refuse a client that is no administrator.
+        """Refuse a client that is not an administrator.
 
         Raises:
-            AccessError: it is none.
+            AccessError: it is not.
         """
         if not self.admin:
-            raise AccessError("the client is no administrator; set admin = true for it in the access file")
+            raise AccessError("the client is not an administrator; set admin = true for it in the access file")
 
 
 ANONYMOUS = Principal.model_construct(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), admin=True)
@@ -157,7 +157,7 @@ class AccessPolicy:
         """Make a policy; :meth:`load` is the usual way.
 
         Args:
-            clients: those that are known; None admits every client.
+            clients: the known clients; None admits every client.
         """
         self._clients = clients
 
@@ -176,25 +176,25 @@ class AccessPolicy:
         try:
             return cls(_AccessFile.model_validate(_read(path)).clients)
         except ValidationError as error:
-            raise ConfigError(f"access file '{path}': {_explain(error)}") from None  # it may show a token
+            raise ConfigError(f"access file '{path}': {_explain(error)}") from None  # the cause may contain a token
 
     @property
     def is_open(self) -> bool:
-        """There is no access file: every client may do everything."""
+        """Whether there is no access file, so that every client may do everything."""
         return self._clients is None
 
     def authenticate(self, authorization_header: str | None, certificate_names: Sequence[str]) -> Principal:
         """Find the client of a call.
 
-        A token that was sent counts before the certificate, so that a wrong one is never covered up by it. A client
-        whose entry has both must present both.
+        A sent token takes precedence over the certificate, so that a wrong token is never accepted because of it. A
+        client whose entry has both must present both.
 
         Args:
             authorization_header: value of the metadata ``authorization``: "Bearer" and the token.
             certificate_names: names in the client's verified certificate.
 
         Raises:
-            UnauthenticatedError: no client of the file.
+            UnauthenticatedError: the caller is no client in the file.
         """
         if self._clients is None:
             return ANONYMOUS
@@ -205,7 +205,7 @@ class AccessPolicy:
             raise UnauthenticatedError(_UNKNOWN_CLIENT)
         digest = hashlib.sha256(_bearer_token(authorization_header).encode(errors="replace")).hexdigest()
         found = None
-        for client in self._clients:  # all of them, so that the time does not depend on its position
+        for client in self._clients:  # all clients, so that the time does not reveal a position
             if hmac.compare_digest(client.token_sha256 or "", digest):
                 found = client
         if found is None or found.certificate_name not in (None, *certificate_names):
@@ -214,10 +214,10 @@ class AccessPolicy:
 
 
 def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return the call's id: the client's if it is short and plain, else a random one.
+    """Return the call's id: the client's if it is valid, else a random one.
 
     Args:
-        metadata: the call's, or the headers of a request.
+        metadata: the call's metadata, or a request's headers.
     """
     for key, value in metadata or ():
         if key == REQUEST_ID_KEY and isinstance(value, str) and _SANE_ID.fullmatch(value):
@@ -243,7 +243,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"access file '{path}': {reason}; check the setting access.file and the file's permissions"
         ) from error
-    except ValueError as error:  # of UTF-8 or TOML
+    except ValueError as error:  # invalid UTF-8 or TOML
         raise ConfigError(f"access file '{path}' is not TOML: {error}; correct it there") from error
     if stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"access file '{path}' can be changed by other users; run: chmod go-w '{path}'")
@@ -253,9 +253,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return where an error of pydantic's is, counted from 1, and never a value."""
+    """Return the location of pydantic's error, counted from 1, without any value."""
     errors = error.errors(include_input=False, include_url=False, include_context=False)
-    # A misspelt key comes first: it is why another one is missing.
+    # A misspelt key comes first, because it causes the missing one.
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     where = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
     return f"{where}: {humanise(first)}"

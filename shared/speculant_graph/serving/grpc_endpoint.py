@@ -1,7 +1,7 @@
-"""gRPC as all servers of this project have it: what every call goes through, and a server with health and reflection.
+"""gRPC code that all servers share: an interceptor of every call, and a server with health and reflection.
 
-A call has its client, its id, capacity, and one line for its error. Methods take and return bytes. So parsing is ours,
-and gRPC never answers with the text of an exception of Python's.
+The interceptor determines a call's client and id, checks capacity, and turns an error into one line. Methods take and
+return bytes, so our code parses them, and gRPC never sends the text of a Python exception.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _AUTHORIZATION = "authorization"
 _HANDSHAKE_TIMEOUT_MS = 5_000
 _KEEPALIVE_MS = 30_000
 _LEAST_PING_MS = 5_000
-"""Clients may ping this often, whether a call runs or not. The documented 10 s leave them room for late timers. gRPC's
-own bounds, five minutes and two hours, end connections of clients with usual settings."""
+"""Clients may ping this often, with or without a running call. The documented 10 s allow for late timers. gRPC's own
+bounds, five minutes and two hours, would end connections of clients with usual settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Call:
     principal: Principal
     """The client."""
     context: Any
-    """gRPC's view of it."""
+    """gRPC's context of the call."""
 
 
 Method = Callable[[Any, Call], Awaitable[Any]]
-"""Takes a request's bytes, nothing of use for a stream, and returns the answer's bytes or writes the call's context."""
+"""Takes a request's bytes (unused for a stream), and returns the response's bytes or writes to the call's context."""
 
 
 class CallInterceptor:
@@ -65,21 +65,21 @@ class CallInterceptor:
         """Make an interceptor.
 
         Args:
-            policy: which clients may call.
-            max_concurrent: most calls at a time, streams included.
+            policy: the clients that may call.
+            max_concurrent: most concurrent calls, including streams.
         """
         self.policy = policy
         self._max_concurrent = max_concurrent
         self._num_running = 0
         self.ended: Counter[tuple[str, str]] = Counter()
-        """Calls that ended, by method and the name of their status; those that were not admitted are among them."""
+        """Finished calls, by method and the name of their status, including refused ones."""
 
     def unary(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Return the handler of a method with one request and one answer."""
+        """Return the handler of a method with one request and one response."""
         return grpc.unary_unary_rpc_method_handler(self._intercepted(name, method))
 
     def answers(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Return the handler of a method with one request and a stream of answers."""
+        """Return the handler of a method with one request and a stream of responses."""
         return grpc.unary_stream_rpc_method_handler(self._intercepted(name, method))
 
     def stream(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -149,7 +149,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
 
 
 def log_failure(method: str, error: Exception) -> grpc.StatusCode:
-    """Log a failed call or step: our own failures as errors and in full, a client's at level DEBUG."""
+    """Log a failed call or step: our own failures as errors with their traceback, a client's at level DEBUG."""
     code, _ = to_status(error)
     if code is grpc.StatusCode.INTERNAL:
         logger.opt(exception=error).error("{} failed", method)
@@ -175,13 +175,13 @@ class GrpcEndpoint:
         """Make a server that does not listen yet.
 
         Args:
-            access: which clients may call, for warnings.
-            credentials: TLS of TCP addresses; None serves them in the clear. Unix sockets always are.
-            health_service: reports what is served.
-            handlers: answer the service's methods.
-            service_name: the service's, for reflection.
+            access: the access settings, for warnings.
+            credentials: TLS of TCP addresses; None serves them unencrypted. Unix sockets always are.
+            health_service: reports the served names.
+            handlers: handlers of the service's methods.
+            service_name: the service's name, for reflection.
             max_calls: most calls over one connection.
-            max_message_bytes: largest message taken or sent.
+            max_message_bytes: largest message received or sent.
         """
         self._access, self._credentials = access, credentials
         self._paths: list[Path] = []
@@ -205,14 +205,14 @@ class GrpcEndpoint:
         reflection.enable_server_reflection(names, self._server)
 
     async def listen(self, addresses: str, option: str) -> list[str]:
-        """Serve on addresses, separated by commas; return them with the ports that were given for port 0.
+        """Serve on addresses, separated by commas; return them, with the chosen ports instead of port 0.
 
         Args:
-            addresses: to be served on.
+            addresses: the addresses.
             option: the setting's name.
 
         Raises:
-            ConfigError: one is malformed, or something else serves there; those before it are bound.
+            ConfigError: one is malformed or in use; those before it are bound.
         """
         bound = [self._bind(address.strip(), option) for address in addresses.split(",")]
         warn_of_exposure(self._access, bound)
@@ -220,11 +220,11 @@ class GrpcEndpoint:
         return bound
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls; end those that run after a while."""
+        """Refuse new calls, and cancel running ones after a grace period."""
         await self._server.stop(grace_s)
 
     async def force_stop(self) -> None:
-        """End the calls that :meth:`stop` waits for."""
+        """Cancel the calls that :meth:`stop` waits for."""
         await self._server.stop(None)
 
     def close(self) -> None:
@@ -237,13 +237,13 @@ class GrpcEndpoint:
 
     def _bind(self, address: str, option: str) -> str:
         path = socket_path(address)
-        # A client that can connect can draft and open sessions: only this user's may.
+        # Every client that can connect can draft and open sessions, so only this user's may connect.
         previous_mask = os.umask(0o077)
         try:
             if path is not None:
                 self._locks.append(lock_socket(path, option))
             else:
-                bind_tcp(address, option).close()  # gRPC gives no reason, and does with one of a name's addresses
+                bind_tcp(address, option).close()  # gRPC gives no reason, and accepts one of a name's addresses
             if path is None and self._credentials is not None:
                 port = self._server.add_secure_port(grpc_target(address), self._credentials)
             else:
@@ -252,7 +252,7 @@ class GrpcEndpoint:
             if path is None:
                 raise failure_of(address, "it was in use; try again, or choose another", option) from error
             reason = (
-                f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else "no socket can be made there"
+                f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else "can't create a socket there"
             )
             raise failure_of(address, f"{reason}; choose another path", option) from error
         finally:

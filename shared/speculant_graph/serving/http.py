@@ -1,8 +1,8 @@
-"""HTTP as every server of ours has it, and what every request goes through first.
+"""HTTP code that all servers share: the server, and the middleware for every request.
 
-The server is uvicorn in an event loop that exists, without its signals, logs and process. Before the application stands
-a middleware of ASGI and nothing else, as those of frameworks stand between an endpoint and the news that its client has
-left: it sees to the request's id, its client, whether there is capacity, and how large it is.
+The server is uvicorn in an existing event loop, without its signals, logs and process. The application has one ASGI
+middleware, for the request's id, client, capacity and size. It is not a framework's, because those hide a client's
+disconnect from the endpoint.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from speculant_graph.serving.access import REQUEST_ID_KEY, AccessPolicy, request
 from speculant_graph.serving.listening import bind_tcp
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Media type of what Prometheus reads."""
+"""Media type of Prometheus metrics."""
 CERTIFICATE_NAMES = "certificate_names"
-"""Where a connection's state has the names of the client's certificate; None where it showed none."""
+"""Key in a connection's state for the names of the client's certificate; None if it presented none."""
 PRINCIPAL = "speculant.principal"
-"""Where a request's scope has its client."""
+"""Key in a request's scope for its client."""
 
 _CLIENT_LEFT = 499
-"""What proxies write into their logs where a client left before there was a status."""
+"""The status that proxies log if a client disconnects before a response."""
 _MAX_DISCARDED = 16
-"""So many times the allowed size of a body is read and thrown away, as most clients listen only when all is sent."""
+"""Up to this multiple of the allowed size, a too large body is read and discarded, because most clients read the
+response only after sending all of it."""
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
-"""Bounds of a request's first line and headers, which come before the client is known."""
+"""Bounds of a request's first line and headers, which arrive before the client is known."""
 _KEEP_ALIVE_S = 30
 
 
@@ -58,10 +59,10 @@ class HttpServer:
         """Make a server; :meth:`start` opens it.
 
         Args:
-            app: what is served.
-            address: ``host:port``; port 0 takes a free one.
+            app: the application.
+            address: ``host:port``; port 0 chooses a free one.
             option: the setting's name.
-            tls: what encrypts; see :func:`speculant_graph.serving.listening.tls_context`.
+            tls: the TLS context; see :func:`speculant_graph.serving.listening.tls_context`.
         """
         self._app, self._address, self._option = app, address, option
         self._tls = tls
@@ -69,10 +70,10 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Listen; return the address with the port that was given for port 0.
+        """Listen; return the address, with the chosen port instead of port 0.
 
         Raises:
-            ConfigError: the address is malformed or taken.
+            ConfigError: the address is malformed or in use.
         """
         require_port(self._address, self._option)
         listening = bind_tcp(self._address, self._option)
@@ -83,7 +84,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # its messages are about clients; our own failures are logged by the middleware
+            log_level="critical",  # its messages are about clients; the middleware logs our own failures
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -101,13 +102,13 @@ class HttpServer:
         return f"{self._address.rpartition(':')[0]}:{listening.getsockname()[1]}"
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for the answers that are being given. The application refuses others, if it has a problem to report.
+        """Wait for running responses. The application refuses new requests once it reports a problem.
 
         Args:
-            timeout_s: longest wait.
+            timeout_s: longest wait in seconds.
 
         Returns:
-            Whether all were given.
+            Whether all responses finished.
         """
         end_s = time.monotonic() + timeout_s
         while self._server is not None and self._server.server_state.tasks:
@@ -117,7 +118,7 @@ class HttpServer:
         return True
 
     async def close(self) -> None:
-        """Stop listening, and cut off what is still connected."""
+        """Stop listening, and close all connections."""
         if self._server is None or self._serving is None:
             return
         server, self._server = self._server, None
@@ -126,14 +127,14 @@ class HttpServer:
         if tasks := list(server.server_state.tasks):
             await asyncio.wait(tasks)
         for connection in list(server.server_state.connections):
-            cast(Any, connection).transport.abort()  # slow readers of what was sent before
+            cast(Any, connection).transport.abort()  # slow readers of earlier responses
 
 
 class HttpThread:
-    """A server with a thread and an event loop of its own, whatever the caller's event loop is busy with."""
+    """A server with its own thread and event loop, so that a busy event loop of the caller does not delay it."""
 
     def __init__(self, server: HttpServer) -> None:
-        """Take a server that was not started."""
+        """Take a server that has not been started."""
         self._server = server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -146,7 +147,7 @@ class HttpThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.start(), self._loop))
 
     async def close(self) -> None:
-        """Stop listening, and cut off what is connected; also after a start that failed, or none."""
+        """Stop listening, and close all connections; valid after a failed start, or none."""
         if self._loop is None or self._thread is None:
             return
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.close(), self._loop))
@@ -156,14 +157,14 @@ class HttpThread:
 
 
 class _Server(uvicorn.Server):
-    """One that leaves signals alone."""
+    """A server that does not handle signals."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
 
 
 class _Protocol(HttpToolsProtocol):
-    """A connection: it names its client's certificate to the application, and its requests begin in bounds."""
+    """A connection: it passes on the names in its client's certificate, and bounds the heads of its requests."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -206,7 +207,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 def _names_in(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:
-    """Return the common name and the DNS names of a verified certificate; None where the client showed none."""
+    """Return the common name and the DNS names of a verified certificate; None if the client presented none."""
     if not certificate:
         return None
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
@@ -215,16 +216,16 @@ def _names_in(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """What the middleware requires of requests; those to paths without a prefix of these pass."""
+    """The middleware's requirements; requests to paths without one of the prefixes pass unchecked."""
 
     prefixes: tuple[str, ...]
-    """What paths begin with that are for known clients."""
+    """Prefixes of the paths for known clients."""
     max_requests: int
-    """Most requests at a time."""
+    """Most concurrent requests."""
     max_body_bytes: int
-    """Longest body."""
+    """Longest body in bytes."""
     body_timeout_s: float = 60.0
-    """Longest that a body may take to arrive."""
+    """Time limit for receiving a body, in seconds."""
 
 
 class AccessMiddleware:
@@ -239,15 +240,15 @@ class AccessMiddleware:
         read_problem: Callable[[], UnavailableError | None] = lambda: None,
         count_request: Callable[[str, int], None] = lambda path, status: None,
     ) -> None:
-        """Stand before an application.
+        """Wrap an application.
 
         Args:
-            app: what is behind.
-            rules: what is required of requests.
-            read_policy: returns which clients may call now.
-            refuse: the answer to a ``SpeculantError``, or to any other failure of ours.
-            read_problem: returns why no client may call; None if all is well.
-            count_request: called for every request with a prefix that is over: its path and the status.
+            app: the application.
+            rules: the requirements.
+            read_policy: returns the present access policy.
+            refuse: makes the response to a ``SpeculantError``, or to any other failure of ours.
+            read_problem: returns why no client may call; None if the server is ready.
+            count_request: called with path and status for every finished request with one of the prefixes.
         """
         self._app, self._rules = app, rules
         self._read_policy, self._refuse, self._read_problem = read_policy, refuse, read_problem
@@ -305,10 +306,10 @@ class AccessMiddleware:
         if problem := self._read_problem():
             raise problem
         if self._num_running > self._rules.max_requests:
-            raise OverloadError("too many requests are being answered", 1.0, fix="try again in a second")
+            raise OverloadError("too many requests are running", 1.0, fix="try again in a second")
 
     async def _whole_body(self, receive: Receive, headers: dict[str, str]) -> Receive:
-        """Read the body, and return what hands it on."""
+        """Read the body, and return a function that replays it."""
         most = self._rules.max_body_bytes
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most * _MAX_DISCARDED:
@@ -346,7 +347,7 @@ class AccessMiddleware:
 
 
 class _ClientLeftError(Exception):
-    """No client waits for an answer."""
+    """The client has disconnected."""
 
 
 def _too_large(most: int) -> ApiError:

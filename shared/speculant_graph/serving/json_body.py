@@ -1,4 +1,4 @@
-"""JSON of requests over HTTP, read strictly: each thing that can be wrong with a body has its own message."""
+"""Reads JSON bodies of HTTP requests strictly, with a specific message for each problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from speculant_graph.errors import DraftRequestError
 
 MAX_DEPTH = 100
-"""Most lists and objects within each other; those of schemas and tools have a few dozen."""
+"""Deepest nesting of lists and objects; schemas and tools have a few dozen levels."""
 
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -19,27 +19,27 @@ _ENCODINGS = ("utf-8", "utf8", "us-ascii", "ascii")
 _MAX_NAME = 64
 
 _Path = tuple["_Path", object] | None
-"""The path of an object or a list, and the name or the index in it."""
+"""The path of an object or a list, and the key or index in it."""
 
 
 class JsonBodyError(DraftRequestError):
-    """A body is not what JSON allows; ``field`` is the path of the value that is wrong, if there is one."""
+    """A body is not valid JSON; ``field`` is the path of the wrong value, if there is one."""
 
 
 class _Doubled(dict[str, Any]):
-    """An object in which a name stands twice."""
+    """An object that repeats a name."""
 
     name = ""
 
 
 def require_json_type(content_type: str) -> None:
-    """Refuse a body that is declared as something else than JSON in UTF-8.
+    """Refuse a body that is not declared as JSON in UTF-8.
 
     Args:
         content_type: value of the header; empty if there is none.
 
     Raises:
-        JsonBodyError: it is something else.
+        JsonBodyError: it declares another type or charset.
     """
     media_type, *parameters = [part.strip().lower() for part in content_type.split(";")]
     if media_type != "application/json" and not re.fullmatch(r"application/[^/]+\+json", media_type):
@@ -52,11 +52,11 @@ def require_json_type(content_type: str) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """Return what a body holds.
+    """Return the value in a body.
 
     Raises:
-        JsonBodyError: it is not in UTF-8, no JSON, or too deep; a string has half of a surrogate pair, which UTF-8
-            can't hold; a number is not finite or has too many digits; or a name stands twice in an object.
+        JsonBodyError: it is not UTF-8, not JSON, or nested too deeply; a string has half of a surrogate pair, which
+            UTF-8 can't encode; a number is not finite or has too many digits; or an object repeats a name.
     """
     if not body.strip():
         raise JsonBodyError("the body is empty; send a JSON object")
@@ -86,7 +86,7 @@ def read_json(body: bytes) -> Any:
         raise JsonBodyError(f"the body is no JSON: it breaks at character {error.pos + 1}; correct it there") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError:  # Python's bound, as longer ones take long to read
+    except ValueError:  # Python's bound, because longer numbers take long to parse
         raise JsonBodyError("the body has a whole number of more than 4300 digits; send a smaller one") from None
     if is_odd or _HALF_ESCAPE.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
         _check(value)
@@ -94,14 +94,14 @@ def read_json(body: bytes) -> Any:
 
 
 def escape_half_pairs(text: str) -> str:
-    """Return a text of JSON in which half surrogate pairs, which no UTF-8 can hold, are spelt as escapes."""
+    """Return JSON text with half surrogate pairs, which UTF-8 can't encode, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_model_json(text: str) -> Any:
     """Return JSON that a model wrote, ready for a tokenizer: half surrogate pairs become replacement characters.
 
-    What is no JSON, or too deep, is returned as the text that it is.
+    Text that is not JSON, or nested too deeply, is returned unchanged.
     """
     try:
         value = json.loads(text)
@@ -132,10 +132,10 @@ def _decoded(body: bytes) -> str:
 
 
 def _check(value: Any) -> None:
-    """Find the first thing in the order of the text that is wrong with a value.
+    """Refuse a value with a problem, and report the first in the order of the text.
 
     Raises:
-        JsonBodyError: there is one.
+        JsonBodyError: it has a problem.
     """
     if _is_deep(value):
         raise _too_deep()
@@ -178,5 +178,5 @@ def _too_deep() -> JsonBodyError:
 
 
 def _printable(name: str) -> str:
-    """Return a name that a client made up, short and without control characters."""
+    """Return a name from a client, shortened and without control characters."""
     return "".join(character if character.isprintable() else "?" for character in name[:_MAX_NAME])

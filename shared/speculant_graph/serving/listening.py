@@ -1,4 +1,4 @@
-"""Addresses of a server: bound without taking them from another one, given back, and encrypted by TLS."""
+"""Binds addresses of a server without taking them from another server, releases them, and encrypts with TLS."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from speculant_graph.rpc.channel import explained
 
 _REASONS = {
     errno.EADDRINUSE: "another program listens there; stop it or choose another port",
-    errno.EADDRNOTAVAIL: "it is no address of this machine; choose 0.0.0.0, for all of its addresses, or one of them",
-    errno.EACCES: "this user may not; choose another port, above 1023",
+    errno.EADDRNOTAVAIL: "it is no address of this machine; choose 0.0.0.0, for all its addresses, or one of them",
+    errno.EACCES: "this user lacks permission; choose a port above 1023",
 }
 _BACKLOG = 1_024
 _PROBE_S = 1.0
@@ -33,11 +33,11 @@ def bind_tcp(address: str, option: str) -> socket.socket:
     """Listen on an address.
 
     Args:
-        address: ``host:port``; port 0 takes a free one.
+        address: ``host:port``; port 0 chooses a free one.
         option: the setting's name.
 
     Raises:
-        ConfigError: it can't be listened on, and why.
+        ConfigError: the address can't be used; the message has the reason.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -52,20 +52,20 @@ def bind_tcp(address: str, option: str) -> socket.socket:
 
 
 def failure_of(address: str, reason: str, option: str) -> ConfigError:
-    """Return why an address can't be listened on."""
+    """Return the error for an address that can't be used."""
     return ConfigError(f"can't listen on {address}: {reason} with {{field}}", field=option)
 
 
 def lock_socket(path: Path, option: str) -> int:
-    """Take a socket's path for this process alone, and remove the socket that a killed server left there.
+    """Lock a socket's path for this process, and remove the socket file of a killed server.
 
-    gRPC would bind over any socket file and so take the address away from a server that runs.
+    gRPC would bind over any socket file, and so take the address from a running server.
 
     Returns:
         The lock, a file that stays.
 
     Raises:
-        ConfigError: another server has it, or there is something that is no socket.
+        ConfigError: another server has the path, or a file there is not a socket.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     taken = ConfigError(
@@ -79,7 +79,7 @@ def lock_socket(path: Path, option: str) -> int:
                 raise ConfigError(
                     f"{path} exists and is not a socket", fix="choose another path with {field}", field=option
                 )
-            with socket.socket(socket.AF_UNIX) as probe:  # one of a program that takes no such lock
+            with socket.socket(socket.AF_UNIX) as probe:  # of a program that takes no such lock
                 probe.settimeout(_PROBE_S)
                 if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
                     raise taken
@@ -94,17 +94,17 @@ def lock_socket(path: Path, option: str) -> int:
 
 
 def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
-    """Return what encrypts HTTP, or None if no certificate is set; clients need certificates where gRPC wants them.
+    """Return the TLS context of HTTP, or None if no certificate is set; it requires client certificates as gRPC does.
 
     Raises:
-        ConfigError: a file is missing, is no PEM, or does not fit the others; the message names the setting.
+        ConfigError: a file is missing, is not PEM, or does not match the others; the message names the setting.
     """
     certificate, key, authorities = config.tls_certificate, config.tls_key, config.tls_client_ca
     if certificate is None or key is None:
         if (certificate, key, authorities) != (None, None, None):
             raise ConfigError(
                 "{field} and access.tls_key belong together, and access.tls_client_ca needs both",
-                fix="set what is missing",
+                fix="set the missing ones",
                 field="access.tls_certificate",
             )
         return None
@@ -124,12 +124,12 @@ def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
 
 
 def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
-    """Return what TCP addresses of gRPC are served with, or None if no certificate is set.
+    """Return the credentials of gRPC's TCP addresses, or None if no certificate is set.
 
-    With ``tls_client_ca`` only clients whose certificate is of one of its authorities can connect.
+    With ``tls_client_ca`` only clients with a certificate from one of its authorities can connect.
 
     Raises:
-        ConfigError: see :func:`tls_context`; gRPC itself would notice when a client connects, and report nothing.
+        ConfigError: see :func:`tls_context`; gRPC itself would fail when a client connects, without a report.
     """
     if tls_context(config) is None or config.tls_certificate is None or config.tls_key is None:
         return None
@@ -141,10 +141,9 @@ def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
 
 
 def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
-    """Warn of addresses that are open to every client, and of those where keys travel in the clear.
+    """Warn of addresses that are open to every client, and of addresses where keys travel unencrypted.
 
-    Addresses that are this machine's own are neither. It is no more than a warning, as the network or a proxy before
-    the server may be what protects it.
+    Loopback addresses are neither. It is only a warning, because the network or a proxy may protect the server.
     """
     is_open = config.file is None and config.tls_client_ca is None
     if not is_open and (config.file is None or config.tls_certificate is not None):
@@ -167,10 +166,10 @@ def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
 def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
     """Return the common name and the DNS names of the client's certificate.
 
-    There are none without ``tls_client_ca``, which alone makes clients prove that the certificate is theirs.
+    There are none without ``tls_client_ca``, because only with it clients prove that they own the certificate.
 
     Args:
-        auth_context: what ``ServicerContext.auth_context()`` returned.
+        auth_context: the value of ``ServicerContext.auth_context()``.
     """
     return [
         name.decode(errors="replace")

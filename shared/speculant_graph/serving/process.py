@@ -1,4 +1,4 @@
-"""A server in a process of its own: an event loop, and the signals that end it or have it read its files again."""
+"""Runs a server in its own process, with an event loop and signals that stop it or reload its files."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _UNINTERRUPTIBLE = "speculant-uninterruptible"
 
 
 class Server(Protocol):
-    """What can be served."""
+    """The interface of a server."""
 
     async def start(self) -> None:
-        """Serve; returns when all is ready."""
+        """Start serving; returns when the server is ready."""
 
     async def stop(self) -> None:
-        """Let running calls finish, and let go. Called once, also if the start failed or was cancelled."""
+        """Let running calls finish, and release resources. Called once, also if the start failed or was cancelled."""
 
     async def force_stop(self) -> None:
-        """Let no running call finish any more. Called while :meth:`stop` runs, which then returns soon."""
+        """Cancel running calls. Called while :meth:`stop` runs, which then returns soon."""
 
     async def reload(self) -> None:
         """Read files again."""
 
 
 def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
-    """Serve until SIGTERM or SIGINT, and read files again on SIGHUP. A second SIGTERM or SIGINT lets no call finish.
+    """Serve until SIGTERM or SIGINT, and reload files on SIGHUP. A second SIGTERM or SIGINT cancels running calls.
 
-    What :func:`in_uninterruptible_thread` still does at the end is cut off with the process, whose exit status is 0.
+    Work of :func:`in_uninterruptible_thread` that still runs at the end stops with the process; the exit status is 0.
 
     Args:
         make_server: makes the server, in the event loop.
-        name: for messages.
+        name: its name, for messages.
 
     Raises:
         SpeculantError: it can't be made or started.
@@ -54,14 +54,14 @@ def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     if any(thread.name == _UNINTERRUPTIBLE for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # machine code in a thread does not survive that Python takes itself apart
+        os._exit(0)  # native code in a thread would crash while the interpreter is finalised
 
 
 async def in_uninterruptible_thread(function: Callable[[], _T]) -> _T:
-    """Call a function that takes long and can't be interrupted, in a thread that holds up no end of the process.
+    """Call a long, uninterruptible function in a thread that does not delay the end of the process.
 
     Args:
-        function: what it returns or raises is dropped if no caller waits for it any more.
+        function: the function; its result or error is dropped if no caller waits for it any more.
     """
     outcome: Future[_T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -96,7 +96,7 @@ async def _serve(make_server: Callable[[], Server], name: str) -> None:
         reloader = asyncio.create_task(_reload_when_asked(server, reloading))
         await waiting
         reloader.cancel()
-        logger.info("{} stopping when what runs has ended; a second signal ends it at once", name)
+        logger.info("{} stopping when running calls have ended; a second signal ends it at once", name)
     finally:
         starting.cancel()
         waiting.cancel()

@@ -1,1 +1,1 @@
-"""What a graph knows after a text: looked up, and shown on a page, which the sidecar serves or a file keeps."""
+"""The explorer: look-ups of a text in a graph, and their page, served by the sidecar or saved as a file."""

@@ -1,4 +1,4 @@
-"""What a graph knows after a text, as the explorer shows it."""
+"""Look-ups of a text in a graph, for the explorer."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ CONTROL_PICTURES = {
     "\u2028": "↵",
     "\u2029": "¶",
 }
-"""What the page shows for characters that can't be seen, by character."""
+"""Symbols that the page shows for invisible characters, by character."""
 _SHOWN_TOKENS = 64
-"""Most tokens of the text that are sent back one by one."""
+"""Most tokens of the text that the answer lists individually."""
 _MOST_BRANCHES = 64
 _SEARCH_S = 5.0
-"""Other look-ups wait for a search."""
+"""Time limit of a search in seconds, because other look-ups wait for it."""
 _DIGITS = 6
 """Significant digits of probabilities."""
 
@@ -59,17 +59,17 @@ class GraphLookUp:
 
         Args:
             graph: the graph.
-            draft: how to draft where a question sets nothing.
-            tokenizer: the one of the graph; None shows ids only.
-            text_problem: why there is none, one line; empty if there is.
+            draft: default drafting options.
+            tokenizer: the graph's tokenizer; None shows only ids.
+            text_problem: why there is no tokenizer, in one line; empty if there is one.
         """
         self._graph = graph
         self._draft = draft
         self._tokenizer = tokenizer
         self._text_problem = text_problem
-        # What a request without a session drafts from: nothing that another client wrote.
+        # The sources of a request without a session: no text of other clients.
         sources = draft.sources & {"corpus", "session", "neural"} or {"corpus"}
-        # Most branches, for blends; drafts name the configured number.
+        # The maximum of branches, for blends; drafts use the configured number.
         config = draft.model_copy(update={"sources": frozenset(sources), "max_branches": _MOST_BRANCHES})
         self._drafter = SessionDrafter(graph, config)
 
@@ -77,7 +77,7 @@ class GraphLookUp:
         """Answer a question; see docs/explorer.md for the fields.
 
         Raises:
-            DraftRequestError: it has text where there is no tokenizer, or ids that are none of its vocabulary.
+            DraftRequestError: it has text but there is no tokenizer, or ids outside its vocabulary.
         """
         whole = self._token_ids(question)
         token_ids = whole[-MAX_TOKENS:]
@@ -118,7 +118,7 @@ class GraphLookUp:
         size = self._graph.vocabulary_size
         token_ids = question.token_ids or []
         if any(token_id >= size for token_id in token_ids):
-            raise DraftRequestError(f"the tokenizer has the ids 0 to {size - 1}; send those")
+            raise DraftRequestError(f"the tokenizer has the ids 0 to {size - 1}; send ids in this range")
         return token_ids
 
     def _decode(self, token_ids: Sequence[TokenId]) -> str:
@@ -182,7 +182,7 @@ class GraphLookUp:
         return {"strategy": strategy, "budget": budget, "ended_early": draft.terminated_early, "nodes": nodes}
 
     def _longest_match(self, context: list[TokenId], token_id: TokenId) -> dict[str, Any]:
-        """Return the counts of a token in the longest context that it ever followed."""
+        """Return the counts of a token in the longest context that it follows."""
         for order in range(min(self._graph.max_order, len(context)), 0, -1):
             probability = self._graph.probability(context[-order:], token_id)
             if probability:
@@ -198,13 +198,13 @@ class GraphLookUp:
 
 
 def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool) -> dict[str, Any]:
-    """Return what the page shows of a graph.
+    """Return the page's description of a graph.
 
     Args:
         graph: the graph.
         name: its name in questions.
-        generation: how often it was loaded.
-        is_default: whether it is the first to be shown.
+        generation: number of its loads.
+        is_default: whether the page shows it first.
     """
     metadata = graph.metadata
     return {
@@ -223,11 +223,11 @@ def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool
 
 
 def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, Any]:
-    """Return what the page needs before its first question.
+    """Return the data that the page needs before its first question.
 
     Args:
-        graphs: what may be asked about, from :func:`described`.
-        draft: how to draft where a question sets nothing.
+        graphs: the available graphs, from :func:`described`.
+        draft: default drafting options.
     """
     return {
         "version": VERSION,

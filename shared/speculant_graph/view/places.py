@@ -1,4 +1,4 @@
-"""Where the end of a text stands in the files that a graph was built from, as commands and the explorer show it."""
+"""Finds the end of a text in the files that a graph was built from, for commands and the explorer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import TokenId
 
 STATES: dict[FileState, str] = {
-    "missing": "it is not there; a relative name is relative to this folder",
+    "missing": "it is missing; a relative name is relative to this folder",
     "changed": "it has changed since the build",
     "unreadable": "it can't be read",
-    "not kept": "it came by a pipe",
+    "not kept": "it came through a pipe",
 }
-"""What people are told of a file that was not searched."""
+"""Messages about files that were not searched."""
 
 
 def locate(
@@ -27,14 +27,14 @@ def locate(
     most: int,
     max_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Return where the longest end of a text that the graph knows stands in its corpus.
+    """Return where the longest known suffix of a text occurs in the graph's corpus.
 
     Args:
         graph: the graph.
         tokenizer: the graph's.
         token_ids: the text.
-        most: ends the search at so many places.
-        max_seconds: ends the search.
+        most: the search ends at this number of places.
+        max_seconds: time limit of the search.
     """
     match = graph.match(token_ids[-graph.max_order :])
     context = list(token_ids[-match.order :]) if match is not None and match.order else []

@@ -1,4 +1,4 @@
-"""What a request of the explorer may ask for, and within which bounds."""
+"""The explorer's requests, with the bounds of their fields."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _LONGEST_NAME = 40
 
 
 def default_budget(k: int) -> int:
-    """Return the nodes of a draft where the question sets no count: ``draft.k``, if that can be shown."""
+    """Return the default number of nodes of a draft: ``draft.k``, limited by the page."""
     return min(max(k, 1), MAX_BUDGET)
 
 
 class Question(BaseModel):
-    """What is wanted of a graph."""
+    """A question about a graph."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     text: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
-    """What came before, as text; or"""
+    """The context, as text; or"""
     token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=MAX_TOKENS)] | None = None
     """as token ids."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
     """Most successors shown of a context."""
     strategy: NgramStrategyName | None = None
-    """How to draft; None for the server's setting."""
+    """Drafting strategy; None for the server's setting."""
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None
     """Most nodes of the draft; None for the server's setting, or the most allowed."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the strategy ``sampling``."""
     places: Annotated[int, Field(ge=0, le=MAX_PLACES)] = 0
-    """Most places of the longest known end in the files of the corpus; 0 searches none."""
+    """Most places of the longest known suffix in the files of the corpus; 0 disables the search."""
 
     @classmethod
     def read(cls, body: bytes) -> Question:
         """Read a question.
 
         Raises:
-            DraftRequestError: it is none; one line that ends in what to change.
+            DraftRequestError: it is invalid; one line that ends with the fix.
         """
         try:
             question = cls.model_validate(read_json(body))

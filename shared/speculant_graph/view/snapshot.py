@@ -1,4 +1,4 @@
-"""The explorer's page as one file, with the answer to one question, that needs nothing but itself."""
+"""The explorer's page as one self-contained file, with the answer to one question."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from importlib.resources import files
 
 _MODULES = ("words", "api", "matches", "places", "successors", "tree", "main")
-"""Those of the page's script, each after those that it imports."""
+"""Modules of the page's script, each after the modules that it imports."""
 _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:const|function|class) (\w+))", re.MULTILINE)
 
@@ -18,12 +18,12 @@ _EXPORT = re.compile(r"^export ((?:const|function|class) (\w+))", re.MULTILINE)
 def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: str) -> str:
     """Return the page.
 
-    It loads nothing, and its security policy forbids it to; text of the graph is data in it, never markup.
+    It loads no other file, and its security policy forbids loading; text of the graph is data in it, never markup.
 
     Args:
-        listed: what the page needs, from :func:`~speculant_graph.view.look_up.listed`.
-        answer: what it shows, from :meth:`~speculant_graph.view.look_up.GraphLookUp.answer`.
-        name: of the graph, for the title.
+        listed: the page's initial data, from :func:`~speculant_graph.view.look_up.listed`.
+        answer: the answer to show, from :meth:`~speculant_graph.view.look_up.GraphLookUp.answer`.
+        name: name of the graph, for the title.
     """
     style, script, icon = _part("page.css"), _script(), _data_url("image/svg+xml", _part("icon.svg"))
     policy = (
@@ -43,12 +43,12 @@ def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: 
             f"<script>{script}</script>\n</body>"
         ),
     }
-    # In one pass, so that nothing that is filled in is itself replaced.
+    # In one pass, so that inserted text is not replaced again.
     return re.sub("|".join(map(re.escape, replacements)), lambda found: replacements[found[0]], _part("index.html"))
 
 
 def _script() -> str:
-    """Return the modules as one script, as pages that were opened from a file must not import any."""
+    """Return the modules as one script, because pages opened from a file can't import modules."""
     modules = []
     for name in _MODULES:
         source = _IMPORT.sub(r"const \1 = modules.\2;", _part(f"{name}.js"))
@@ -71,6 +71,6 @@ def _data_url(media_type: str, content: str) -> str:
 
 
 def _embedded(content: object) -> str:
-    """Return JSON that can stand in a script element: no character of it can end the element or begin a comment."""
+    """Return JSON for a script element: no character in it can end the element or begin a comment."""
     encoded = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -23,7 +23,7 @@ FLAT = CostCurve((1,), (0.05,))
 STEEP = CostCurve((1, 2), (0.05, 0.1))
 KEYS = {
     "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
-    "speedup_paid", "neural_share",
+    "speedup_paid", "neural_share", "steps_without_drafter",
 }  # fmt: skip
 
 
@@ -122,6 +122,14 @@ def test_the_command(files: list[str], tokenizer_folder: Path, capsys: pytest.Ca
     assert all(each["tokens_per_pass"] > 1.2 for each in report["results"]), "the corpus holds the outputs"
     assert [each["pass_ms_plain"] for each in report["results"]] == [0.1, 0.1286]
     assert report["is_simulated"]
+
+
+def test_times_in_another_unit_are_refused(files: list[str], tokenizer_folder: Path, tmp_path: Path):
+    curve = tmp_path / "us.json"
+    curve.write_text('{"tokens": [1, 8], "ms": [3e6, 5e6]}', encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        run(["engine-loop", *files, "--curve", str(curve), "--tokenizer", str(tokenizer_folder), "--rows", "1"])
+    assert raised.value.field == "curve"
 
 
 @pytest.mark.parametrize(

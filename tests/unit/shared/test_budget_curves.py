@@ -52,10 +52,10 @@ def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int,
     [
         ((1, 2), (1.0,), "2 numbers of tokens and 1 times"),
         ((2, 3), (1.0, 2.0), "ascend from 1"),
-        ((1, MAX_POINT + 1), (1.0, 2.0), "point 1: .* less than or equal to 4096"),
-        ((True, 2), (1.0, 2.0), "point 0"),
-        ((1, 2), (1.0, 0.0), "point 1: .* greater than 0"),
-        ((1, 2), (float("nan"), 1.0), "point 0: .* finite"),
+        ((1, MAX_POINT + 1), (1.0, 2.0), "point 2: .* less than or equal to 4096"),
+        ((True, 2), (1.0, 2.0), "point 1"),
+        ((1, 2), (1.0, 0.0), "point 2: .* greater than 0"),
+        ((1, 2), (float("nan"), 1.0), "point 1: .* finite"),
     ],
 )
 def test_points_that_make_no_curve(tokens: tuple[int, ...], ms: tuple[float, ...], message: str) -> None:

@@ -188,3 +188,15 @@ def test_a_fold_learns_how_reliable_contexts_are(tmp_path: Path, monkeypatch: py
     assert load_calibration(facts.calibration).bins[:, 0].sum() > 0
     assert facts.document_boundaries
     assert facts.num_documents > 1
+
+
+def test_text_that_leaves_memory_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold_here(monkeypatch)
+    fold = FOLD.model_copy(update={"young_tokens": 1_000_000})
+    with LearnedStore(60, tmp_path, SMALL, fold) as store:
+        memory: Memory = store.memory("a")
+        assert store._files is not None
+        for number in range(1, 20):
+            store.keep(memory, np.array(text_of(number), np.int32))
+            settled(store._files)
+        assert store.graphs("a"), "no more stays text than memory takes"

@@ -9,9 +9,10 @@ from typing import Any
 import fsspec
 import pytest
 
+from speculant_graph.corpus.storage import address_of
 from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
-from speculant_graph.graph.remote import address_of, cache_folder, local_graph
+from speculant_graph.graph.remote import cache_folder, local_graph
 from support.graphs import assert_same_arrays, graph_of
 
 ADDRESS = Path("memory://bucket/graph.pkl")

@@ -103,13 +103,13 @@ class Rows:
 
 
 @pytest.mark.parametrize("has_neural", [True, False])
-def test_an_engine_drafts_as_chosen_and_counts(has_neural: bool) -> None:
+@pytest.mark.parametrize("cost", [CostCurve((1,), (1e-3,)), None])
+def test_an_engine_drafts_as_chosen_and_counts(has_neural: bool, cost: CostCurve | None) -> None:
+    """Whether its passes have a price or are of one width."""
     rows = Rows()
-    sessions = EngineSessions(
-        rows, most_drafted=4, vocabulary_size=100, cost=CostCurve((1,), (1e-3,)), has_neural=has_neural
-    )
-    assert sessions._budget is not None
-    sessions._budget.may_draft = lambda: True  # type: ignore[method-assign]  # the passes are too short to pay
+    sessions = EngineSessions(rows, most_drafted=4, vocabulary_size=100, cost=cost, has_neural=has_neural)
+    if sessions._budget is not None:
+        sessions._budget.may_draft = lambda: True  # type: ignore[method-assign]  # the passes are too short to pay
     text = list(range(5))
     for _ in range(300):
         (draft,) = sessions.draft([np.array(text, np.int32)], [4]).lists()

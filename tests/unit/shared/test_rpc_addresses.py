@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from socket import AF_INET, AF_INET6
+
 import pytest
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.rpc import addresses
-from speculant_graph.rpc.addresses import MAX_SOCKET_PATH_BYTES, grpc_target, is_loopback, socket_path, stays_local
+from speculant_graph.rpc.addresses import (
+    MAX_SOCKET_PATH_BYTES,
+    grpc_target,
+    is_loopback,
+    lasting_name,
+    look_up,
+    reachable_addresses,
+    socket_path,
+    split_addresses,
+    stays_local,
+)
 
 
 def test_addresses() -> None:
@@ -70,3 +82,43 @@ def test_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local == ["me", "me6"]
     assert is_loopback("[::ffff:127.0.0.1]")
     assert not is_loopback("0.0.0.0")
+
+
+def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {
+        "fleet": [(AF_INET, "10.0.0.2"), (AF_INET, "10.0.0.1"), (AF_INET6, "fd00::1")],
+        "six": [(AF_INET6, "fd00::1"), (AF_INET, "10.0.0.1")],
+    }
+
+    def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if host not in known:
+            raise OSError
+        return [(family, 0, 0, "", (address, port)) for family, address in known[host]]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", resolve)
+    assert look_up("dns:///fleet:50051") == ("10.0.0.1:50051", "10.0.0.2:50051")
+    assert look_up("dns:///six:1") == ("[fd00::1]:1",)
+    assert look_up("dns:///nobody:1") == ()
+    assert look_up("fleet:1") == ("fleet:1",)
+    assert reachable_addresses("unix:///d.sock, dns:///fleet:7,dns:///nobody:8") == {
+        "unix:///d.sock": "", "10.0.0.1:7": "fleet", "10.0.0.2:7": "fleet", "nobody:8": "nobody"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ["dns:///unix:///d.sock", "dns:///fleet", "dns:///", "dns://fleet:1"])
+def test_other_names_are_refused(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_addresses(address)
+    assert caught.value.field == "address"
+
+
+def test_a_number_may_have_a_lasting_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name_of(address: tuple[str, int], _: int) -> tuple[str, str]:
+        if address[0] != "10.0.0.1" and address[0] != "fd00::1":
+            raise OSError
+        return "drafter-0.drafter", str(address[1])
+
+    monkeypatch.setattr(addresses.socket, "getnameinfo", name_of)
+    assert lasting_name("10.0.0.1:7") == lasting_name("[fd00::1]:7") == "drafter-0.drafter:7"
+    for other in ("10.0.0.2:7", "drafter:7", "unix:///d.sock"):
+        assert lasting_name(other) == other

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from speculant_graph.config import DraftConfig, GenerationConfig, ServiceConfig, VerifierConfig
+from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, GenerationError
 from speculant_graph.machine import anonymous_bytes
 from speculant_verifier.decoder import SpeculativeDecoder
@@ -24,6 +24,7 @@ from speculant_verifier.offload.placement import plan_for
 from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
 from speculant_verifier.service.metrics import render_metrics
 from speculant_verifier.service.requests import Load
+from support.draft_models import noisy
 from support.lossless import decode, mixed_jobs, remembered
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -116,6 +117,22 @@ def test_a_decoder_drafts_widely_and_tells_what_was_read(checkpoint):
         read = re.search(r"speculant_verifier_offload_bytes_total ([0-9.e+]+)$", metrics, re.MULTILINE)
         assert 0.0 < float(read[1]) <= decoder.target.offload.num_bytes
     whole.close()
+
+
+@pytest.mark.parametrize("strategy", ["model", "specexec"])
+def test_a_draft_model_drafts_for_a_model_that_memory_does_not_hold(checkpoint, whole, tmp_path, strategy):
+    """SpecExec's setting: the target is read for every pass, the draft model stays in memory."""
+    noisy(whole, 0.02).model.save_pretrained(tmp_path)
+    whole.tokenizer.save_pretrained(tmp_path)
+    config = VerifierConfig(model_name=str(checkpoint), resident_layers=1, measure_costs=False)
+    draft = DraftConfig(strategy=strategy, k=16, max_depth=8)
+    request = GenerationConfig(max_tokens=24, ignore_end_tokens=True, speculation="on")
+    with SpeculativeDecoder(None, config, draft, draft_model=DraftModelConfig(name=str(tmp_path))) as decoder:
+        assert decoder.target.offload is not None
+        result = decoder.generate("abcabcabc", request)
+        plain = decoder.generate("abcabcabc", request.model_copy(update={"speculation": "off"}))
+    assert result.token_ids == plain.token_ids
+    assert result.num_accepted > 0
 
 
 def test_what_passes_read_is_predicted(checkpoint):

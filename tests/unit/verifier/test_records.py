@@ -15,7 +15,7 @@ from speculant_graph.client import NullDrafter
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.types import Draft, Proposal, SessionOptions
 from speculant_verifier.engine import Engine, Request
-from speculant_verifier.engine.acceptance import RollingAcceptance
+from speculant_verifier.engine.totals import RollingAcceptance
 from speculant_verifier.model import TargetModel
 from speculant_verifier.records.database import read_records, replay_of
 from speculant_verifier.records.record import RecordIdentity, Trace
@@ -273,8 +273,9 @@ def test_rolling_acceptance_is_that_of_the_latest_requests(requests, window, mos
     rolling = RollingAcceptance(window, most_tenants)
     seen: list[tuple[str, int, int]] = []
     for tenant, tried, accepted in requests:
-        rolling.add(tenant, tried, min(tried, accepted))
+        share = rolling.add(tenant, tried, min(tried, accepted))
         seen += [(tenant, tried, min(tried, accepted))] * bool(tried)
+        assert share == rolling.of(tenant)
         for each in "abc":
             assert rolling.of(each) == slow_rolling_acceptance(seen, each, window, most_tenants)
 

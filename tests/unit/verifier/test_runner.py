@@ -25,6 +25,10 @@ def expected(llama):
     return [output(Runner(make_engine(llama)).stream([Request(0, prompt, CONFIG)])) for prompt in PROMPTS]
 
 
+def as_it_is(output):
+    return output
+
+
 def make_engine(target, drafter=None, rows=4):
     return Engine(target, drafter or NullDrafter(), VerifierConfig(max_batch_size=rows), DraftConfig(k=4))
 
@@ -53,9 +57,8 @@ def test_tasks_of_an_event_loop_and_a_thread_share_a_batch(llama, expected):
     runner = Runner(engine)
 
     async def call(number):
-        return tuple(
-            [token async for e in runner.astream([Request(0, PROMPTS[number], CONFIG)]) for token in e.token_ids]
-        )
+        outputs = runner.astream([Request(0, PROMPTS[number], CONFIG)], as_it_is)
+        return tuple([token async for each in outputs for token in each.token_ids])
 
     async def everything():
         in_thread = asyncio.to_thread(lambda: output(runner.stream([Request(0, PROMPTS[0], CONFIG)])))
@@ -80,7 +83,7 @@ def test_an_error_of_the_engine_reaches_everybody_who_waits_and_the_next_call_wo
     runner = Runner(engine)
 
     async def everything():
-        calls = [anext(runner.astream([Request(0, prompt, CONFIG)])) for prompt in PROMPTS]
+        calls = [anext(runner.astream([Request(0, prompt, CONFIG)], as_it_is)) for prompt in PROMPTS]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     errors = asyncio.run(everything())
@@ -88,6 +91,25 @@ def test_an_error_of_the_engine_reaches_everybody_who_waits_and_the_next_call_wo
     assert not engine.has_work
     drafter.refuses = False
     assert output(runner.stream([Request(0, PROMPTS[0], CONFIG)])) == expected[0]
+
+
+@pytest.mark.parametrize("error", [TokenizerMismatchError("another tokenizer"), RuntimeError("no room")])
+def test_a_session_that_is_refused_is_counted_step_by_step(llama, expected, error):
+    class Refusing(ScriptedDrafter):
+        refuses = False
+
+        def open(self, session_id):
+            super().open(session_id)
+            if self.refuses:
+                raise error
+
+    drafter = Refusing(lambda _: EMPTY_DRAFT)
+    engine = make_engine(llama, drafter)
+    runner = Runner(engine)
+    for drafter.refuses in (False, True):
+        assert output(runner.stream([Request(0, PROMPTS[0], CONFIG)])) == expected[0]
+        with_room = CONFIG.max_tokens - 1  # the last step has none for a draft
+        assert engine.totals.num_steps_without_drafter == (with_room if drafter.refuses else 0)
 
 
 def test_closing_does_not_wait_for_the_text_of_whoever_works(llama):

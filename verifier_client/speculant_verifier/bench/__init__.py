@@ -1,1 +1,1 @@
-"""Benches of the verifier: what passes cost, and decoding against plain decoding and transformers' own speculation."""
+"""Benches of the verifier: the cost of passes, and decoding against plain decoding and transformers."""

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree_with_model"
 _REQUESTS_AT_A_TIME = 2
-"""Before the other ways take their turn."""
+"""Requests that one variant decodes before the others take their turn."""
 
 
 class BenchAdapterSettings(ReportingSettings):
     """Decode the demo model's prompts plainly, by n-grams, by the demo's draft model, and by both, interleaved.
 
-    The prompts are of three kinds: text that the draft model knows, text that the graph holds, and text that neither
-    does. The exit status is 1 if drafts changed a token.
+    The prompts are of three kinds: text known to the draft model, text in the graph, and text in neither. The exit
+    status is 1 if drafts changed a token.
     """
 
     limit: Annotated[int, Field(ge=1)] = 24
@@ -108,10 +108,10 @@ def _figures(trials: Trials) -> dict[str, Any]:
 
 
 def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> dict[str, list[BenchRequest]]:
-    """Build the graph of a part of what the draft model never saw; return prompts of every kind.
+    """Build the graph from a part of the text that the draft model never saw; return prompts of every kind.
 
-    Only functions that the demo model then writes are prompts. Behind those that were asked for there is one to
-    warm up with: another, as drafters learn from what is written.
+    Only functions that the demo model continues correctly are prompts. One more prompt at the end is for warming up: a
+    different one, because drafters learn from the output.
     """
     unknown = draft_files()[1]
     in_graph = [path for path in unknown if "http" in path.parts or "json" in path.parts]

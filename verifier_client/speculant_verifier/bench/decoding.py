@@ -1,4 +1,4 @@
-"""Decoding requests with this project's engine or another way, in interleaved trials, and the figures made of them."""
+"""Decodes requests with this project's engine or others, in interleaved trials, and computes figures."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from speculant_verifier.model import TargetModel
 
 PHASES = ("draft", "forward", "verify", "commit", "other")
-"""Of a step. ``verify``: from logits to accepted tokens, stop checks included."""
+"""Phases of a step. ``verify``: from logits to accepted tokens, including stop checks."""
 
 
 @dataclass(eq=False, slots=True)
 class DecodedRow:
-    """One request, as its reader saw it; filled while it is decoded."""
+    """One request, as its reader sees it; filled while it is decoded."""
 
     token_ids: list[TokenId] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds since the run began, and how many tokens came then; empty where that is not known."""
+    """Seconds since the start of the run, and the number of tokens that arrived then; empty if unknown."""
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -44,11 +44,11 @@ class Decoded:
     rows: Sequence[DecodedRow]
     """The requests, in order."""
     total_s: float
-    """From handing them over to the last token."""
+    """Seconds from submission to the last token."""
     num_passes: int = 0
-    """Forward passes over drafts of the whole batch, where they were counted."""
+    """Forward passes over drafts of the whole batch, if counted."""
     phase_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of phases; empty where they were not measured."""
+    """Seconds of phases; empty if not measured."""
 
 
 Decode = Callable[[Sequence[BenchRequest]], Decoded]
@@ -56,7 +56,7 @@ Decode = Callable[[Sequence[BenchRequest]], Decoded]
 
 
 class EngineDecoding:
-    """One engine, which keeps what it learns of its drafts from call to call."""
+    """One engine, which keeps its learned state between calls."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class EngineDecoding:
 
         Args:
             target: the model.
-            drafter: where drafts come from; it is not closed.
-            draft: how they are made; ``k`` of 0 decodes plainly.
+            drafter: the drafter; the engine does not close it.
+            draft: drafting settings; ``k`` of 0 decodes plainly.
             num_rows: sequences decoded together.
-            generation: how tokens are chosen; the lengths are those of the requests.
-            budget: what drafts may cost, for speculation 'auto'.
-            prefix_cache: bytes for finished prompts; by default every way reads its prompts itself.
+            generation: how tokens are chosen; requests set the lengths.
+            budget: the step budget of drafts, for speculation 'auto'.
+            prefix_cache: bytes for finished prompts; by default every variant prefills its prompts itself.
         """
         from speculant_verifier.engine import Engine
 
@@ -109,7 +109,7 @@ class EngineDecoding:
         return Decoded(rows, total_s, self._engine.totals.num_passes - num_passes, phase_s)
 
     def close(self) -> None:
-        """Let the engine go."""
+        """Release the engine."""
         self._engine.close()
 
     def _request(self, index: int, request: BenchRequest) -> Request:
@@ -125,7 +125,7 @@ class EngineDecoding:
 
 
 class DecodingStatistics:
-    """Runs of one way of decoding, added up."""
+    """Sums over the runs of one decoding variant."""
 
     def __init__(self, runs: Sequence[Decoded]) -> None:
         """Count them, at least one."""
@@ -141,12 +141,12 @@ class DecodingStatistics:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second, prompt reading included."""
+        """Tokens per second, including prefill."""
         return self.num_tokens / self.total_s
 
     @property
     def tokens_per_s_without_prompts(self) -> float:
-        """Tokens per second without the reading of prompts, where phases were measured."""
+        """Tokens per second without prefill, if phases were measured."""
         return self.num_tokens / (self.total_s - sum(run.phase_s["prefill"] for run in self._runs))
 
     @property
@@ -155,7 +155,7 @@ class DecodingStatistics:
         return self.num_tokens / max(1, self.num_steps)
 
     def timing(self) -> dict[str, Any]:
-        """Return first-token and inter-arrival times, in milliseconds: what a reader of a stream waits for."""
+        """Return first-token and inter-arrival times of a stream, in milliseconds."""
         times = [[seconds for seconds, _ in row.arrivals] for row in self._rows]
         gaps = [after - before for each in times for before, after in itertools.pairwise(each)] or [0.0]
         return {
@@ -174,30 +174,30 @@ class DecodingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """What all ways of decoding made of the same requests."""
+    """The results of all decoding variants on the same requests."""
 
     requests: Sequence[BenchRequest]
     """In order."""
     runs: Mapping[str, Sequence[Decoded]]
-    """By way, one for each batch."""
+    """By variant, one per batch."""
 
     def statistics(self, way: str) -> DecodingStatistics:
-        """Return what one way came to."""
+        """Return the sums of one variant."""
         return DecodingStatistics(self.runs[way])
 
     def rows(self, way: str) -> list[DecodedRow]:
-        """Return what one way made of each request."""
+        """Return one variant's result for each request."""
         return [row for run in self.runs[way] for row in run.rows]
 
     def is_identical(self, way: str, reference: str) -> bool:
-        """Whether a way wrote the records, and where there are none, what another way did."""
+        """Whether a variant's output equals the records, or without records another variant's output."""
         return not self.differences(way, reference)
 
     def differences(self, way: str, reference: str) -> list[tuple[int, int]]:
-        """Return where a way wrote something else than the records, or than another way where there are none.
+        """Return where a variant's output differs from the records, or without records from another variant's output.
 
         Returns:
-            The index of each such request, and how many of its tokens are equal before the first that is not.
+            The index of each such request, and the number of equal tokens before its first difference.
         """
         found = []
         for index, (request, row, plain) in enumerate(
@@ -210,7 +210,7 @@ class Trials:
         return found
 
     def __add__(self, other: Trials) -> Trials:
-        """Return both, of the same ways."""
+        """Return both combined; they have the same variants."""
         runs = {way: (*runs, *other.runs[way]) for way, runs in self.runs.items()}
         return Trials((*self.requests, *other.requests), runs)
 
@@ -218,13 +218,13 @@ class Trials:
 def interleaved(
     ways: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Tell | None = None
 ) -> Trials:
-    """Decode requests in every way, in turns.
+    """Decode requests with every variant, interleaved.
 
     Args:
-        ways: the ways of decoding, at least one.
+        ways: the decoding variants, at least one.
         requests: at least one.
-        batch: requests that are decoded together.
-        tell: told how many batches are decoded.
+        batch: number of requests decoded together.
+        tell: called with the number of decoded batches.
     """
 
     def turns(decode: Decode) -> Callable[[int], Decoded]:

@@ -1,7 +1,7 @@
-"""vLLM, llama-cpp-python or llama-server in a process of its own, as ``speculant bench engines`` orders it.
+"""Runs vLLM, llama-cpp-python or llama-server in its own process for ``speculant bench engines``.
 
-Orders come and results go, a line of JSON each. This file runs in the engine's own installation, where torch and the
-rest of this half may be missing.
+It reads orders and writes results, one line of JSON each. This file runs in the engine's own installation, where torch
+and the rest of this half may be missing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Callable
 from typing import Any
 
 Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
-"""Of prompts and a number of new tokens: the new tokens, in how many passes each sequence took part, together, and how
-long each batch of drafts since the start took, seconds, where that is known."""
+"""Takes prompts and a number of new tokens; returns the new tokens, the passes of all sequences together, and the
+duration of each batch of drafts since the start in seconds, if known."""
 Gap = Callable[[list[int]], float]
-"""Of a text: by how much the best next token's log-probability exceeds the second best's."""
+"""Takes a text; returns by how much the best next token's log-probability exceeds the second best's."""
 
 _LONGEST_LOOKUP = 3
 _START_TIMEOUT_S = 300.0
 
 
 def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Make the engine as an order wants it."""
+    """Make the engine from an order."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none", VLLM_USE_V2_MODEL_RUNNER="0")
     from vllm import LLM, SamplingParams
@@ -70,7 +70,7 @@ def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
 
 
 def start_llama(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Make the engine as an order wants it; it decodes one sequence at a time."""
+    """Make the engine from an order; it decodes one sequence at a time."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -122,7 +122,7 @@ def start_llama(order: dict[str, Any]) -> tuple[Decode, Gap]:
 
 
 def start_llama_server(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Start it, unmodified, as an order wants it; it decodes one sequence at a time."""
+    """Start the unmodified server from an order; it decodes one sequence at a time."""
     import httpx2
 
     from speculant_graph.bench.processes import free_port
@@ -131,7 +131,7 @@ def start_llama_server(order: dict[str, Any]) -> tuple[Decode, Gap]:
     command = [
         order["program"], "-m", order["model"], "--host", "127.0.0.1", "--port", str(port), "-c",
         str(order["max_length"]), "-np", "1", "--no-webui", "--swa-full", "--cache-ram", "0",
-        # With flash attention passes over several tokens round otherwise than those over one: ties flip.
+        # With flash attention, passes over several tokens round differently from passes over one, and ties flip.
         "-fa", "off", *order["flags"],
     ]  # fmt: skip
     process = subprocess.Popen(command)
@@ -173,9 +173,9 @@ _START = {"vllm": start_vllm, "llama-cpp-python": start_llama, "llama-server": s
 
 
 def main() -> None:
-    """Make the engine that the first line orders, and answer orders until there are no more."""
+    """Make the engine from the first line, and process orders until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # engines print what they like
+    os.dup2(2, 1)  # engines may print anything
 
     def answer(content: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")

@@ -1,4 +1,4 @@
-"""``speculant bench engines``: our drafts in the engines that people run, compared with their own."""
+"""``speculant bench engines``: our drafts in other engines, compared with the engines' own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EngineName = Literal["vllm", "llama-cpp-python", "llama-server"]
 """An engine."""
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
-"""What vLLM is given as a class that drafts."""
+"""The class of drafts in vLLM's configuration."""
 
 _NONE, _OURS = "none", "speculant"
 _MOST_DRAFTED = 8
@@ -39,7 +39,7 @@ _WORKER = "speculant_verifier.bench.engine_worker"
 _PROGRAMS: dict[EngineName, str] = {
     "vllm": "vllm/bin/python", "llama-cpp-python": "llama-cpp/bin/python", "llama-server": "llama-server",
 }  # fmt: skip
-"""Where ``make engines`` puts an engine's Python, or its program."""
+"""Path at which ``make engines`` installs an engine's Python, or its program."""
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
 _ROUNDS = (1, 2)
 _LAST_LINES = 2
@@ -49,10 +49,10 @@ _STOP_S = 10.0
 class BenchEnginesSettings(ReportingSettings):
     """Let engines continue the same prompts greedily, without drafts, with their own, and with ours, interleaved.
 
-    Engines come from 'make engines'; those that are not there are left out. Every prompt comes twice: new, and again
-    when drafters may have learned from the first time. vLLM runs its V1 model runner; V2 has no figure here. The exit
-    status is 1 if any drafts changed a token (of vLLM in bfloat16 that is no fault), or if an engine that is there or
-    named by --only got no result without drafts or with ours.
+    Engines come from 'make engines'; missing ones are skipped. Every prompt runs twice: new, and again when drafters
+    may have learned from the first time. vLLM runs its V1 model runner; V2 has no figure here. The exit status is 1 if
+    any drafts changed a token (this is no fault of vLLM in bfloat16), or if an installed engine, or one named by
+    --only, got no result without drafts or with ours.
     """
 
     model: Path
@@ -60,16 +60,16 @@ class BenchEnginesSettings(ReportingSettings):
     graph_path: Path
     """Graph of a corpus, built with the model's tokenizer."""
     gguf: Path | None = None
-    """The same model as llama.cpp wants it; without it llama.cpp is left out."""
+    """The same model as a GGUF file for llama.cpp; without it llama.cpp is skipped."""
     prompts: Path | None = None
-    """Prompts: one a line, or JSON Lines with the field 'prompt'; without them beginnings of functions of Python's
+    """Prompts: one per line, or JSON Lines with the field 'prompt'; by default beginnings of functions of Python's
     standard library."""
     engines: Path = Path(".cache/engines")
     """Folder of the engines."""
     only: Literal["", "vllm", "llama-cpp-python", "llama-server"] = ""
-    """Measure this engine alone."""
+    """Measure only this engine."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of vLLM. In bfloat16 near ties fall otherwise with any drafts."""
+    """Number type of vLLM. In bfloat16 near ties may resolve differently with any drafts."""
     limit: Annotated[int, Field(ge=1)] = 24
     """Most prompts."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
@@ -115,12 +115,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _methods(engine: EngineName, batch: int, graph: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the ways of drafting of an engine, by name, and what its worker gets for each."""
+    """Return the drafting methods of an engine by name, with the worker's parameters for each."""
     width = ["--spec-draft-n-max", str(_MOST_DRAFTED)]
     cache = ["--spec-type", "ngram-cache", *width]
     sources: dict[str, dict[str, Any]] = {
         _OURS: {"graph_path": str(graph.absolute())},
-        # What earlier runs taught the sidecar is no help for a later one.
+        # The sidecar's learned text must not help later runs.
         f"{_OURS}, sidecar": {"client": {"address": f"unix://{folder}/drafter.sock", "tenant": f"{engine}-{batch}"}},
     }
     if engine == "llama-server":
@@ -144,15 +144,15 @@ def _methods(engine: EngineName, batch: int, graph: Path, folder: Path) -> dict[
 
 
 class Candidate:
-    """An engine that is running with one way of drafting, in a process of its own that is sent orders."""
+    """A running engine with one drafting method, in its own process that receives orders."""
 
     def __init__(self, settings: BenchEnginesSettings, folder: Path, order: dict[str, Any]) -> None:
         """Start it.
 
         Args:
-            settings: where everything is.
-            folder: for its messages.
-            order: what its worker gets: engine, method, sizes, and what belongs to the method.
+            settings: paths and options.
+            folder: folder for its messages.
+            order: the worker's parameters: engine, method, sizes, and those of the method.
 
         Raises:
             SpeculantError: it does not start.
@@ -161,7 +161,7 @@ class Candidate:
         program = (settings.engines / _PROGRAMS[engine]).absolute()
         model = settings.model if engine == "vllm" else settings.gguf
         assert model is not None
-        self.draft_s: list[float] = []  # of each batch of drafts, where that is known
+        self.draft_s: list[float] = []  # of each batch of drafts, if known
         self._log = folder / f"{engine}-{order['batch']}-{order['method'].replace(', ', '-')}.log"
         with self._log.open("w", encoding="utf-8") as messages:
             self._process = subprocess.Popen(
@@ -170,14 +170,14 @@ class Candidate:
                 stdout=subprocess.PIPE,
                 stderr=messages,
                 text=True,
-                cwd=folder,  # settings of the bench's folder are not for engines
+                cwd=folder,  # engines must not read settings in the bench's folder
                 start_new_session=True,
             )
         paths = {"program": str(program), "model": str(model.absolute()), "most_drafted": _MOST_DRAFTED}
         self._ask({**order, **paths, "dtype": settings.dtype})
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
-        """Continue prompts, greedily. Steps are counted for all of them together, in the first row."""
+        """Continue prompts greedily. The first row has the steps of all prompts together."""
         prompts = [list(request.prompt) for request in requests]
         answer = self._ask({"prompts": prompts, "max_tokens": requests[0].max_tokens})
         rows = [DecodedRow(ids) for ids in answer["ids"]]
@@ -190,7 +190,7 @@ class Candidate:
         return float(self._ask({"text": list(text)})["gap"])
 
     def close(self) -> None:
-        """End it: without orders it ends in its own way, and its engine before it."""
+        """Close the worker's input, at which it stops its engine and exits."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -233,7 +233,7 @@ def _measure(
                 running[method] = Candidate(settings, folder, order)
             except SpeculantError as error:
                 results.append({**head, "method": method, "skipped": str(error)})
-            else:  # first calls compile and fill caches
+            else:  # the first calls compile and fill caches
                 running[method].decode([replace(requests[0], max_tokens=4)])
         if _NONE not in running:
             return results
@@ -261,7 +261,7 @@ def _measure(
 
 
 def _differences(trials: Trials, method: str, plain: Candidate) -> list[dict[str, Any]]:
-    """Return where a method's texts part from those without drafts, and how near the two best tokens were there."""
+    """Return where a method's texts diverge from those without drafts, and how close the two best tokens were."""
     found = []
     for index, length in trials.differences(method, _NONE):
         text = [*trials.requests[index].prompt, *trials.rows(_NONE)[index].token_ids[:length]]

@@ -1,4 +1,4 @@
-"""``speculant bench generate``: decoding plainly, with drafts, and with what transformers brings itself."""
+"""``speculant bench generate``: decoding plainly, with drafts, and with transformers' own methods."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class BenchGenerateSettings(ReportingSettings):
     """Decode the same requests with this engine and with transformers, plainly and with drafts, interleaved.
 
     Transformers' generate runs plainly and with prompt lookup, on the same model object. With recorded outputs the
-    passes are real, but every way is made to write the record. The exit status is 1 if drafts changed a token in
+    passes are real, but every decoder is forced to write the record. The exit status is 1 if drafts changed a token in
     float32.
     """
 
     prompts: Path | None = None
-    """Prompts: one a line, or JSON Lines with the field 'prompt'."""
+    """Prompts: one per line, or JSON Lines with the field 'prompt'."""
     replay: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Recorded outputs instead of prompts: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
     graph_path: GraphPaths = []  # noqa: RUF012
     """Draft in this process from this graph file, or from up to four as layers."""
     batch: Annotated[int, Field(ge=1, le=256)] = 1
-    """Requests decoded together. Transformers takes part where it is 1, which is all that its speculation takes."""
+    """Requests decoded together. Transformers takes part only at 1, because its speculation supports no more."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Most requests of each file, the first ones; 10 of recorded outputs unless said otherwise."""
+    """Most requests of each file, the first ones; by default 10 of recorded outputs."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
     draft: DraftConfig = DraftConfig()
@@ -69,9 +69,9 @@ class BenchGenerateSettings(ReportingSettings):
     draft_model: DraftModelConfig = DraftModelConfig()
     """A small language model that drafts, too."""
     generation: GenerationConfig = GenerationConfig()
-    """How tokens are chosen; at most 128 unless said otherwise."""
+    """Sampling and length of the output; at most 128 tokens by default."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one. It keeps what it learned before."""
+    """The drafter sidecar, if any. It keeps earlier learned text."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
-    """Decode everything in every way and return the figures, ready for JSON."""
+    """Decode all requests with every variant and return the figures, ready for JSON."""
     from speculant_verifier.bench.transformers_decoding import decode_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.speculation import ObservedCosts
@@ -117,7 +117,7 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         trials = {
             name: interleaved(ways, requests, batch, begin(f"{name}: decoding")) for name, requests in groups.items()
         }
-    # Where tokens are drawn, transformers draws other ones: its random numbers are not ours.
+    # With sampling, transformers draws other tokens, because its random numbers differ from ours.
     compared = {"speculative"} if generation.temperature else {"speculative", "transformers"}
     return {
         **_figures(reduce(add, trials.values()), compared),

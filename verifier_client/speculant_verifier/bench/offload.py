@@ -1,9 +1,9 @@
-"""``speculant bench offload``: a model that memory does not hold, plainly, with drafts, and by accelerate's offloading.
+"""``speculant bench offload``: a model larger than memory, plainly, with drafts, and with accelerate's offloading.
 
-Weights are random: what a pass takes does not depend on them. What is decoded are recorded outputs, forced upon the
-model; their tokens are numbered anew, so that a small vocabulary suffices. A draft model has real
-weights: it drafts the recorded outputs in its own vocabulary, by SpecExec's trees. Every way has a process of its own,
-so that its memory can be told.
+Weights are random, because the time of a pass does not depend on them. The model is forced to write recorded outputs,
+whose tokens are renumbered so that a small vocabulary suffices. A draft model has real weights: it drafts the recorded
+outputs in its own vocabulary, with SpecExec's trees. Every variant runs in its own process, so that its memory can be
+measured.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class BenchOffloadSettings(ReportingSettings):
-    """Decode recorded outputs with a model that a budget of memory does not hold, and with the same one in memory.
+    """Decode recorded outputs with a model larger than a memory budget, and with the same one in memory.
 
-    Plainly and with trees of so many nodes, and plainly with accelerate's disk offloading under the same budget. With a
-    draft model trees are those of strategy specexec, of depth 16 and of 64 nodes in a pass of the draft model. The exit
-    status is 1 if a logit differs.
+    It decodes plainly and with trees of the given numbers of nodes, and plainly with accelerate's disk offloading under
+    the same budget. With a draft model, trees are those of strategy specexec, of depth 16 and of 64 nodes per draft
+    pass. The exit status is 1 if a logit differs.
     """
 
     replay: CliVariadicArg[list[TypedPath]]
@@ -41,13 +41,13 @@ class BenchOffloadSettings(ReportingSettings):
     tokenizer: str
     """Tokenizer of the recorded outputs: a folder."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """Drafts, with the tokenizer of the recorded outputs. Without it the outputs' own n-grams do."""
+    """Draft model with the tokenizer of the recorded outputs. By default the outputs' own n-grams draft."""
     family: Literal["llama", "gpt-oss"] = "llama"
-    """Of the random weights."""
+    """Architecture of the random weights."""
     size: ByteSize = ByteSize(3_000_000_000)
-    """Of the random weights, in bfloat16."""
+    """Size of the random weights, in bfloat16."""
     ram_budget: ByteSize = ByteSize(1_000_000_000)
-    """Memory that the process may take."""
+    """Memory limit of the process."""
     nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
     """Most nodes of trees, separated by commas."""
     limit: Annotated[int, Field(ge=1)] = 4

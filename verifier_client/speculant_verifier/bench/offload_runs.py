@@ -1,4 +1,4 @@
-"""What the processes of ``speculant bench offload`` do."""
+"""The processes of ``speculant bench offload``."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
-"""Decoded without drafts: every one takes as long as the others."""
+"""Tokens decoded without drafts; all take equally long."""
 _NUM_PASSES = 5
 _DEPTH, _BRANCHES = 16, 64
-"""Of trees by a draft model, as SpecExec's document has them."""
+"""Limits of a draft model's trees, as in SpecExec's paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
-    """What is measured."""
+    """The plan of a measurement."""
 
     folder: Path
-    """For the checkpoint and what processes leave for others."""
+    """Folder of the checkpoint and of files that processes exchange."""
     tokenizer: str
     draft_model: str
-    """Drafts, by strategy specexec; empty: n-grams do, as many as pay."""
+    """Draft model, with strategy specexec; empty: n-grams draft as many nodes as pay."""
     family: str
     size: int
     """Bytes of the weights."""
     ram_budget: int
-    """Bytes that a process may take."""
+    """Memory limit of a process in bytes."""
     nodes: tuple[int, ...]
-    """Most nodes of trees, each."""
+    """Node budgets of the trees."""
     workloads: Mapping[str, Sequence[BenchRequest]]
     """Recorded outputs."""
     vocabulary_size: int
-    """Of the weights."""
+    """Seed of the weights."""
 
     @property
     def checkpoint(self) -> Path:
@@ -74,10 +74,10 @@ class OffloadPlan:
 def workloads_of(settings: BenchOffloadSettings) -> tuple[dict[str, list[BenchRequest]], int]:
     """Read recorded outputs; return them and the size of their vocabulary.
 
-    Without a draft model, to which they mean something, tokens are numbered in the order in which they come.
+    Without a draft model, tokens are renumbered in the order in which they occur.
 
     Raises:
-        ConfigError: they have more different tokens than the vocabulary.
+        ConfigError: they have more distinct tokens than the vocabulary.
     """
     tokenizer = CorpusTokenizer.load(settings.tokenizer, special_tokens="parse")
     ids: dict[int, int] = {}
@@ -108,7 +108,7 @@ def write_weights(plan: OffloadPlan) -> dict[str, Any]:
 
 def streamed(plan: OffloadPlan) -> dict[str, Any]:
     """Decode with a part of the weights in memory."""
-    report = BuildReport()  # which watches memory
+    report = BuildReport()  # records peak memory
     with report.watching():
         target = _loaded(plan, memory_budget=plan.ram_budget)
         offload = target.offload
@@ -122,7 +122,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
             for nodes in (0, *plan.nodes):
                 statistics = _decode(target, plan, costs, requests, nodes)
                 seconds += statistics.total_s
-                rate = statistics.tokens_per_s_without_prompts  # which is the same everywhere
+                rate = statistics.tokens_per_s_without_prompts  # the same for all variants
                 plain = plain or rate
                 results.append({
                     "workload": name, "nodes": nodes, "tokens_per_s": rate, "speedup": rate / plain,
@@ -133,7 +133,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
         torch.save(_logits(target, plan), plan.folder / "streamed.pt")
         passes = {}
         for name, width in (("", 1), ("wide_", max(plan.nodes))):
-            # In turns with plain reading: a disk is fast after a rest, and slower when it has been read for long.
+            # Interleaved with plain decoding, because a disk is fast after a pause and slower under sustained reads.
             times = [(*_pass_of(target, width), bytes_per_second(plan.checkpoint, 1 << 40)) for _ in range(_NUM_PASSES)]
             passes[f"stream_{name}pass_ms"] = 1e3 * float(np.median([took_s for took_s, _, _ in times]))
             passes[f"read_{name}pass_ms"] = 1e3 * float(np.median([count / rate for _, count, rate in times]))
@@ -152,7 +152,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
 def accelerate(plan: OffloadPlan) -> dict[str, Any]:
     """Decode by accelerate's disk offloading.
 
-    The page cache is emptied before each pass, as a machine of the budget's memory has no space for it.
+    The page cache is emptied before each pass, because a machine with the budget's memory has no space for it.
     """
     quiet_transformers()
     config = AutoConfig.from_pretrained(plan.checkpoint)
@@ -217,7 +217,7 @@ def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
 def _decode(
     target: TargetModel, plan: OffloadPlan, costs: CostTable, requests: Sequence[BenchRequest], nodes: int
 ) -> DecodingStatistics:
-    """Decode with trees of so many nodes at most; without drafts the beginnings only."""
+    """Decode with trees of at most this many nodes; without drafts only the beginnings."""
     if not nodes:
         beginnings = [(request.forced or ())[:_PLAIN_TOKENS] for request in requests]
         requests = [
@@ -235,12 +235,12 @@ def _decode(
     runs = [decoding.decode([request]) for request in requests]
     drafter.close()
     del decoding
-    gc.collect()  # one engine at a time has keys and values
+    gc.collect()  # frees the keys and values of the previous engine
     return DecodingStatistics(runs)
 
 
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
-    """Return the model's logits after a prompt and a tree of the output and of a copy of its beginning."""
+    """Return the model's logits after a prompt and a tree of the output and a copy of its beginning."""
     request = next(iter(plan.workloads.values()))[0]
     output = request.forced or ()
     again = output[:8]

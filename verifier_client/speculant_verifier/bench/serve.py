@@ -1,4 +1,4 @@
-"""``speculant bench serve``: many streams at a time from a service, plainly and with drafts."""
+"""``speculant bench serve``: many concurrent streams from a service, plainly and with drafts."""
 
 from __future__ import annotations
 
@@ -34,31 +34,30 @@ _TIMEOUT_S = 600.0
 
 
 class BenchServeSettings(ReportingSettings):
-    """Ask a service for many streams at a time, without and with drafts interleaved.
+    """Send many concurrent streams to a service, without and with drafts interleaved.
 
-    Without --url the demo's model is served for it, with a drafter of its own. The exit status is 1 if a request
-    failed.
+    Without --url it serves the demo's model itself, with its own drafter. The exit status is 1 if a request failed.
     """
 
     url: str = ""
     """A running service: the base URL of its API, ending in /v1."""
     api_key: SecretStr = SecretStr("")
-    """Its key, if it wants one."""
+    """Its key, if it requires one."""
     prompts: Path | None = None
-    """Prompts: one a line, or JSON Lines with the field 'prompt'; if they are few they are used again, which drafts
-    learn from. Without them the demo's library: functions are begun, each once."""
+    """Prompts: one per line, or JSON Lines with the field 'prompt'; few prompts are reused, and drafts learn from that.
+    By default each prompt begins a function of the demo's library, each once."""
     streams: Annotated[int, Field(ge=1, le=4096)] = 50
-    """Requests at the same time."""
+    """Concurrent requests."""
     requests: Annotated[int, Field(ge=1, le=100_000)] = 250
-    """Requests of a round; the n-th has the seed n."""
+    """Requests per round; the n-th has the seed n."""
     rounds: Annotated[int, Field(ge=1, le=100)] = 2
-    """Rounds of each way."""
+    """Rounds without drafts, and with drafts."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
     """Tokens of each answer; the model's end is ignored."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    """How tokens are chosen."""
+    """Sampling temperature."""
     kill_drafter: bool = False
-    """Kill the drafter in the midst of every round with drafts and start it again; only without --url."""
+    """Kill the drafter in the middle of every round with drafts and restart it; only without --url."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -67,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     if settings.url:
         _require_url(settings.url)
     if settings.url and settings.kill_drafter:
-        raise ConfigError("--kill-drafter kills a drafter of the bench's own; leave it or --url out")
+        raise ConfigError("--kill-drafter needs the bench's own drafter; leave it or --url out")
     with ExitStack() as stack:
         url, drafter = settings.url.rstrip("/"), None
         if not url:
@@ -82,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _own_servers(folder: Path, num_streams: int) -> Iterator[tuple[str, OwnDrafter]]:
-    """Serve the demo's model in processes of their own; yield the API's address, and the drafter."""
+    """Serve the demo's model in separate processes; yield the API's address, and the drafter."""
     graph = folder / "graph.pkl"
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
     builder.build(standard_library_files(), graph, progress=show_build())
@@ -91,7 +90,7 @@ def _own_servers(folder: Path, num_streams: int) -> Iterator[tuple[str, OwnDraft
         port, address = free_port(), f"unix://{folder}/verifier.sock"
         arguments = [
             "verifier", "--model", str(MODEL_FOLDER), "--listen", address, "--http", f"127.0.0.1:{port}",
-            "--verifier.prefix-cache", "0",  # every way reads the prompts itself
+            "--verifier.prefix-cache", "0",  # every variant prefills the prompts itself
             "--address", drafter.address, "--client.deadline-ms", str(_DEADLINE_MS), "--strategy", "tree",
             "--max-batch-size", str(num_streams), "--num-threads", "1", "--log-level", "WARNING",
         ]  # fmt: skip
@@ -102,22 +101,22 @@ def _own_servers(folder: Path, num_streams: int) -> Iterator[tuple[str, OwnDraft
 
 @dataclass(slots=True)
 class Answer:
-    """One answer, as its reader saw it."""
+    """One response, as its reader sees it."""
 
     started_s: float = 0.0
     first_s: float = 0.0
-    """When the first text came."""
+    """When the first text arrived."""
     ended_s: float = 0.0
     text: str = ""
     num_tokens: int = 0
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    """The server's own, of the last event."""
+    """The server's statistics, from the last event."""
     failure: str = ""
-    """Why there is no whole answer; empty if there is one."""
+    """Why the response is incomplete; empty if it is complete."""
 
 
 async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | None) -> dict[str, list[list[Answer]]]:
-    """Return the answers of every way and round."""
+    """Return the responses of every variant and round."""
     if settings.prompts is None:
         prompts = beginnings(settings.rounds * settings.requests + 1)
     else:
@@ -135,7 +134,7 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
             "model": await _model(session), "max_tokens": settings.max_tokens, "temperature": settings.temperature,
             "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        # First uses are slow.
+        # First requests are slow.
         await _ask_all(session, [prompts[-1]] * _NUM_WARM_UP, fields, settings.streams, lambda *_: None)
         for index in range(settings.rounds):
             first = index * settings.requests
@@ -157,10 +156,10 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
 
 
 def _require_url(url: str) -> None:
-    """Refuse what no server can be asked at.
+    """Refuse an invalid URL.
 
     Raises:
-        ConfigError: it is no URL of HTTP.
+        ConfigError: it is not an HTTP URL.
     """
     try:
         found = httpx2.URL(url)
@@ -172,7 +171,7 @@ def _require_url(url: str) -> None:
 
 
 async def _model(session: httpx2.AsyncClient) -> str:
-    """Return the name of the model that is served.
+    """Return the name of the served model.
 
     Raises:
         SpeculantError: there is no such server.
@@ -190,7 +189,7 @@ async def _model(session: httpx2.AsyncClient) -> str:
 async def _ask_all(
     session: httpx2.AsyncClient, prompts: Sequence[str], fields: Mapping[str, Any], num_streams: int, tell: Tell
 ) -> list[Answer]:
-    """Ask for all prompts, so many at a time; the n-th has the seed n. Failures are noted, not raised."""
+    """Send all prompts with limited concurrency; the n-th has the seed n. Failures are recorded, not raised."""
     answers = [Answer() for _ in prompts]
     waiting = iter(enumerate(prompts))
     num_done = 0
@@ -210,7 +209,7 @@ async def _ask_all(
 
 async def _ask(session: httpx2.AsyncClient, body: Mapping[str, Any], answer: Answer) -> None:
     answer.started_s = time.perf_counter()
-    answer.failure = "the stream broke off"
+    answer.failure = "the stream ended early"
     try:
         async with session.stream("POST", "completions", json=body) as response:
             if response.status_code != httpx2.codes.OK:
@@ -241,7 +240,7 @@ def _take(answer: Answer, event: Mapping[str, Any]) -> None:
 
 
 async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
-    """Kill a drafter and start it again in the midst of a round."""
+    """Kill a drafter and restart it in the middle of a round."""
     await may_kill.wait()
     await asyncio.to_thread(drafter.kill_and_start)
 
@@ -268,7 +267,7 @@ def _figures(rounds: Mapping[str, list[list[Answer]]], settings: BenchServeSetti
             for percent in (50, 99):
                 value = 1e3 * float(np.percentile(values, percent)) if values else None
                 figures[f"{way}_{key}_p{percent}"] = value
-    # Of the last way, which has drafts.
+    # Of the last variant, which has drafts.
     counts = {key: sum(each.statistics.get(key, 0) for each in answers) for key in _COUNTS}
     plain = figures["plain_tokens_per_s"]
     return figures | {

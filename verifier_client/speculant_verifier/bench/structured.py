@@ -1,4 +1,4 @@
-"""``speculant bench structured``: what agents ask for: answers of a form, and calls that begin alike."""
+"""``speculant bench structured``: typical requests of agents: structured output, and calls with a common prefix."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _Number = Annotated[int, Field(ge=1, le=9999)]
 
 
 class BenchStructuredSettings(ReportingSettings):
-    """Decode records of a strict schema with and without what the form forces, and a long conversation's second call.
+    """Decode records of a strict schema with and without forced tokens, and a long conversation's second call.
 
-    The exit status is 1 if an answer differs from the one without drafts, or is not of its form.
+    The exit status is 1 if an answer differs from the one without drafts, or violates its schema.
     """
 
     verifier: VerifierConfig = VerifierConfig()
     """Model; without one, random weights for the named tokenizer."""
     records: Annotated[int, Field(ge=1)] = 16
-    """Records that are written."""
+    """Number of records to write."""
     batch: Annotated[int, Field(ge=1)] = 8
     """Rows."""
     nodes: Annotated[int, Field(ge=1)] = 8
-    """Most drafted tokens of a row."""
+    """Most drafted tokens per row."""
     conversation: Annotated[int, Field(ge=64)] = 4000
     """Tokens of the long conversation, at least 64."""
 
@@ -65,7 +65,7 @@ class _Item(_Part):
 
 
 class _Order(_Part):
-    """The record that is written."""
+    """The record that the model writes."""
 
     order_number: _Number
     customer: _Customer
@@ -74,7 +74,7 @@ class _Order(_Part):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if a form or a draft changed an answer."""
+    """Measure and print; 1 if a schema or a draft changed an output."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
     begin("loading the model")
     verifier = settings.verifier
@@ -111,9 +111,9 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Let the model write records, with drafts and without; and force others upon it, in a tokenizer's own words.
+        """Let the model write records with and without drafts, and force it to write others in usual tokens.
 
-        The latter show what drafts bring: a model of random weights spells words as no real one does.
+        The forced ones show the gain of drafts, because a model of random weights spells words unlike any real one.
         """
         free = [
             BenchRequest((*self._prompt, *self._target.encode(f"{index}. ")), _LONGEST, grammar=self._grammar)
@@ -135,7 +135,7 @@ class _Runs:
         }
 
     def masks(self) -> dict[str, Any]:
-        """Ask at every node of drafts along some records, and make the masks there."""
+        """Compute the masks at every node of drafts along some records."""
         import torch
 
         logits = torch.randn(self._target.vocabulary_size)
@@ -157,7 +157,7 @@ class _Runs:
         }
 
     def second_call(self, length: int) -> dict[str, Any]:
-        """Read a conversation, and then the same with another question at its end, from the prefix cache and anew."""
+        """Prefill a conversation, then the same with another last question, with and without the prefix cache."""
         words = self._target.vocabulary_size
         conversation, question = ([self._random.randrange(words) for _ in range(each)] for each in (length, 60))
         settings = GenerationConfig(ignore_end_tokens=True)

@@ -21,7 +21,7 @@ _LOGIT = 1e4
 
 
 class _Arrivals(BaseStreamer):
-    """Notes when tokens come."""
+    """Records when tokens arrive."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -29,7 +29,7 @@ class _Arrivals(BaseStreamer):
         self._has_prompt = False
 
     def put(self, value: Tensor) -> None:
-        """Take the prompt first, then what every step brings."""
+        """Take the prompt first, then the tokens of every step."""
         if self._has_prompt:
             self.seen.append((time.perf_counter() - self.started, value.numel()))
         self._has_prompt = True
@@ -43,11 +43,11 @@ def decode_transformers(
 ) -> Decoded:
     """Decode one request.
 
-    The model is the very same, with the same attention, and records are forced upon it, too.
+    The model object is the same, with the same attention, and it is forced to write records, too.
 
     Args:
         target: the model.
-        requests: one, which is all that transformers' speculation takes.
+        requests: one request, because transformers' speculation supports no more.
         config: how tokens are chosen.
         more: further arguments of ``generate``.
     """
@@ -62,7 +62,7 @@ def decode_transformers(
     prompt = torch.tensor([request.prompt], device=target.device)
     settings: Any = target.model.generation_config
     before = settings.eos_token_id, settings.pad_token_id
-    settings.eos_token_id, settings.pad_token_id = ends or None, 0  # generate takes the model's own where none is given
+    settings.eos_token_id, settings.pad_token_id = ends or None, 0  # by default generate uses the model's own
     try:
         with _forced_output(target.model, request):
             torch.manual_seed(config.seed)
@@ -89,8 +89,8 @@ def decode_transformers(
 def _forced_output(model: nn.Module, request: BenchRequest) -> Iterator[None]:
     """Make transformers' loops write a record: after every prefix of the request its next token has the highest logit.
 
-    It changes the logits where the model returns them. A logits processor would do the same, but loops with processors
-    copy logits that they leave alone otherwise.
+    It changes the logits that the model returns. A logits processor would do the same, but with processors the loops
+    copy the logits.
     """
 
     def force(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -1,4 +1,4 @@
-"""``speculant bench verify-cost``: what a forward pass costs, by the rows of the batch and the tokens of each row."""
+"""``speculant bench verify-cost``: the cost of a forward pass, by the rows of the batch and the tokens of each row."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from speculant_graph.settings import ReportingSettings, load_settings
 
 
 class BenchVerifyCostSettings(ReportingSettings):
-    """Measure what verifying drafts costs: forward passes over the last token and drafted nodes.
+    """Measure the cost of verifying drafts: forward passes over the last token and drafted nodes.
 
-    Every figure is the smallest of repeated passes, which take turns. What does not fit into --time is left out, from
+    Every figure is the smallest of repeated, interleaved passes. Points that do not fit into --time are left out, from
     the largest on.
     """
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 4, 8]  # noqa: RUF012
-    """Rows of a pass, separated by commas."""
+    """Rows per pass, separated by commas."""
     tokens: Annotated[list[Annotated[int, Field(ge=1, le=MAX_POINT)]], COMMAS] = [  # noqa: RUF012
         1, 2, 4, 8, 16, 32, 64,
     ]  # fmt: skip
-    """Tokens of each row, separated by commas; 1 is plain decoding."""
+    """Tokens per row, separated by commas; 1 is plain decoding."""
     context: Annotated[int, Field(ge=0, le=1 << 20)] = 200
-    """Tokens that every row has in the cache."""
+    """Tokens of every row in the cache."""
     time: Annotated[float, Field(gt=0.0, le=3_600.0)] = 30.0
     """Longest time of the measurement, in seconds."""
     output: Path | None = None
-    """Write the curve of the first batch to this JSON file, as 'speculant bench replay --cost' reads it."""
+    """Write the curve of the first batch to this JSON file, for 'speculant bench replay --cost'."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
 

@@ -1,7 +1,7 @@
-"""What a bench decodes, and with which model: prompts or recorded outputs, and checkpoints or random weights.
+"""Requests and models of benches: prompts or recorded outputs, and checkpoints or random weights.
 
-The time of a pass hardly depends on the weights, so a model of random weights measures what a real one of its shape
-would take. What it writes means nothing: replay recorded outputs with it.
+The time of a pass hardly depends on the weights, so a model of random weights takes as long as a real one of its shape.
+Its text is meaningless, so use it to replay recorded outputs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class BenchRequest:
     max_tokens: int
     """Most tokens to decode."""
     forced: tuple[TokenId, ...] | None = None
-    """What the model is made to write, ``max_tokens`` tokens; None: its own choice."""
+    """Forced output, ``max_tokens`` tokens; None: the model's own choice."""
     grammar: Grammar | None = None
-    """The output's form."""
+    """The output's schema or grammar."""
 
 
 def requests_of(texts: Sequence[str], target: TargetModel, max_tokens: int) -> list[BenchRequest]:
@@ -61,11 +61,11 @@ def requests_of(texts: Sequence[str], target: TargetModel, max_tokens: int) -> l
 def replayed_requests(
     paths: Sequence[Path], target: TargetModel, limit: int | None, max_tokens: int
 ) -> dict[str, list[BenchRequest]]:
-    """Make requests of recorded outputs, of which the first ``max_tokens`` tokens are replayed, by workload.
+    """Make requests that replay the first ``max_tokens`` tokens of recorded outputs, by workload.
 
     Raises:
-        CorpusError: a file can't be read, or holds no traces.
-        ConfigError: a trace is too long for the model, or two files are of the same workload.
+        CorpusError: a file can't be read, or has no traces.
+        ConfigError: a trace is too long for the model, or two files have the same workload.
     """
     tokenizer = CorpusTokenizer.load(target.fingerprint.name, special_tokens="parse")
     groups = {}
@@ -79,21 +79,21 @@ def replayed_requests(
 
 
 def read_prompts(path: Path, limit: int | None) -> list[str]:
-    """Read prompts as ``speculant generate`` does, the first ones of a file.
+    """Read the first prompts of a file, as ``speculant generate`` does.
 
     Raises:
-        ConfigError: the file can't be read, or a line of it is no text to continue.
+        ConfigError: the file can't be read, or a line has no text to continue.
     """
     texts: list[str] = []
     for line in prompt_lines([], path)[:limit]:
         if not isinstance(line.prompt, str) or not line.prompt:
-            raise ConfigError(f"{line.location} is no text to continue; write one")
+            raise ConfigError(f"{line.location} has no text to continue; write one")
         texts.append(line.prompt)
     return texts
 
 
 def load_target(config: VerifierConfig) -> TargetModel:
-    """Load a model, or make one of random weights.
+    """Load a model, or make one with random weights.
 
     Raises:
         ConfigError: it can't be loaded, or a random one lacks a size or a tokenizer.
@@ -126,7 +126,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
 
 
 def describe(target: TargetModel) -> dict[str, Any]:
-    """Return what was measured on which device, ready for JSON."""
+    """Return model and device of a measurement, ready for JSON."""
     import torch
 
     device = target.device
@@ -151,11 +151,11 @@ def _fitting(requests: list[BenchRequest], target: TargetModel) -> list[BenchReq
 
 
 def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
-    """Return a shape of about that size: 512 wide, or narrower if the vocabulary would take most of it."""
+    """Return an architecture of about that size: 512 wide, or narrower if the vocabulary would take most of it."""
     from transformers import GptOssConfig
 
     if size == _REAL:
-        # The values of the released model are the defaults of transformers but for the layers.
+        # Except for the layers, transformers' defaults are the released model's values.
         return GptOssConfig(num_hidden_layers=24, num_local_experts=32, eos_token_id=None, pad_token_id=None)
     num_parameters = round(float(size[:-1]) * _UNITS[size[-1]])
     hidden = _HIDDEN
@@ -163,7 +163,7 @@ def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
         hidden //= 2
     # Experts of a quarter of the width: 32 of them and their two matrices, and about 3 squares of attention.
     per_layer = _EXPERTS * 3 * hidden * (hidden // 4) + 3 * hidden * hidden
-    pairs = (num_parameters - vocabulary_size * hidden) / (2 * per_layer)  # full and sliding attention take turns
+    pairs = (num_parameters - vocabulary_size * hidden) / (2 * per_layer)  # full and sliding attention alternate
     return GptOssConfig(
         vocab_size=vocabulary_size,
         hidden_size=hidden,

@@ -1,4 +1,4 @@
-"""Key-value caches that hold ragged rows and take drafts back exactly."""
+"""Key-value caches for ragged rows that roll back drafts exactly."""
 
 from speculant_verifier.cache.pass_layout import CacheLayout, ForwardPlan
 from speculant_verifier.cache.slots import SlotCache

@@ -1,4 +1,4 @@
-"""One layer's keys and values, in the form that transformers asks a cache for."""
+"""One layer's keys and values, with transformers' cache interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Buffer = NDArray[np.int16]
 
 
 class SlotLayer(CacheLayerMixin):
-    """Buffers ``[rows, kv_heads, slots, head_dim]``; the cache sets before every pass where to write and read.
+    """Buffers ``[rows, kv_heads, slots, head_dim]``; before every pass the cache sets the slots to write and read.
 
     Buffers are zeroed, never empty: a NaN in a masked slot would still poison the output (0 x NaN).
     """
@@ -43,7 +43,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store ``[n, kv_heads, T, head_dim]`` and return what the pass may attend to."""
+        """Store ``[n, kv_heads, T, head_dim]`` and return the keys and values that the pass may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         placement = self.placement
@@ -67,7 +67,7 @@ class SlotLayer(CacheLayerMixin):
 
     def resize(self, num_rows: int, num_slots: int) -> None:
         """Change the buffers' size; rows and slots that exist in both sizes keep their contents."""
-        for name in ("keys", "values"):  # one after the other: only one of them is there twice
+        for name in ("keys", "values"):  # one after the other, so that only one exists twice at a time
             if not self.is_initialized:
                 break
             old: Tensor = getattr(self, name)
@@ -81,9 +81,9 @@ class SlotLayer(CacheLayerMixin):
         self.num_rows, self.num_slots = num_rows, num_slots
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy slots ``source`` of ``rows`` to slots ``target``, in the order of paths: none moves behind itself."""
+        """Copy slots ``source`` of ``rows`` to slots ``target``, in path order: no target is after its source."""
         keys, values = self._memories
-        if keys is not None and values is not None:  # one loop over a buffer: index tensors cost more than the copies
+        if keys is not None and values is not None:  # a loop: index tensors cost more than the copies
             for memory in (keys, values):
                 _core.move_slots(memory, rows.numpy(), source.numpy(), target.numpy())
             return
@@ -101,7 +101,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[row][:, slots].clone(), self.values[row][:, slots].clone()
 
     def write(self, row: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
-        """Put back what :meth:`read` returned."""
+        """Write back the result of :meth:`read`."""
         self.keys[row][:, slots] = keys
         self.values[row][:, slots] = values
 
@@ -128,7 +128,7 @@ class SlotLayer(CacheLayerMixin):
 def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
     """Return a buffer for keys or values ``[rows, kv_heads, slots, head_dim]``: on a GPU in the order of slots.
 
-    There the slots of a row can be looked at in parts (:meth:`CacheLayout.num_parts`) that are views.
+    In this order, parts of a row's slots (:meth:`CacheLayout.num_parts`) are views.
     """
     heads, size = states.shape[1], states.shape[3]
     if states.device.type == "cpu":
@@ -137,7 +137,7 @@ def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
 
 
 def _memory_of(buffer: Tensor) -> Buffer | None:
-    """Return the memory of a buffer of keys or values; None if it is not on a CPU, or of single bytes."""
+    """Return the memory of a buffer of keys or values; None if it is not on a CPU, or has one-byte elements."""
     if buffer.device.type != "cpu" or buffer.element_size() % 2:
         return None
     memory: Buffer = buffer.view(torch.int16).numpy()

@@ -2,15 +2,15 @@
 
 Every row starts at slot 0, and a committed token's slot is its position. A forward pass writes row ``b`` to the slots
 after its committed length; rows with fewer nodes are padded with junk that masks hide and later passes overwrite.
-Rolling back is *not* advancing the length. This holds for sliding-window layers too, because the window is applied by
-**position** in the mask.
+To roll back, the cache does *not* advance the length. This holds for sliding-window layers too, because the mask
+applies the window by **position**.
 
-Sliding layers may be rings: slot = index % ring, where the ring holds the window and the widest pass. What a pass
-overwrites is then out of every window, and what an earlier, rejected draft left behind stands where the masks see
-nothing. Until a row wraps around, a ring is the plain layer of the same size, so a short batch takes no more memory.
+Sliding layers may be rings: slot = index % ring, where the ring has space for the window and the widest pass. The
+tokens that a pass overwrites are then outside every window, and masks hide the slots of earlier, rejected drafts. Until
+a row wraps around, a ring is an ordinary layer of the same size, so a short batch takes no more memory.
 
-Invariant between steps: the cache holds every token of a row except the last ones, the *pending* tokens that the next
-pass begins with (usually one).
+Invariant between steps: the cache contains every token of a row except the last ones, the *pending* tokens with which
+the next pass begins (usually one).
 """
 
 from __future__ import annotations
@@ -31,41 +31,39 @@ from speculant_verifier.cache.pass_layout import (
     MaskMaker,
     PassShape,
     Placement,
-    full_visibility,
     shape_of_pass,
     sizes_of,
-    window_visibility,
 )
 
 _LEAST_GROWTH = 256
 _LEAST_RECORDED_GROWTH = 2_048
 
 KeysAndValues = tuple[tuple[Tensor, Tensor], ...]
-"""Of some layers of a row, ``[kv_heads, positions, head_dim]`` each."""
+"""Keys and values of some layers of a row, ``[kv_heads, positions, head_dim]`` each."""
 
 
 class SlotCache(Cache):
-    """The cache of all layers, and where the pass that is about to run goes."""
+    """The cache of all layers, and the placement of the next pass."""
 
     def __init__(self, layout: CacheLayout, num_rows: int, *, widest_pass: int | None = None) -> None:
-        """Make an empty cache; memory is taken when it is first used.
+        """Make an empty cache; it allocates memory on first use.
 
         Args:
-            layout: the model's side.
-            num_rows: sequences held at once.
-            widest_pass: most nodes of one pass, which rings are made for; None: any, without rings.
+            layout: the model's layout.
+            num_rows: number of sequences.
+            widest_pass: most nodes of one pass, which sizes the rings; None: any number, without rings.
         """
         self.layout, self.num_rows, self.capacity = layout, num_rows, 0
         self.max_slots: int | None = None
-        """Bound of rows times capacity that growing by itself keeps to; None for none."""
+        """Bound of rows times capacity for automatic growth; None for no bound."""
         self.lengths = [0] * num_rows
         """Committed tokens per row. Read them; commits and clears change them."""
-        self._written = [0] * num_rows  # slots that may hold something, rejected nodes included
+        self._written = [0] * num_rows  # slots that may have contents, including rejected nodes
         self._ring = layout.ring_slots(widest_pass)
-        self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout)
+        self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout, layout.window)
         self._slot_layers = [SlotLayer(num_rows, 0) for sliding in layout.is_sliding]
         self.recordings: dict[Hashable, Any] = {}
-        """Passes that were recorded over these buffers; forgotten where the buffers change."""
+        """Passes recorded over these buffers; dropped when the buffers change."""
         super().__init__(layers=list(self._slot_layers))
 
     def _slots_of(self, is_sliding: bool, capacity: int) -> int:
@@ -73,7 +71,7 @@ class SlotCache(Cache):
 
     @property
     def most_slots(self) -> int | None:
-        """Slots that a row can get within the bound; None for any number."""
+        """Most slots of a row within the bound; None for any number."""
         if self.max_slots is None or not self.num_rows:
             return None
         return self.max_slots // self.num_rows // self.layout.step * self.layout.step
@@ -86,23 +84,23 @@ class SlotCache(Cache):
     def slots_needed(self, num_rows: int, longest: int) -> int:
         """Return rows times capacity for the longest row's committed tokens plus the nodes of the widest pass.
 
-        All rows of a pass are padded to the same number of nodes, so both may belong to different rows.
+        The two may belong to different rows, because all rows of a pass are padded to the same number of nodes.
         """
         return num_rows * self.layout.round_up(longest)
 
     @torch.inference_mode()
     def resize(self, num_rows: int, capacity: int) -> None:
-        """Change rows and slots per row; contents stay. A layer at a time, so that little is there twice.
+        """Change rows and slots per row; contents stay. Works layer by layer, so that little memory exists twice.
 
         Raises:
-            ValueError: a row that would go, or slots that would go, hold committed tokens.
+            ValueError: a row or slots to remove have committed tokens.
         """
         capacity = self.layout.round_up(capacity)
         if any(self.lengths[num_rows:]) or max(self.lengths, default=0) > capacity:
-            raise ValueError("a cache can't shrink below what it holds; clear rows first")
+            raise ValueError("a cache can't shrink below its contents; clear rows first")
         if (num_rows, capacity) != (self.num_rows, self.capacity):
             self.recordings.clear()
-        # Where memory ends on the way, the cache has what all of its layers have.
+        # If memory runs out midway, the cache has the size that all its layers have.
         self._set_size(min(num_rows, self.num_rows), min(capacity, self.capacity))
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             layer.resize(num_rows, self._slots_of(is_sliding, capacity))
@@ -115,15 +113,15 @@ class SlotCache(Cache):
         self._written = self._written[:num_rows] + more
 
     def reserve(self, num_slots: int) -> None:
-        """Make space for so many slots per row, with some to spare if the bound allows.
+        """Make space for this many slots per row, and some more if the bound allows.
 
         Raises:
-            ValueError: rows times slots would pass the bound (ask :meth:`slots_needed` first).
+            ValueError: rows times slots would exceed the bound (see :meth:`slots_needed`).
         """
         if num_slots <= self.capacity:
             return
         growth = max(_LEAST_GROWTH, self.capacity // 4)
-        if self.layout.rounds:  # whatever was recorded is lost with the buffers
+        if self.layout.rounds:  # recorded passes are lost with the buffers
             growth = max(_LEAST_RECORDED_GROWTH, self.capacity)
         capacity = self.layout.round_up(max(num_slots, self.capacity + growth))
         if self.max_slots is not None and self.num_rows * capacity > self.max_slots:
@@ -134,9 +132,9 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def clear(self, row: int) -> None:
-        """Forget a row, so that another sequence may use it.
+        """Clear a row, so that another sequence may use it.
 
-        Its slots are zeroed: masked ones are multiplied by zero, which a NaN of the former sequence would survive.
+        Its slots are zeroed: masked slots are multiplied by zero, and a NaN of the former sequence would survive that.
         """
         for layer in self._slot_layers:
             layer.wipe(row, 0, min(self._written[row], layer.num_slots))
@@ -144,9 +142,9 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def move_row(self, source: int, target: int) -> None:
-        """Move a row to another's index, whatever that held; the source is empty then.
+        """Move a row to another index and overwrite the row there; the source is then empty.
 
-        Rows in use that are neighbours are read in place. Others are gathered, which copies them on every pass.
+        Adjacent rows in use are read in place. Others are gathered, which copies them on every pass.
         """
         if source == target:
             return
@@ -159,38 +157,38 @@ class SlotCache(Cache):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no pass has run yet, so that there are no keys and values of any row."""
+        """Whether no pass has run yet, so that no row has keys and values."""
         return not self._slot_layers[0].is_initialized
 
     @torch.inference_mode()
     def read(self, row: int, start: int, stop: int, *, sliding: bool) -> KeysAndValues:
-        """Copy what a row holds of some positions.
+        """Copy some positions of a row.
 
         Args:
-            row: which; a pass must have run.
+            row: the row; a pass must have run.
             start: first position.
-            stop: the one after the last. Of sliding layers only those in the window of the next position are there.
-            sliding: of the layers that see a window, or of those that see everything.
+            stop: end position. Sliding layers have only the window of the next position.
+            sliding: read sliding layers instead of full-attention layers.
         """
         return tuple(layer.read(row, slots) for layer, slots in self._positions(start, stop, sliding=sliding))
 
     @torch.inference_mode()
     def write(self, row: int, start: int, contents: KeysAndValues, *, sliding: bool, length: int) -> None:
-        """Put back the first ``length`` positions of what :meth:`read` returned; they must fit.
+        """Write back the first ``length`` positions of the result of :meth:`read`; they must fit.
 
         Args:
-            row: any.
-            start: where the contents begin.
-            contents: of this cache.
-            sliding: as they were read.
-            length: how many positions are written.
+            row: any row.
+            start: first position of the contents.
+            contents: keys and values of this cache.
+            sliding: as for :meth:`read`.
+            length: number of positions to write.
         """
         layers = self._positions(start, start + length, sliding=sliding)
         for (layer, slots), (keys, values) in zip(layers, contents, strict=True):
             layer.write(row, slots, keys[:, :length], values[:, :length])
 
     def set_length(self, row: int, length: int) -> None:
-        """Say how many positions of a row are committed, after they were written."""
+        """Set the number of committed positions of a row, after they were written."""
         self.lengths[row] = length
         self._written[row] = max(self._written[row], length)
 
@@ -203,9 +201,9 @@ class SlotCache(Cache):
                 yield layer, slots
 
     def block_of(self, rows: Sequence[int]) -> range:
-        """Return the rows that a pass over some of them is padded to: the first ones, a round number.
+        """Return the rows of a pass over some rows after padding: the first ones, a rounded number.
 
-        A row that has no part in the pass takes no harm: what is written to it lies beyond its length.
+        Padding does not harm a row outside the pass, because its slots are written only beyond its length.
         """
         return range(min(self.layout.round_rows(max(rows) + 1), self.num_rows))
 
@@ -220,51 +218,54 @@ class SlotCache(Cache):
         """Prepare a pass: per row a chain of pending tokens and the draft below the last of them.
 
         Args:
-            rows: the n rows that take part.
+            rows: the n rows of the pass.
             pending: tokens of each row's chain, at least 1.
             drafts: the tree below each chain; None for none (a chunk of a prompt).
             num_written: nodes of every row, from its first pending token, that earlier passes since the last commit
-                have written: the pass is over those after them. So trees can grow pass by pass.
+                have written. The pass covers the nodes after them, so trees can grow pass by pass.
 
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
         """
-        width = self._width(rows, max(sizes_of(pending, drafts)))
-        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, width)
+        rounded = self._width(rows, max(sizes_of(pending, drafts))) if self.layout.rounds else None
+        shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, rounded)
+        width = shape.depths.shape[1]
         end = int(shape.lengths.max()) + width
         self.reserve(end)
-        assert self._ring is None or width + (self.layout.window or 0) <= self._ring + 1, "a pass wider than was said"
+        assert self._ring is None or width + (self.layout.window or 0) <= self._ring + 1, "wider than widest_pass"
         for row in rows:
             self._written[row] = max(self._written[row], self.lengths[row] + width)
         full = sliding = None
         full_placement = sliding_placement = None
+        columns = min(self.layout.round_columns(end), self.capacity)
         if not all(self.layout.is_sliding):
-            full_placement = self._placement(rows, shape, self.capacity, end, num_written)
-            full = self._full_masks.make(full_visibility(shape, full_placement.columns)[:, num_written:])
+            full_placement = self._placement(rows, shape, self.capacity, columns, num_written)
+            full = self._full_masks.make(shape, columns, self.capacity, num_written)
         if self.layout.window is not None:
             ring = self._ring or self.capacity
-            sliding_placement = self._placement(rows, shape, ring, end, num_written)
-            visible = window_visibility(shape, sliding_placement.columns, self.layout.window, ring)
-            sliding = self._sliding_masks.make(visible[:, num_written:])
-        positions = torch.from_numpy(shape.positions[:, num_written:]).to(self.layout.device, non_blocking=True)
-        plan = ForwardPlan(positions, full, sliding, full_placement, sliding_placement)
+            columns = min(columns, ring)
+            sliding_placement = self._placement(rows, shape, ring, columns, num_written)
+            sliding = self._sliding_masks.make(shape, columns, ring, num_written)
+        positions = shape.lengths[:, None] + shape.depths[:, num_written:]
+        position_ids = torch.from_numpy(positions).to(self.layout.device, non_blocking=True)
+        plan = ForwardPlan(position_ids, full, sliding, full_placement, sliding_placement)
         self.place(plan)
         return plan
 
     def place(self, plan: ForwardPlan) -> None:
-        """Say where the next pass writes and reads."""
+        """Set the slots that the next pass writes and reads."""
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             layer.placement = plan.sliding_placement if is_sliding else plan.full_placement
 
     def _width(self, rows: Sequence[int], width: int) -> int:
-        """Return the nodes that the rows of a pass are padded to: a round number, if that many fit."""
+        """Return the width to which the rows of a pass are padded: a rounded number, if it fits."""
         rounded = self.layout.round_width(width)
         end = max(self.lengths[row] for row in rows) + rounded
         is_too_wide = self._ring is not None and rounded + (self.layout.window or 0) > self._ring + 1
         is_too_long = self.most_slots is not None and end > max(self.capacity, self.most_slots)
         return width if is_too_wide or is_too_long else rounded
 
-    def _placement(self, rows: Sequence[int], shape: PassShape, ring: int, end: int, num_written: int) -> Placement:
+    def _placement(self, rows: Sequence[int], shape: PassShape, ring: int, columns: int, num_written: int) -> Placement:
         count = len(shape.depths)
         indices = (shape.lengths[:, None] + np.arange(num_written, shape.depths.shape[1])) % ring
         start, width = int(indices[0, 0]), indices.shape[1]
@@ -272,21 +273,21 @@ class SlotCache(Cache):
         return Placement(
             rows=torch.from_numpy(np.array(rows)).to(self.layout.device, non_blocking=True),
             slots=torch.from_numpy(indices).to(self.layout.device, non_blocking=True),
-            columns=min(self.layout.round_columns(end), ring, self.capacity),
+            columns=columns,
             block=slice(rows[0], rows[0] + count) if is_block else None,
             run=(rows[0], start) if count == 1 and start + width <= ring else None,
         )
 
     def commit_all(self, rows: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Keep nodes of the last pass; all others are rolled back by being left beyond their row's length.
+        """Keep nodes of the last pass; all others stay beyond their row's length and so are rolled back.
 
-        Only slots that must move do, in one go for all rows: everything is read before anything is written.
+        Only nodes that must move are copied, for all rows at once: all reads come before all writes.
 
         Args:
             rows: rows of the last pass, all or some, in any order.
-            paths: per row the nodes to keep, pass-local: all m pending tokens, 0 to m - 1, and then the accepted path
-                below them, where draft node j is m + j. A range from 0 is the cheapest form of a path that moves
-                nothing.
+            paths: per row, the indices in the pass of the nodes to keep: all m pending tokens, 0 to m - 1, and then
+                the accepted path below them, where draft node j is m + j. A range from 0 is the cheapest form of a
+                path without moves.
         """
         moved = [
             (row, self.lengths[row] + node, self.lengths[row] + index)

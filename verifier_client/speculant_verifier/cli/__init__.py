@@ -1,1 +1,1 @@
-"""The verifier's commands, and what they share: settings, the console, what is typed."""
+"""The verifier's commands, with their shared settings, console and prompt input."""

@@ -1,6 +1,6 @@
 """``speculant chat``: talk with a model in the terminal.
 
-A line is read, and is a command or a message that gets an answer. Answers go to standard output, everything else to
+Each input line is a command or a message that gets an answer. Answers go to standard output, everything else to
 standard error.
 """
 
@@ -35,12 +35,12 @@ COMMANDS = {
     "/help": "list the commands",
     "/system": "TEXT: put a system message before the conversation; without TEXT remove it",
     "/clear": "forget the conversation, not the system message",
-    "/stats": "show how drafting goes",
-    "/train": "train the draft model on what was recorded, and draft with the result if it is better",
-    "/eval": "hold the adapter that drafts against the draft model without any",
+    "/stats": "show statistics of drafting",
+    "/train": "train the draft model on the records, and draft with the result if it is better",
+    "/eval": "compare the present adapter with the draft model without adapter",
     "/quit": "end, as Ctrl-D does",
 }
-"""Command -> what it does."""
+"""Command -> its description."""
 
 
 class ChatGenerationConfig(GenerationConfig):
@@ -51,24 +51,24 @@ class ChatGenerationConfig(GenerationConfig):
 
 
 class ChatSettings(DecodingSettings):
-    """Talk with a model, with the flags of 'generate'.
+    """Chat with a model, with the flags of 'generate'. A line is a message, typed or from a pipe; /help lists commands.
 
-    A line is a message, typed or from a pipe; /help lists commands. Ctrl-C stops an answer, Ctrl-D ends. Answers go to
-    standard output, all else to standard error. The exit status is 1 if a line of a pipe failed.
+    Ctrl-C stops an answer, Ctrl-D ends. Answers go to standard output, all else to standard error. The exit status is 1
+    if a line of a pipe failed.
     """
 
     system: str = ""
     """A system message before the conversation."""
     color: Literal["auto", "never", "always"] = "auto"
-    """Colour accepted drafts, and dim what is not the answer: 'auto' does on a terminal, unless NO_COLOR is set."""
+    """Colour accepted drafts, and dim all but the answer: 'auto' does on a terminal, unless NO_COLOR is set."""
     generation: ChatGenerationConfig = ChatGenerationConfig()
-    """How tokens are chosen."""
+    """Sampling and length of the output."""
     train: TrainConfig = TrainConfig()
     """How /train trains the draft model."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Talk until there are no more messages; return 1 if a line of a pipe failed.
+    """Chat until the input ends; return 1 if a line of a pipe failed.
 
     Raises:
         ConfigError: settings are wrong, or the model can't be loaded.
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Input:
-    """Where messages come from: a prompt on a terminal, whose history is not kept on disk, or standard input."""
+    """The source of messages: a prompt on a terminal, whose history is not saved, or standard input."""
 
     def __init__(self, *, is_colored: bool) -> None:
         """Set up the prompt, if the input is a terminal."""
@@ -103,7 +103,7 @@ class Input:
         Raises:
             EOFError: there is none.
             KeyboardInterrupt: Ctrl-C.
-            ConfigError: standard input is no text.
+            ConfigError: standard input is not text.
         """
         if self._session is not None:
             return self._session.prompt()
@@ -117,22 +117,22 @@ class Input:
 
 
 class Answer:
-    """One answer as it comes. Thoughts, and what was drafted, are shown on a terminal."""
+    """Shows one answer as it arrives; on a terminal with thoughts and drafted tokens."""
 
     def __init__(self, console: Console, splitter: Splitter | None) -> None:
         """Begin.
 
         Args:
-            console: where it is shown.
-            splitter: splits what models that write in channels say.
+            console: the output.
+            splitter: splits the text of models that write in channels.
         """
         self.text = ""
-        """What it consists of so far."""
+        """Its pieces so far."""
         self._console, self._splitter = console, splitter
         self._is_reasoning = self._has_begun = False
 
     def add(self, event: StepEvent) -> None:
-        """Show what a step brought: reasoning dimmed, accepted drafts in their colour."""
+        """Show the text of a step: reasoning dimmed, accepted drafts in their colour."""
         for token_ids, text, style in (
             (event.token_ids[: event.num_accepted], event.accepted_text, ACCEPTED_STYLE),
             (event.token_ids[event.num_accepted :], event.text[len(event.accepted_text) :], ""),
@@ -176,18 +176,18 @@ class Conversation:
         """Begin.
 
         Args:
-            decoder: answers; it has no other callers.
+            decoder: generates the answers; it has no other callers.
             config: how tokens are chosen.
-            source: where messages come from.
-            answers: where answers go.
-            notes: where everything else goes.
-            system: a message before all others, if it is not empty.
-            training: counts, trains and judges; None: there are no commands for that.
+            source: source of messages.
+            answers: console for answers.
+            notes: console for everything else.
+            system: a system message before all others, if not empty.
+            training: statistics, training and evaluation; None disables their commands.
 
         Raises:
-            GenerationError: the model has no chat template that takes messages of a user.
+            GenerationError: the model has no chat template that accepts user messages.
         """
-        decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fails now rather than after the first message
+        decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fails here instead of after the first message
         self._decoder, self._config, self._input = decoder, config, source
         self._answers, self._notes, self._system = answers, notes, system
         self._training = training
@@ -195,7 +195,7 @@ class Conversation:
         self._has_failed = False
 
     def run(self) -> int:
-        """Talk; return 1 if a message from a pipe had no answer.
+        """Chat; return 1 if a message from a pipe got no answer.
 
         Raises:
             KeyboardInterrupt: Ctrl-C while messages come from a pipe.
@@ -210,7 +210,7 @@ class Conversation:
             except KeyboardInterrupt:
                 if not self._input.is_typed:
                     raise
-                continue  # the line that was being typed is forgotten
+                continue  # drop the partly typed line
             if line.split()[:1] == ["/quit"]:
                 break
             if line.strip():
@@ -249,7 +249,7 @@ class Conversation:
     def _ask(self, message: str) -> None:
         try:
             message.encode()
-        except UnicodeEncodeError:  # bytes of a pipe that are none, as Python reads them
+        except UnicodeEncodeError:  # invalid bytes from a pipe, as Python decodes them
             self._fail("speculant: chat: the line is not valid text; give UTF-8")
             return
         asked = [*self._messages, {"role": "user", "content": message}]
@@ -266,7 +266,7 @@ class Conversation:
             reason, interruption = "interrupted", interrupt
         except SpeculantError as failure:
             error = failure
-        # A half answer is a part of the conversation; what got none, or failed, is as if it had not been asked.
+        # A partial answer stays in the conversation; a message without an answer, or with a failure, is removed.
         if not error and (answer.text or reason != "interrupted"):
             self._messages = [*asked, {"role": "assistant", "content": answer.text}]
         answer.end()
@@ -284,7 +284,7 @@ class Conversation:
         return cast("Generator[StepEvent, None, None]", self._decoder.stream([prompt], self._config))
 
     def _note(self, text: str) -> None:
-        """Show something that is no answer."""
+        """Show a note."""
         write(self._notes, f"{text}\n")
 
     def _fail(self, text: str) -> None:
@@ -303,8 +303,8 @@ def _session(*, is_colored: bool) -> PromptSession[str]:
         completer=WordCompleter(list(COMMANDS), sentence=True),
         complete_while_typing=False,
         color_depth=None if is_colored else ColorDepth.MONOCHROME,
-        output=create_output(sys.stderr),  # answers alone go to standard output
+        output=create_output(sys.stderr),  # only answers go to standard output
     )
-    # A terminal that does not report its cursor serves a prompt of a line as well: no warning about that.
+    # A terminal that does not report its cursor is good enough for a one-line prompt, so no warning is needed.
     session.app.renderer.cpr_not_supported_callback = None
     return session

@@ -1,7 +1,7 @@
-"""What a conversation tells of its drafts, and how it has its draft model trained and judged: /stats, /train, /eval.
+"""Statistics of drafts, and training and evaluation of the draft model, in a chat: /stats, /train, /eval.
 
-Both are ``speculant train`` in a process of its own, whose lines are shown as they come: the model that drafts is
-never touched, and Ctrl-C ends a training as it does on a command line, with the best that it has by then.
+The latter two run ``speculant train`` in its own process and show its output: the model in use is never changed, and
+Ctrl-C ends a training as on a command line, with the best state so far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ChatTraining:
-    """Trains and judges the draft model of one decoder, and counts."""
+    """Trains and evaluates the draft model of one decoder, and reports statistics."""
 
     def __init__(
         self,
@@ -30,23 +30,23 @@ class ChatTraining:
         train: TrainConfig,
         note: Callable[[str], object],
     ) -> None:
-        """Take what a training needs.
+        """Take the parts that a training needs.
 
         Args:
             decoder: has the draft model, and records.
-            draft_model: its settings.
-            record: where it records.
-            train: how to train.
-            note: takes a line for people.
+            draft_model: settings of the draft model.
+            record: settings of the records.
+            train: settings of the training.
+            note: shows a line.
         """
         self._decoder, self._draft_model, self._record, self._train = decoder, draft_model, record, train
         self._note = note
 
     def train(self) -> None:
-        """Train on what was recorded; draft with the new adapter if the gate lets it through.
+        """Train on the records; draft with the new adapter if it passes the gate.
 
         Raises:
-            ConfigError: there is no draft model, or nothing is recorded.
+            ConfigError: there is no draft model, or recording is off.
         """
         from speculant_verifier.draft_model.adapters import described
         from speculant_verifier.service.learning import output_of
@@ -55,24 +55,24 @@ class ChatTraining:
         if adapters is None or self._record.folder is None:
             raise ConfigError("there is nothing to train, or to learn from; start with --draft-model and --record")
         output = output_of(self._record.folder, self._draft_model)
-        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on
+        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal their training text
         if self._run(f"--output={output}", present=adapters.state.present.folder) == 0:
             self._note(f"the draft model now has {described(adapters.load(str(output)))}")
 
     def evaluate(self) -> None:
-        """Hold the adapter that drafts against the draft model without any.
+        """Compare the present adapter with the draft model without adapter.
 
         Raises:
-            ConfigError: no adapter drafts, or nothing is recorded.
+            ConfigError: there is no adapter, or recording is off.
         """
         adapters = self._decoder.adapters
         folder = "" if adapters is None else adapters.state.present.folder
         if not folder or self._record.folder is None:
-            raise ConfigError("no adapter drafts, or nothing is recorded; /train makes one of what --record keeps")
+            raise ConfigError("no adapter drafts, or recording is off; /train makes one from the records of --record")
         self._run(f"--evaluate={folder}", present="")
 
     def statistics(self) -> str:
-        """Return how drafting went since the beginning, in lines for people."""
+        """Return statistics of drafting since the start, as lines of text."""
         from speculant_verifier.draft_model.adapters import described
 
         totals, engine = self._decoder.totals, self._decoder.engine
@@ -91,7 +91,7 @@ class ChatTraining:
         return "\n".join(lines)
 
     def _run(self, argument: str, *, present: str) -> int:
-        """Run ``speculant train`` to its end, also through Ctrl-C, which reaches it, too; return its exit status."""
+        """Run ``speculant train`` to its end, even after Ctrl-C, which it receives, too; return its exit status."""
         from speculant_verifier.service.learning import environment_of
 
         recorder = self._decoder.engine.recorder

@@ -1,4 +1,4 @@
-"""How generated text looks on a terminal: accepted drafts in one colour, the model's own tokens in another."""
+"""Generated text on a terminal: accepted drafts in one colour, the model's own tokens in another."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OWN_STYLE = "bold yellow"
 DIM_STYLE = "dim"
 
 ColorChoice = Literal["auto", "never", "always"]
-"""Whether output is coloured: 'auto' where it goes to a terminal and NO_COLOR is not set."""
+"""Whether output is coloured; 'auto': on a terminal, unless NO_COLOR is set."""
 
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def make_console(color: ColorChoice, *, stderr: bool = False) -> Console:
-    """Return a console that breaks no lines.
+    """Return a console that does not wrap lines.
 
     Args:
         color: whether to colour.
@@ -44,9 +44,9 @@ def make_console(color: ColorChoice, *, stderr: bool = False) -> Console:
 
 
 def write(console: Console, text: str, style: str = "") -> None:
-    """Write text as it is, tabs included; where there is no terminal, the very characters.
+    """Write text unchanged, including tabs.
 
-    On a terminal what would steer it is shown as escapes: a model may write anything.
+    On a terminal, control characters are shown as escapes, because a model may write any.
     """
     if console.is_terminal:
         text = _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r", ""))
@@ -55,33 +55,33 @@ def write(console: Console, text: str, style: str = "") -> None:
 
 
 def print_event(console: Console, event: StepEvent) -> None:
-    """Print what a step emitted, without a line end; where there are no colours, the very characters."""
+    """Print the text of a step, without a line end; without colours, the text unchanged."""
     write(console, event.accepted_text, ACCEPTED_STYLE)
     write(console, event.text[len(event.accepted_text) :], OWN_STYLE)
 
 
 def legend() -> Text:
-    """Return what the colours mean."""
+    """Return the legend of the colours."""
     return Text.assemble(("accepted from the draft", ACCEPTED_STYLE), "  ", ("the model's own", OWN_STYLE))
 
 
 class RunMeter:
-    """Measures a run of a decoder without other callers, also one that is interrupted."""
+    """Measures a run of a decoder without other callers, even an interrupted one."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         self._decoder = decoder
         self._before = self._counts()
         self._started_s = time.perf_counter()
         self._first_token_s: float | None = None
 
     def note(self, event: StepEvent) -> None:
-        """Take notice of an event."""
+        """Record an event."""
         if self._first_token_s is None and event.token_ids:
             self._first_token_s = time.perf_counter() - self._started_s
 
     def line(self) -> str:
-        """Return one line for people on the run so far, without a line end."""
+        """Return one line about the run so far, without a line end."""
         elapsed_s = time.perf_counter() - self._started_s
         tokens, steps, without_drafter, drafted, accepted, from_cache = (
             now - before for now, before in zip(self._counts(), self._before, strict=True)
@@ -107,7 +107,7 @@ class RunMeter:
         return ", ".join(parts)
 
     def _counts(self) -> tuple[int, ...]:
-        """Return tokens, passes, passes without drafter, drafted and accepted tokens, and those without a pass."""
+        """Return tokens, passes, passes without drafter, drafted tokens, accepted tokens, and tokens without a pass."""
         totals = self._decoder.totals
         return (
             totals.num_tokens,
@@ -120,10 +120,10 @@ class RunMeter:
 
 
 def waiting_for(what: str, color: ColorChoice) -> Status:
-    """Return a block in which a terminal shows what is waited for, on standard error.
+    """Return a context manager that shows a status on standard error, if that is a terminal.
 
     Args:
-        what: for people, such as "loading my-model".
-        color: whether to colour; 'always' is no more than 'auto', as it is for a terminal alone.
+        what: the text, such as "loading my-model".
+        color: whether to colour; 'always' means 'auto', because the status needs a terminal.
     """
     return make_console("never" if color == "never" else "auto", stderr=True).status(Text(what))

@@ -1,4 +1,4 @@
-"""Settings of commands that decode: the model, what drafts for it, and what is recorded."""
+"""Settings of commands that decode: the model, its drafter, and records."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class DecodingSettings(CommandSettings):
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()
-    """How much to draft."""
+    """Drafting options."""
     draft_model: DraftModelConfig = DraftModelConfig()
     """A small language model that drafts, too; its name is enough."""
     generation: GenerationConfig = GenerationConfig()
-    """How tokens are chosen."""
+    """Sampling and length of the output."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one."""
+    """The drafter sidecar, if any."""
     record: RecordConfig = RecordConfig()
     """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
 
     @property
     def suited_draft(self) -> DraftConfig:
-        """How to draft, by a strategy that fits the rule.
+        """Drafting settings with a strategy that suits the rule.
 
         Raises:
-            ConfigError: strategy, rule, graph, sidecar and draft model do not go together.
+            ConfigError: strategy, rule, graph, sidecar and draft model are incompatible.
         """
         has_ngrams = bool(self.graph_path) or bool(self.client.address)
         return suited(self.draft, self.generation, Sources(has_ngrams, bool(self.draft_model.name)))
 
     def open_decoder(self, *, must_fit: bool = True) -> SpeculativeDecoder:
-        """Load the model and find what drafts, with a warning if nothing does."""
+        """Load the model and open its drafter, with a warning if there is none."""
         from speculant_verifier.decoder import SpeculativeDecoder
         from speculant_verifier.model.progress import quiet_transformers
 

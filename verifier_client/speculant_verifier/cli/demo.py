@@ -1,4 +1,4 @@
-"""``speculant demo``: corpus, graph, sidecar process, model, and the same text twice: plainly and sooner."""
+"""``speculant demo``: corpus, graph, sidecar process, model, and the same text twice: plainly and with drafts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class DemoSettings(ReportingSettings):
     The exit status is 1 if any two texts differ.
     """
 
-    # One setting of a section leaves the demo's own defaults of the others.
+    # Setting one option of a section keeps the demo's own defaults of the others.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     rounds: Annotated[int, Field(ge=1)] = 3
-    """How often every prompt is measured; the figures are medians."""
+    """Measurements per prompt; the figures are medians."""
     draft_model: bool = False
     """Draft with the demo's draft model, too, where n-grams are unsure and it pays."""
     draft: DraftConfig = DraftConfig()
-    """How much to draft."""
+    """Drafting options."""
     generation: GenerationConfig = GenerationConfig(max_tokens=160)
-    """How tokens are chosen."""
+    """Sampling and length of the output."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What ``speculant doctor`` looks at in the verifier. What takes seconds to import comes with a model."""
+"""The verifier's checks of ``speculant doctor``. Slow imports happen only if a model is named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_devices() -> Iterator[CheckResult]:
-    """Say which GPUs torch sees."""
+    """Report the GPUs that torch sees."""
     if not torch.cuda.is_available():
         yield CheckResult("gpu", "ok", f"none: the model runs on the processor (torch {torch.__version__})")
         return
@@ -35,12 +35,12 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
     """Check a model: its description, weights, size and tokenizer, or load it.
 
     Args:
-        config: which model, and where it would run.
-        load: load it in full.
-        tokenizers: takes its tokenizer.
+        config: the model and its device.
+        load: load the whole model.
+        tokenizers: receives its tokenizer.
 
     Raises:
-        ConfigError: it can't be used, and why.
+        ConfigError: it can't be used; the message has the reason.
     """
     from transformers import AutoConfig
 
@@ -71,7 +71,7 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
 
 
 def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
-    """Return a model's shapes; refuse architectures that can't be verified with."""
+    """Return a model without weights; refuse architectures that can't verify drafts."""
     from transformers import AutoModelForCausalLM
 
     from speculant_verifier.model.loading import check_architecture, sliding_layers
@@ -84,7 +84,7 @@ def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
 
 
 def _require_weights(folder: Path) -> None:
-    """Refuse a folder that lacks files of its weights; names on the hub are fetched when the model is loaded."""
+    """Refuse a folder that lacks weight files; names on the hub are downloaded when the model is loaded."""
     if not folder.is_dir():
         return
     index = folder / "model.safetensors.index.json"
@@ -99,13 +99,13 @@ def _require_weights(folder: Path) -> None:
                 f"{folder} lacks {len(missing)} files of weights, first {missing[0]}", fix="download it again"
             )
     elif not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise ConfigError(f"{folder} holds no weights", fix="download the model again")
+        raise ConfigError(f"{folder} has no weights", fix="download the model again")
 
 
 def _size(
     config: VerifierConfig, described: PreTrainedConfig, model: PreTrainedModel, device: torch.device
 ) -> CheckResult:
-    """Say what a model needs, and what is streamed of it; what can't be done about that is the result, not an error."""
+    """Report a model's memory, and how much is streamed; a model that does not fit is a failed check, not an error."""
     from speculant_verifier.offload import plan_for
     from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pack
     from speculant_verifier.offload.weight_files import bytes_per_second
@@ -145,5 +145,7 @@ def _size(
     if needed > free and can_stream:
         return CheckResult("model size", "fail", detail, "choose a smaller model, or --dtype bfloat16")
     if needed > 0.8 * free:
-        return CheckResult("model size", "warn", detail, "lower verifier.max_kv_tokens, as keys and values come on top")
+        return CheckResult(
+            "model size", "warn", detail, "lower verifier.max_kv_tokens, keys and values need memory, too"
+        )
     return CheckResult("model size", "ok", detail)

@@ -33,36 +33,36 @@ _REPORTED = (
     "num_from_prefix_cache", "num_tried", "rolling_acceptance", "tree_hit_rate", "target_cache_hit_rate",
     "drafted_by_depth", "accepted_by_depth",
 )  # fmt: skip
-"""Of a result, what --json-output prints."""
+"""Fields of a result that --json-output prints."""
 
 
 class GenerateSettings(DecodingSettings):
-    """Continue prompts with a model, sooner with drafts. The text goes to standard output as it is made.
+    """Continue prompts with a model, sooner with drafts.
 
-    A line of statistics goes to standard error, also after Ctrl-C. The exit status is 1 if a prompt could not be
-    continued.
+    The text goes to standard output during generation. A line of statistics goes to standard error, also after Ctrl-C.
+    The exit status is 1 if a prompt failed.
     """
 
     prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Text to continue; several are decoded together. Without any and without --prompts, or for '-', all of standard
+    """Text to continue; several are decoded together. Without one and without --prompts, or for '-', all of standard
     input."""
     prompts: Path | None = None
     """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
-    object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names for records what the
-    prompt is a part of."""
+    object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names the document that the
+    prompt belongs to, for records."""
     chat: bool = False
-    """Put every prompt through the model's chat template, as a message of the user."""
+    """Apply the model's chat template to every prompt, as a user message."""
     system: str = ""
     """With --chat: a system message before it."""
     json_output: bool = False
-    """Print one JSON object a line for every result, with text, token ids, statistics and any error, and with
-    log-probabilities where they are asked for, instead of the text."""
+    """Print one JSON object per line for every result, with text, token ids, statistics and any error, and with
+    log-probabilities if requested, instead of the text."""
     color: Literal["auto", "never", "always"] = "auto"
     """Colour accepted drafts and the model's own tokens: 'auto' does on a terminal, unless NO_COLOR is set."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Generate; print text as it comes and a line of statistics on standard error."""
+    """Generate; print text as it arrives, and a line of statistics on standard error."""
     settings = load_settings(GenerateSettings, "generate", arguments)
     if settings.system and not settings.chat:
         raise ConfigError("--system is for conversations; add --chat")
@@ -82,10 +82,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -> None:
-    """Refuse settings that no prompt could be continued with.
+    """Refuse settings that are invalid for every prompt.
 
     Raises:
-        ConfigError: which one.
+        ConfigError: a setting is invalid; the message names it.
     """
     from speculant_verifier.sampling.sampler import check_settings
 
@@ -97,7 +97,7 @@ def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
-    """Load what the settings name, and show that."""
+    """Load the model and drafter of the settings, and show a status."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.sources import require_sources
 
@@ -136,9 +136,9 @@ def _generate(
                 message = f"{location}: {event.result.error}" if location else str(event.result.error)
                 sys.stderr.write(f"speculant: generate: {printable(message)}\n")
     except BrokenPipeError:
-        raise  # no reader is left
+        raise  # the reader has closed the pipe
     except BaseException as end:
-        output.stop()  # what was decoded before an interruption is not lost
+        output.stop()  # show the text decoded before an interruption
         num_missing = len(lines) * settings.generation.n - len(reasons)
         reasons += ["error" if isinstance(end, Exception) else "interruption"] * num_missing
         conclude()
@@ -148,7 +148,7 @@ def _generate(
 
 
 class _TextOutput:
-    """Text for people: as it comes if there is one, else each when it is complete, with a line before it."""
+    """Text output: one text is shown as it arrives, several are shown when complete, each after a heading."""
 
     def __init__(self, console: Console, num_prompts: int, num_samples: int) -> None:
         self._console, self._is_single, self._num_samples = console, num_prompts * num_samples == 1, num_samples
@@ -165,7 +165,7 @@ class _TextOutput:
         self._console.file.flush()
 
     def stop(self) -> None:
-        """Show what was interrupted."""
+        """Show interrupted texts."""
         for prompt, sample in [*self._held]:
             self._show(prompt, sample)
             self._console.file.write("\n")
@@ -183,7 +183,7 @@ class _TextOutput:
 
 
 class _JsonOutput:
-    """An object a line for every sample that has ended."""
+    """One JSON object per line for every finished sample."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         self._decode = decoder.target.decode
@@ -207,7 +207,7 @@ class _JsonOutput:
         sys.stdout.flush()
 
     def stop(self) -> None:
-        """Do nothing: what was interrupted has no object."""
+        """Do nothing: interrupted samples have no object."""
 
     def _entry(self, token: TokenId, logprob: float) -> dict[str, object]:
         return {"token_id": token, "text": self._decode([token]), "logprob": logprob}

@@ -1,4 +1,4 @@
-"""What ``speculant generate`` is to continue: texts, conversations and token ids, from arguments, files and a pipe."""
+"""Prompts of ``speculant generate``: texts, conversations and token ids, from arguments, files and a pipe."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ STANDARD_INPUT = Path("-")
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One prompt as it was given."""
+    """One prompt as given."""
 
     prompt: str | list[TokenId] | None
     """Text or token ids; None: it is a conversation."""
     messages: list[Message]
-    """Those of the conversation."""
+    """Messages of the conversation."""
     location: str
-    """Where it was given, for messages to people; empty if there is only one."""
+    """Its location, for messages; empty if there is only one prompt."""
     document: str = ""
-    """What it is a part of, for records; empty if that is unknown."""
+    """The document it belongs to, for records; empty if unknown."""
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
@@ -39,7 +39,7 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
 
     Args:
         texts: arguments; '-' alone is standard input.
-        path: JSON Lines if its name ends in .jsonl, otherwise one text a line; '-' is standard input.
+        path: JSON Lines if its name ends in .jsonl, otherwise one text per line; '-' is standard input.
 
     Raises:
         ConfigError: there is no prompt, or a file can't be read; the message names the line.
@@ -71,7 +71,7 @@ def _from_file(path: Path) -> Iterator[PromptLine]:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         raise ConfigError(f"can't read the prompts in '{path}' ({reason}); give a text file in UTF-8") from error
     is_json = path.suffix == ".jsonl"
-    # Only line feeds end lines: prompts may hold other characters that str.splitlines takes for line ends.
+    # Only line feeds end lines, because prompts may contain other characters that str.splitlines treats as line ends.
     for line_number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             location = f"line {line_number} of '{path}'"
@@ -96,7 +96,7 @@ def _from_json(line: str, location: str) -> PromptLine:
         )
     document = record.get("document", "")
     if not isinstance(document, str):
-        raise ConfigError(f"{location}: the document is no text; name what the prompt is a part of")
+        raise ConfigError(f"{location}: the document is no text; name the prompt's document")
     if "messages" in record:
         return PromptLine(None, record["messages"], location, document)
     prompt = record["prompt"]
@@ -109,13 +109,13 @@ def _from_json(line: str, location: str) -> PromptLine:
 def prompts_for(
     decoder: SpeculativeDecoder, lines: Sequence[PromptLine], *, is_chat: bool, system: str
 ) -> list[Prompt]:
-    """Return what the decoder continues: conversations go through the model's chat template.
+    """Return prompts for the decoder, with conversations rendered by the model's chat template.
 
     Args:
         decoder: has the template.
         lines: the prompts.
         is_chat: whether texts are messages of a user.
-        system: a system message before them, if it is not empty; conversations are left as they are.
+        system: a system message before them, if not empty; conversations are not changed.
 
     Raises:
         GenerationError: there is no template, or it refuses the messages; the message names the prompt.

@@ -6,39 +6,38 @@ import os
 import signal
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from speculant_graph.config import AccessConfig, ServiceConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.log import LogFormat, log_to_stderr
 from speculant_graph.rpc.addresses import require_addresses, require_port
-from speculant_graph.settings import load_settings
+from speculant_graph.settings import LogLevel, load_settings
 from speculant_verifier.cli.decoding_settings import DecodingSettings
 
 
 class VerifierSettings(DecodingSettings):
     """Serve a model to clients over gRPC and HTTP, with drafts from a sidecar or from a graph in this process.
 
-    Stops cleanly on SIGTERM or Ctrl-C, reads the access file again on SIGHUP.
+    Stops cleanly on SIGTERM or Ctrl-C, reloads the access file on SIGHUP.
     """
 
     service: ServiceConfig = ServiceConfig()
     """The service."""
     access: AccessConfig = AccessConfig()
-    """Which clients may call. --access FILE is short for --access.file FILE."""
+    """Permitted clients. --access FILE is short for --access.file FILE."""
     train: TrainConfig = TrainConfig()
     """How the draft model is trained on the records, and after how many new failures."""
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: LogLevel = "INFO"
     """Least severe messages to show, on standard error."""
     log_format: LogFormat = "text"
-    """'text' for people, 'json' for one object a line."""
+    """'text' for people, 'json' for one object per line."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Serve; returns when the server has stopped."""
-    # Asked to read the access file again before it has read it: it is about to.
+    # Ignore requests to reload the access file until the server has read it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Its core writes lines of its own for every connection that fails; what matters is in our messages.
+    # gRPC's core logs every failed connection; our own messages cover these.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
@@ -48,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(settings.service.admin_listen, "service.admin_listen")
     require_port(settings.service.http, "service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
-    _ = settings.suited_draft  # which refuses what does not go together
+    _ = settings.suited_draft  # refuses incompatible settings
     if settings.train.min_failures and not (settings.draft_model.name and settings.record.folder):
         raise ConfigError(
             "train.min_failures trains a draft model on records; set --draft-model and --record, or leave it out"

@@ -1,8 +1,8 @@
-"""``speculant train``: an adapter for the draft model from recorded requests, published when it is better.
+"""``speculant train``: trains an adapter for the draft model on recorded requests, and publishes it if it is better.
 
-Adapters come and go by rename: a reader sees the old or the new, whole, whatever happens in between. A folder can't be
-renamed over another, so an adapter's name is a link: ``legal`` points to ``legal.d/7``. The version before it is kept
-for going back. Readers resolve the link once, then read.
+Adapters are published by rename: a reader always sees the complete old or new one. A folder can't be renamed over
+another, so an adapter's name is a link: ``legal`` points to ``legal.d/7``. The previous version is kept for rollback.
+Readers resolve the link once, then read.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ if TYPE_CHECKING:
 
 
 _SHOWN = ("num_steps", "num_tokens", "trainable_share", "duration_s")
-"""Of a result, what --json-output prints as it is."""
+"""Fields of a result that --json-output prints unchanged."""
 
 
 class TrainSettings(ReportingSettings):
-    """Train a LoRA adapter, with which a draft model writes what the target wrote in recorded requests.
+    """Train a LoRA adapter that makes a draft model imitate the target's output in recorded requests.
 
-    Three tenths of the documents are held out. The adapter is written if with it a pass of the target emits more tokens
-    on their requests than with the one before; Ctrl-C ends the training and judges the best one so far. The exit status
-    is 1 if none was written.
+    Three tenths of the documents are held out. The adapter is written if it gives more tokens per target pass on their
+    requests than the previous one; Ctrl-C ends the training and judges the best one so far. The exit status is 1 if
+    none was written.
     """
 
     records: Path
-    """Folder of recorded requests: what --record.folder was."""
+    """Folder of recorded requests, from --record.folder."""
     output: Path | None = None
-    """Name of the adapter, needed for a training. It becomes a link to the newest version in NAME.d, next to the one
-    before."""
+    """Name of the adapter, required for a training. It becomes a link to the newest version in NAME.d, next to the
+    previous one."""
     continue_from: Path | None = None
-    """Continue from this adapter, whose rank it is then; without it a training begins with one that changes nothing."""
+    """Continue from this adapter, with its rank; by default a training begins with one that changes nothing."""
     evaluate: Path | None = None
-    """Train nothing: hold this adapter against draft_model.adapter, or against the model without any, by the records
-    whose documents it was not trained on. The exit status is 1 if the gate would refuse it."""
+    """Do not train: compare this adapter with draft_model.adapter, or with the model without any, on the records whose
+    documents it was not trained on. The exit status is 1 if the gate would refuse it."""
     tenant: str | None = None
-    """Train on the text of this tenant alone; it must be named if there are several."""
+    """Train on the text of this tenant alone; required if there are several."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """The draft model, and the adapter that must be beaten; without one it is what is published at the output."""
+    """The draft model, and the adapter to beat; by default the one published at the output."""
     train: TrainConfig = TrainConfig()
-    """How it is trained."""
+    """Training settings."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
         model, tokenizer = load_base(draft_model)
     present = _present(draft_model, settings.output, model)
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
-    if too_few := shortage(split(records)[1]):  # not after the training
+    if too_few := shortage(split(records)[1]):  # checked before the training
         raise ConfigError(f"{too_few}; record more")
     start = None
     if settings.continue_from is not None:
@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         if result.candidate is not None:
             verdict = judge(result.candidate, present, draft_model, result.held_out)
             if verdict.is_better:
-                # An adapter that another one began with has learned that one's documents, too.
+                # An adapter that continues another has learned the other's documents, too.
                 documents = result.documents.union(() if start is None else start.note.get("documents", ()))
                 note = {"gate": verdict.figures(), "tenants": [records[0].tenant], "documents": sorted(documents)}
                 add_to_note(result.candidate, note)
@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _evaluate(settings: TrainSettings, adapter: Path) -> int:
-    """Hold an adapter against what serves now, by records that it was not trained on; 1 if it is not better."""
+    """Compare an adapter with the present one, on records that it was not trained on; 1 if it is not better."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
 
@@ -144,7 +144,7 @@ def _evaluate(settings: TrainSettings, adapter: Path) -> int:
         records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
         del model  # the gate loads two
         learned = info.note.get("documents")
-        if learned is None:  # another program made it, perhaps of these
+        if learned is None:  # another program made it, perhaps from these records
             records = split(records)[1]
         else:
             records = [each for each, key in zip(records, documents_of(records), strict=True) if key not in learned]
@@ -160,7 +160,7 @@ def _evaluate(settings: TrainSettings, adapter: Path) -> int:
 
 
 def _print_gate(verdict: Verdict) -> None:
-    """Print the gate's figures for people."""
+    """Print the gate's figures as text."""
     kinds = ("requests", verdict.everything), ("failures", verdict.failures), ("other requests", verdict.replay)
     for name, compared in kinds:
         if compared is not None:
@@ -177,7 +177,7 @@ def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrain
     """Return the adapter that a new one must beat; None for the model without any.
 
     Raises:
-        ConfigError: the one that the settings name is not of this model.
+        ConfigError: the adapter in the settings does not belong to this model.
     """
     from speculant_verifier.draft_model.adapter_files import with_adapter
 
@@ -189,7 +189,7 @@ def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrain
     try:
         return with_adapter(model, draft_model.name, output)[1].folder
     except ConfigError as error:
-        logger.warning("what is published can't be used, a new adapter must be better than none: {}", error)
+        logger.warning("what is published can't be used, so a new adapter must be better than none: {}", error)
         return None
 
 
@@ -197,7 +197,7 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
     """Read the records of one tenant, failures and replay.
 
     Raises:
-        ConfigError: there are none, or they are of several tenants, and weights reveal what they were trained on.
+        ConfigError: there are none, or they belong to several tenants, and weights reveal their training text.
     """
     from speculant_verifier.records.database import read_records, replay_of
 
@@ -212,7 +212,7 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
 
 
 def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
-    """Print what came of a training and of the gate, for people or programs."""
+    """Print the results of a training and of the gate, as text or JSON."""
     if settings.json_output:
         shown: dict[str, Any] = {name: getattr(result, name) for name in _SHOWN} | {
             "adapter": digest and str(settings.output),
@@ -228,7 +228,7 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
         f"held out: loss {result.before.loss:.3f} -> {result.after.loss:.3f}, "
         f"acceptance {result.before.acceptance:.1%} -> {result.after.acceptance:.1%}\n"
     )
-    reason = "no state was better than the beginning" if verdict is None else verdict.reason
+    reason = "no state was better than the initial one" if verdict is None else verdict.reason
     if verdict is not None:
         _print_gate(verdict)
     if digest:
@@ -238,32 +238,32 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
 
 
 def require_publishable(target: Path) -> None:
-    """Refuse names at which no adapter can be published; ask before a training, not after it.
+    """Refuse names at which no adapter can be published; call it before a training.
 
     Raises:
-        ConfigError: something else than a link is there, or its folder is missing or can't be written.
+        ConfigError: the name exists and is not a link, or its folder is missing or can't be written.
     """
     if os.path.lexists(target) and _version_of(target) is None:
-        raise ConfigError(f"{target} is there and was not published by 'speculant train'; choose another name")
+        raise ConfigError(f"{target} exists and was not published by 'speculant train'; choose another name")
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"there is no folder {target.parent} that can be written; make it or choose another name")
+        raise ConfigError(f"there is no folder {target.parent} that can be written; create it or choose another name")
 
 
 def publish(folder: Path, target: Path) -> Path:
-    """Make a finished folder the adapter of a name. Versions older than the one before are deleted.
+    """Publish a finished folder under a name. Versions before the previous one are deleted.
 
     Args:
         folder: on the same file system; it is moved.
-        target: the name, :func:`require_publishable`; one process at a time may publish at it.
+        target: the name, checked by :func:`require_publishable`; one process at a time may publish to it.
 
     Returns:
-        Where the folder is now.
+        The new path of the folder.
 
     Raises:
-        GraphFileError: it can't be read back or moved; the adapter that was published stays.
+        GraphFileError: it can't be read back or moved; the published adapter stays.
     """
     versions = target.with_name(target.name + ".d")
-    versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal what they were trained on
+    versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal their training text
     earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
     version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
     with replacing(version, _require_readable, is_folder=True) as temporary:
@@ -272,7 +272,7 @@ def publish(folder: Path, target: Path) -> Path:
     try:
         with writing(target):
             link.unlink(missing_ok=True)
-            # Relative: the two may be moved or mounted elsewhere together.
+            # A relative link, because link and target may be moved or mounted elsewhere together.
             link.symlink_to(Path(versions.name) / version.name)
             link.replace(target)
             sync(target.absolute().parent)
@@ -286,7 +286,7 @@ def publish(folder: Path, target: Path) -> Path:
 
 
 def _require_readable(folder: Path) -> None:
-    """Refuse a folder in which a file is damaged. Nothing here needs torch."""
+    """Refuse a folder with a damaged file. Does not need torch."""
     from safetensors import SafetensorError, safe_open
 
     for file in folder.iterdir():
@@ -301,7 +301,7 @@ def _require_readable(folder: Path) -> None:
 
 
 def _version_of(target: Path) -> str | None:
-    """Return the number of the version that a name points to; None if it is nothing of ours."""
+    """Return the version number that a name points to; None if it was not published here."""
     version = target.readlink() if target.is_symlink() else Path()
     is_ours = version.parent == Path(target.name + ".d") and version.name.isdecimal()
     return version.name if is_ours else None

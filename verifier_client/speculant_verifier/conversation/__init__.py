@@ -1,1 +1,1 @@
-"""Conversations: from messages to token ids, and from an answer's tokens to thoughts, content and calls."""
+"""Conversations: converts messages to token ids, and an answer's tokens to thoughts, content and calls."""

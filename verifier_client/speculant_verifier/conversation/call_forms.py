@@ -1,4 +1,4 @@
-"""Forms of answers that call tools: those that must, and those that may call one or be of another form."""
+"""Grammars of answers that must call a tool, or may call one or else match another grammar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant_verifier.structured.grammar import HARMONY_THOUGHT
 Form = Mapping[str, Any]
 """A grammar in llguidance's JSON: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
 ANY_TEXT: Form = {"lark_grammar": r"start: /(.|\n)*/"}
-"""The form of what has none."""
+"""The form of unconstrained text."""
 _BETWEEN_CALLS = "\n"
 
 
@@ -24,8 +24,8 @@ def call_form(
     Args:
         style: how the model writes calls.
         calls: names of tools, and the forms of their arguments.
-        parallel: whether there may be several calls; harmony has one at a time.
-        final: the form of an answer that calls none; None: it must call.
+        parallel: whether several calls are allowed; harmony allows one at a time.
+        final: the form of an answer without a call; None: a call is required.
     """
     lines = _of_harmony(calls, final is not None) if style.name == "harmony" else _of_json(style, calls, parallel)
     if final is None:
@@ -42,8 +42,8 @@ def call_form(
 def _of_harmony(calls: Sequence[tuple[str, Form]], is_free: bool) -> list[str]:
     """Return the rules of a message to a tool after thoughts.
 
-    Where the answer must call, its header is spelt in one way, so that all of it is known before; where it may, in all
-    the ways in which models spell it.
+    If a call is required, the header has a single spelling, so that it can be forced; if a call is optional, the header
+    has all spellings that models use.
     """
     lines = [f"calls: thought{{0,4}} ({_one_of(calls)})", HARMONY_THOUGHT]
     for index, (name, form) in enumerate(calls):

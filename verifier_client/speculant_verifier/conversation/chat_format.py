@@ -1,4 +1,4 @@
-"""How one model converses: messages to token ids, and its answers to thoughts, content and calls."""
+"""One model's chat format: converts messages to token ids, and answers to thoughts, content and calls."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from speculant_verifier.conversation.template_prompt import Message, TemplatePro
 from speculant_verifier.conversation.tool_calls import HARMONY, CallStyle, Splitter, style_of
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
-"""Names of chat templates, as transformers looks for them."""
+"""Names of chat templates, in transformers' order."""
 
 
 class ChatFormat:
-    """The format of one model's conversations, known by its tokenizer. For any thread."""
+    """The format of one model's conversations, derived from its tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Look at a tokenizer and its chat templates.
+        """Derive the format from a tokenizer and its chat templates.
 
         Raises:
-            ConfigError: there are several templates, and none for chats without tools.
+            ConfigError: there are several templates, but none for chats without tools.
         """
         self._tokenizer = tokenizer
         templates = _templates_of(tokenizer)
@@ -38,16 +38,16 @@ class ChatFormat:
         """Control tokens of a model that writes in harmony's channels; None for others."""
         self._prompt: HarmonyPrompt | None = None
         self.takes_effort = any("reasoning_effort" in template for template in templates.values())
-        """Whether prompts tell how long to think."""
+        """Whether prompts set the reasoning effort."""
         self.style: CallStyle | None = style_of(templates.get(_WITH_TOOLS, templates.get(_DEFAULT, "")))
-        """How the model writes calls of tools; None if that is not known, or if it calls none."""
+        """The model's style of tool calls; None if it is unknown, or if the model calls no tools."""
         if self.harmony is not None:
             self._prompt = HarmonyPrompt(self.harmony, PlainText(tokenizer).encode)
             self.takes_effort, self.style = True, HARMONY
 
     @property
     def stop_token_ids(self) -> frozenset[TokenId]:
-        """Tokens that end an answer, whatever the checkpoint declares."""
+        """Tokens that end an answer, in addition to the checkpoint's."""
         return frozenset() if self.harmony is None else self.harmony.stops
 
     def render(
@@ -55,12 +55,12 @@ class ChatFormat:
     ) -> list[TokenId]:
         """Return the token ids of a conversation, ready for the model's answer.
 
-        Texts that spell control tokens stay text: only what frames the messages is written with control tokens.
+        Texts that spell control tokens stay text: only the frame around messages has control tokens.
 
         Args:
             messages: from the first to the latest, such as ``{"role": "user", "content": "Hello"}``.
-            tools: what the model may call, as in OpenAI's chats.
-            options: for the template, such as ``reasoning_effort``; ``add_generation_prompt=False`` ends without the
+            tools: the available tools, as in OpenAI's chats.
+            options: options of the template, such as ``reasoning_effort``; ``add_generation_prompt=False`` omits the
                 beginning of an answer, ``chat_template`` replaces the model's own format.
 
         Raises:
@@ -91,7 +91,7 @@ class ChatFormat:
         """Return how many tokens a prompt shares with other conversations of the same instructions and tools.
 
         Args:
-            prompt: as :meth:`render` returned it for the other arguments.
+            prompt: the result of :meth:`render` for the other arguments.
             messages: the messages of the prompt.
             tools: its tools.
             options: its options.
@@ -103,14 +103,14 @@ class ChatFormat:
         if not head and not tools:
             return 0
         shared = len(prompt)
-        for content in ("1", "A"):  # two, as one may begin as the prompt's own does
+        for content in ("1", "A"):  # two, because one may begin like the prompt's own message
             other = self.render([*head, {"role": "user", "content": content}], tools, **options)
             pairs = zip(prompt[:shared], other, strict=False)
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return shared
 
     def parser(self, tool_names: Collection[str] | None = None) -> Splitter | None:
-        """Return what splits one answer; None if all of it is content.
+        """Return a splitter for one answer; None if all of it is content.
 
         Args:
             tool_names: the tools that the answer may call; None if there are none.
@@ -125,7 +125,7 @@ class ChatFormat:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def _harmony_tokens(self, *, is_templated: bool) -> HarmonyTokens | None:
-        """Return the control tokens of a model that has no other format."""
+        """Return harmony's control tokens if the model has no other format."""
         tokens = HarmonyTokens.find(self._tokenizer)
         if tokens is None or not is_templated:
             return tokens
@@ -141,7 +141,7 @@ def _templates_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """Return a tokenizer's chat templates by name.
 
     Raises:
-        ConfigError: there are some, but none that chats without tools take.
+        ConfigError: there are several, but none for chats without tools.
     """
     given = tokenizer.chat_template
     if not given:

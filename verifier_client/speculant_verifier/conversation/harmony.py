@@ -1,13 +1,13 @@
-"""Answers of models that write in harmony channels: reasoning, and content.
+"""Splits answers of models that write in harmony channels into reasoning, content and calls.
 
 Such a model writes messages of its own, each with a header:
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of
 channel ``final``, of a message without a channel, or of a ``commentary`` without a recipient is the answer's content. A
-message to one of the request's tools is a call. All other text is reasoning. Headers and control tokens are left out.
-Nothing is added but the ``{}`` of a call without arguments. Nothing is lost where a model does not keep to the form:
-then its text is content as it stands.
+message to one of the request's tools is a call. All other text is reasoning. Headers and control tokens are
+omitted. The only addition is ``{}`` for a call without arguments. If a model breaks the format, its text is kept
+unchanged as content.
 
-Control tokens are known by their ids: text that only spells one is text.
+Control tokens are recognised by id: text that only spells one is text.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from speculant_verifier.conversation.tool_calls import Piece, PieceKind, joined
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
 _SHOWN = ("final", "commentary")
 _LONGEST_HEADER = 64
-"""In tokens; a longer text without a message is none."""
+"""Longest header, in tokens; a longer text without a message is not a header."""
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _PREFIX = "functions."
 
 _Kind = Literal["control", "called"] | PieceKind
-"""'called' marks the end of a call, and is no text."""
+"""'called' marks the end of a call and has no text."""
 _WITHOUT_TEXT = ("name", "called")
 
 
 class ChannelSplitter:
-    """Splits one answer as it comes. How it is cut into pieces makes no difference."""
+    """Splits one answer as it arrives. The result does not depend on how it is cut into pieces."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class ChannelSplitter:
         Args:
             tokens: the control tokens.
             decode: turns token ids into text.
-            tool_names: the tools that may be called; None if messages to tools are reasoning.
+            tool_names: the available tools; None: messages to tools are reasoning.
         """
         self._tool_names = tool_names
         self._names = tokens.names
         self._texts = Detokenizer(decode)
-        self._header: list[str] | None = []  # None: within a message
+        self._header: list[str] | None = []  # None: inside of a message
         self._header_starts_well = True
-        self._channel_at: int | None = None  # where in the header the channel's name begins
+        self._channel_at: int | None = None  # index in the header of the channel's name
         self._channel: _Kind = "content"
         self._is_raw = False
         self._is_harmony = False
@@ -68,14 +68,14 @@ class ChannelSplitter:
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
     ) -> list[Piece]:
-        """Add what a step emitted; return what became certain.
+        """Add the output of a step; return the pieces that became final.
 
         Args:
             token_ids: its tokens.
-            text: the text that became certain by them. Less than the tokens spell: the rest may begin a stop text,
-                or come after one.
-            final: whether it is all.
-            is_cut: not looked at: headers are no text in any case.
+            text: the text that became final with them. It may be shorter than the tokens' text: the rest may begin a
+                stop text, or come after one.
+            final: whether the answer is complete.
+            is_cut: unused, because headers are never text.
         """
         del is_cut
         for token in token_ids:
@@ -112,7 +112,7 @@ class ChannelSplitter:
         if name is None:
             self._add_text(piece)
             return
-        self._add_text(piece.removesuffix(name))  # a character that never became complete
+        self._add_text(piece.removesuffix(name))  # an incomplete character
         if self._is_raw:
             self._pieces.append(("content", name))
         elif name == MESSAGE and self._header is not None:
@@ -131,7 +131,7 @@ class ChannelSplitter:
             self._limit_header()
         elif name == START:
             self._begin_header([name])
-        else:  # the end of a message, or a control token that has no business there
+        else:  # the end of a message, or a misplaced control token
             is_end = name in (END, RETURN, CALL)
             if is_end and self._channel == "arguments":
                 self._pieces.append(("called", ""))
@@ -140,7 +140,7 @@ class ChannelSplitter:
                 self._begin_header([])
 
     def _called(self) -> str | None:
-        """Return the tool that a header names, empty if it may not be called; None if it names no recipient."""
+        """Return the tool that a header names, empty if it is not available; None if it names no recipient."""
         found = _RECIPIENT.search("".join(self._header or ()))
         if found is None:
             return None
@@ -150,7 +150,7 @@ class ChannelSplitter:
         return name if found[1].startswith(_PREFIX) or name in self._tool_names else ""
 
     def _kind(self) -> PieceKind:
-        """Return what the text of a message without a recipient is."""
+        """Return the kind of a message without a recipient."""
         if self._channel_at is None:
             return "content"
         channel = _FIRST_WORD.match("".join((self._header or [])[self._channel_at :]))
@@ -163,7 +163,7 @@ class ChannelSplitter:
             self._pieces.append((self._channel, text))
             return
         if not self._header and self._is_harmony:
-            self._header_starts_well = False  # after the end of a message only another header may come
+            self._header_starts_well = False  # only a header may follow the end of a message
         self._header.append(text)
         self._limit_header()
 

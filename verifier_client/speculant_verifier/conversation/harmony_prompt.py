@@ -1,7 +1,7 @@
-"""Messages to harmony's prompts, token by token as OpenAI's own library renders them.
+"""Converts messages to harmony's prompts, with the same tokens as OpenAI's own library.
 
-Every instruction, call and output is kept. The texts of messages never become control tokens: only the frame around
-them is written with these.
+Every instruction, call and output is kept. Texts of messages never become control tokens: only the frame around them
+has control tokens.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _TAKEN = {
 
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
-    """One message as harmony has it."""
+    """One message of harmony."""
 
     author: str
-    """A role, with a name if there is one, or a tool."""
+    """Its author: a role, with a name if there is one, or a tool."""
     text: str
     """The content."""
     recipient: str = ""
-    """A tool, or 'assistant'; empty for the user."""
+    """Its recipient: a tool, or 'assistant'; empty for the user."""
     channel: str = ""
-    """'analysis', 'commentary' or 'final'; empty if it is not the assistant's."""
+    """Its channel: 'analysis', 'commentary' or 'final'; empty if it is not the assistant's."""
     is_json: bool = False
     """Whether the header declares the content as JSON."""
     is_call: bool = False
@@ -62,7 +62,7 @@ class HarmonyPrompt:
     """Renders conversations for one tokenizer."""
 
     def __init__(self, tokens: HarmonyTokens, encode: Callable[[Sequence[str]], list[list[TokenId]]]) -> None:
-        """Take the control tokens, and what encodes texts in which no control token counts."""
+        """Take the control tokens, and a function that encodes texts without control tokens."""
         self._ids, self._encode = tokens.ids, encode
 
     def render(
@@ -72,7 +72,7 @@ class HarmonyPrompt:
 
         Args:
             messages: as in OpenAI's chats.
-            tools: what may be called.
+            tools: the available tools.
             options: ``reasoning_effort``, ``model_identity``, ``knowledge_cutoff``, ``conversation_start_date``, and
                 ``add_generation_prompt``; others are ignored.
 
@@ -95,7 +95,7 @@ class HarmonyPrompt:
         return token_ids
 
     def _parts(self, message: HarmonyMessage) -> Iterator[str | TokenId]:
-        """Yield texts and control tokens, in order; each text is encoded by itself."""
+        """Yield texts and control tokens, in order; each text is encoded separately."""
         yield from (self._ids[START], message.author)
         if message.recipient:
             yield f" to={message.recipient}"
@@ -110,10 +110,10 @@ class HarmonyPrompt:
 def harmony_messages(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> list[HarmonyMessage]:
-    """Return the messages of a conversation as harmony has them, without thoughts that it leaves out.
+    """Return the messages of a conversation in harmony's form, without old thoughts.
 
-    Thoughts are dropped before the last final message, as OpenAI documents it, and stay after it: a chain of calls goes
-    on from them.
+    Thoughts before the last final message are dropped, as OpenAI documents it; later thoughts stay, because a chain of
+    calls continues from them.
 
     Raises:
         GenerationRequestError: a message has an unknown role, or answers no call.
@@ -171,7 +171,7 @@ class _Calls:
         self._unanswered: list[tuple[str | None, str]] = []
 
     def add(self, call_id: str | None, name: str) -> None:
-        """Note a call."""
+        """Record a call."""
         self._unanswered.append((call_id, name))
         if call_id is not None:
             self._names[call_id] = name
@@ -182,7 +182,7 @@ class _Calls:
         if call_id is not None and (known := self._names.get(str(call_id))) is not None:
             self._unanswered = [each for each in self._unanswered if each[0] != call_id]
             return known
-        if call_id is None or not self._names:  # it has no id, or calls have none: outputs come in their order
+        if call_id is None or not self._names:  # without ids, outputs are in the order of the calls
             if name:
                 return str(name)
             if self._unanswered:
@@ -230,10 +230,10 @@ def _of_assistant(message: Mapping[str, Any], author: str, text: str, calls: _Ca
 
 
 def call_of(call: Mapping[str, Any]) -> tuple[str, str, bool]:
-    """Return what a call of an earlier answer calls, with what, and whether that is JSON.
+    """Return the name and arguments of a call in an earlier answer, and whether the arguments are JSON.
 
     Raises:
-        GenerationRequestError: it calls nothing.
+        GenerationRequestError: it names no function.
     """
     for kind, body in (("function", "arguments"), ("custom", "input")):
         called = call.get(kind)

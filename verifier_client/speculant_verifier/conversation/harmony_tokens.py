@@ -1,4 +1,4 @@
-"""The control tokens of harmony, the format of gpt-oss, and whether a tokenizer has them."""
+"""The control tokens of harmony, gpt-oss's format, found in a tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HarmonyTokens:
     """Ids of the control tokens."""
 
     names: dict[TokenId, str]
-    """All of them, as they are spelt."""
+    """Spellings of all control tokens."""
 
     @classmethod
     def find(cls, tokenizer: PreTrainedTokenizerBase) -> Self | None:

@@ -1,6 +1,6 @@
-"""Tools as harmony tells the model of them: types in TypeScript, as OpenAI's own library writes them.
+"""Tool declarations in harmony's prompts: TypeScript types, as OpenAI's own library writes them.
 
-What that library leaves out of a schema ('any' for a reference, for example) is written here.
+This module also writes parts of a schema that the library omits (it writes 'any' for a reference, for example).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _DEEPEST = 32
-"""Levels of a schema; what is deeper is any value."""
+"""Most levels of a schema; deeper levels are any value."""
 
 _Schema = Mapping[str, Any]
 _ALIASES = {"integer": "number"}
@@ -22,7 +22,7 @@ def namespace_of(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the namespace that declares the functions of a conversation.
 
     Args:
-        tools: as in OpenAI's chats: functions with JSON schemas, or custom ones, which take a text.
+        tools: as in OpenAI's chats: functions with JSON schemas, or custom tools, which take a text.
     """
     lines = ["## functions\n", "namespace functions {\n"]
     for tool in tools:
@@ -41,17 +41,17 @@ class TypeWriter:
     """Writes the types of one schema."""
 
     def __init__(self, root: Any) -> None:
-        """Take the whole schema, which references are about."""
+        """Take the whole schema, in which references are resolved."""
         self._root = root
-        self._open: list[str] = []  # references that are being resolved
+        self._open: list[str] = []  # references being resolved
         self._depth = 0
 
     def write(self, schema: Any, indent: str = "") -> str:
         """Return the type of a schema.
 
         Args:
-            schema: anything else than a schema is any value.
-            indent: what stands before its lines.
+            schema: the schema; any other value counts as any value.
+            indent: indentation of its lines.
         """
         if not isinstance(schema, Mapping) or self._depth >= _DEEPEST:
             return "any"
@@ -80,7 +80,7 @@ class TypeWriter:
         return self._composed(schema, indent)
 
     def _composed(self, schema: _Schema, indent: str) -> str:
-        """Return the type of what is put together from others, of which OpenAI's library knows nothing."""
+        """Return the type of a composed schema, which OpenAI's library does not support."""
         if isinstance(reference := schema.get("$ref"), str):
             return self._referenced(reference, indent)
         if isinstance(schema.get("anyOf"), list):
@@ -93,7 +93,7 @@ class TypeWriter:
         return " | ".join(dict.fromkeys(self.write(each, indent) for each in variants)) or "any"
 
     def _referenced(self, reference: str, indent: str) -> str:
-        if reference in self._open:  # a type that contains itself: its name says which
+        if reference in self._open:  # a type that contains itself is written by name
             return reference.rpartition("/")[2] or "any"
         found: Any = self._root
         for name in reference.removeprefix("#").strip("/").split("/"):

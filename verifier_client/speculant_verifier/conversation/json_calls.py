@@ -1,4 +1,4 @@
-"""Answers of models that write calls as JSON between two marks: content, and calls."""
+"""Splits answers of models that write calls as JSON between two marks into content and calls."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from speculant_graph.types import TokenId
 from speculant_verifier.conversation.tool_calls import Piece, joined
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
-"""A call up to its arguments, which can be streamed from here on."""
+"""A call up to its arguments, which can be streamed."""
 _IN_STRING = re.compile(r'["\\]')
 _DECODER = json.JSONDecoder(strict=False)
 
 
 class JsonCalls:
-    """Splits an answer into text and calls. How it is cut into pieces makes no difference.
+    """Splits an answer into text and calls. The result does not depend on how it is cut into pieces.
 
-    Arguments come as the model writes them if the name is before them, and else when the call is complete. What only
-    looks like a call stays text.
+    If the name comes before the arguments, the arguments are streamed; otherwise they are returned when the call is
+    complete. Text that only looks like a call stays text.
     """
 
     def __init__(self, mark: str, end: str) -> None:
         """Begin.
 
         Args:
-            mark: comes before a call.
-            end: comes after it; it may be missing.
+            mark: the mark before a call.
+            end: the mark after it, which may be missing.
         """
         self._mark, self._end = mark, end
-        self._held = ""  # what is not certain yet
+        self._held = ""  # text that is not final yet
         self._blank = ""  # spaces between a call and a mark
         self._is_behind_call = self._is_cut = False
         self._scanner = _Scanner(end)
@@ -43,13 +43,13 @@ class JsonCalls:
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
     ) -> list[Piece]:
-        """Add what a step emitted; return what became certain.
+        """Add the output of a step; return the pieces that became final.
 
         Args:
-            token_ids: not looked at.
-            text: the text that became certain by them.
-            final: whether it is all.
-            is_cut: whether a limit ended it: then a call that has no name yet is left out.
+            token_ids: unused.
+            text: the text that became final with them.
+            final: whether the answer is complete.
+            is_cut: whether a limit ended it; then a call without a name is dropped.
         """
         del token_ids
         self._is_cut = is_cut
@@ -60,7 +60,7 @@ class JsonCalls:
         return pieces
 
     def _text(self, *, final: bool) -> bool:
-        """Look for a mark."""
+        """Search for a mark."""
         start = self._held.find(self._mark)
         if start >= 0:
             before, self._held = self._held[:start], self._held[start + len(self._mark) :]
@@ -77,7 +77,7 @@ class JsonCalls:
         return False
 
     def _body(self, *, final: bool) -> bool:
-        """Look for the name and the arguments of a call, or for the end of what is none."""
+        """Search for the name and the arguments of a call, or for the end of other text."""
         head = _HEAD.match(self._held)
         if head is not None and (name := _decoded(head[1])) is not None:
             self._begin(str(name))
@@ -123,7 +123,7 @@ class JsonCalls:
         return True
 
     def _after_arguments(self, *, final: bool) -> bool:
-        """Leave out what a call has after its arguments."""
+        """Skip the rest of a call after its arguments."""
         found = self._scanner.run(self._held)
         self._held = "" if final and found is None else self._held[self._scanner.at :]
         self._scanner.at = 0
@@ -132,7 +132,7 @@ class JsonCalls:
         return found is not None
 
     def _behind_body(self, *, final: bool) -> bool:
-        """Leave out the end of a call."""
+        """Skip the end of a call."""
         after = self._held.lstrip()
         if not final and len(after) < len(self._end) and self._end.startswith(after):
             return False
@@ -149,7 +149,7 @@ class JsonCalls:
         self._step, self._is_behind_call, self.ends_in_call = self._text, True, True
 
     def _is_half_call_or_text(self) -> bool:
-        """Leave out half of a call that a limit cut off; take it as text otherwise."""
+        """Drop a partial call that a limit cut off; treat it as text otherwise."""
         if not self._is_cut or self._end in self._held:
             return self._is_text_up_to_end(final=True)
         self._held, self._step = "", self._text
@@ -162,7 +162,7 @@ class JsonCalls:
         return self._is_text(end + len(self._end))
 
     def _is_text(self, size: int) -> bool:
-        """Take what was held for a call as text."""
+        """Treat the held part of a call as text."""
         text, self._blank = f"{self._blank}{self._mark}{self._held[:size]}", ""
         self._add_content(text)
         self._held, self._step = self._held[size:], self._text
@@ -175,24 +175,24 @@ class JsonCalls:
 
 
 class _Scanner:
-    """Follows JSON to where the object ends that it begins with."""
+    """Scans JSON to the end of its first object."""
 
     def __init__(self, end: str, depth: int = 0) -> None:
         """Begin.
 
         Args:
-            end: ends it outside of strings, too.
-            depth: objects that are open already.
+            end: also ends it outside of strings.
+            depth: number of open objects.
         """
         self._end, self._depth = end, depth
         self._signs = re.compile(rf'["{{}}\[\]]|{re.escape(end[0])}')
         self._is_string = False
         self._found: Literal["value", "mark"] | None = None
         self.at = 0
-        """Characters that are known to belong to it."""
+        """Number of scanned characters."""
 
     def run(self, text: str) -> Literal["value", "mark"] | None:
-        """Go on in a text that has grown; return what ended it, if it has ended."""
+        """Continue in a text that has grown; return the kind of its end, if it has ended."""
         if self._found is None:
             self._found = self._run(text)
         return self._found
@@ -227,7 +227,7 @@ class _Scanner:
 
 
 def _num_uncertain(text: str, mark: str) -> int:
-    """Return the length of the longest end of a text that a mark begins with."""
+    """Return the length of the longest suffix of a text that is a prefix of a mark."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
@@ -240,7 +240,7 @@ def _decoded(text: str) -> Any:
 
 
 def _call(body: str) -> tuple[str, str] | None:
-    """Return the name and the arguments of a call; None if it is none."""
+    """Return the name and the arguments of a call; None if the text is not a call."""
     call = _decoded(body)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None

@@ -1,4 +1,4 @@
-"""Text that stays text: what spells a control token is not that token, unless the chat template wrote it."""
+"""Encodes text that stays text: only the chat template can write control tokens."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from speculant_graph.corpus.tokenize import encode_texts
 from speculant_graph.types import TokenId
 
 _LEAST_END = 2
-"""Characters of a control token's end with which a text has to begin, so that a template might complete it."""
+"""Least characters of a control token's end at the start of a text that a template might complete."""
 
 
 class PlainText:
-    """Encodes texts of unknown origin, alone or within a template's text. For any thread."""
+    """Encodes untrusted texts, alone or within a template's text. Thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str = "") -> None:
-        """Look at a tokenizer's control tokens.
+        """Find a tokenizer's control tokens.
 
         Args:
             tokenizer: the tokenizer.
-            template: tokens that it contains are control tokens, too, if the tokenizer finds them as a whole.
+            template: added tokens in this text count as control tokens, too.
         """
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         added = [
@@ -45,9 +45,9 @@ class PlainText:
         self._renamed = {name: f"@{nonce}.{index}@" for index, name in enumerate(self._names)}
 
     def encode(self, texts: Sequence[str]) -> list[list[TokenId]]:
-        """Return the token ids of texts in which no control token counts.
+        """Return the token ids of texts without control tokens.
 
-        For tokenizers whose vocabulary does not spell control tokens, such as those of bytes.
+        For tokenizers whose ordinary vocabulary can't spell control tokens, such as byte-level ones.
         """
         encoded = _encoded(self._backend, texts)
         for index, text in enumerate(texts):
@@ -56,10 +56,10 @@ class PlainText:
         return encoded
 
     def broken(self, value: Any, *, is_own: bool = False) -> Any:
-        """Return a value whose texts are broken wherever they spell a control token, or a part of one at an end.
+        """Return a value with marks in its texts wherever they spell a control token, or a part of one at an end.
 
         Args:
-            value: texts, within lists and objects of any depth, the names of fields included.
+            value: texts, within lists and objects of any depth, including names of fields.
             is_own: whether the model wrote it; then tokens that are not special, such as those around thoughts, stay.
         """
         if isinstance(value, str):
@@ -71,18 +71,18 @@ class PlainText:
         return value
 
     def encode_broken(self, text: str) -> list[TokenId]:
-        """Return the token ids of a template's text; where :meth:`broken` has broken a control token, there is none."""
+        """Return the token ids of a template's text; tokens that :meth:`broken` has marked stay text."""
         if self._mark not in text:
             return _encoded(self._backend, [text])[0]
         own = self._control.found.sub(lambda found: self._renamed[found[0]], text)
         return self._without_control(own.replace(self._mark, ""))
 
     def whole(self, text: str) -> str:
-        """Return a text without the marks that break it."""
+        """Return a text without these marks."""
         return text.replace(self._mark, "")
 
     def _ordinary(self, text: str) -> list[TokenId]:
-        """Return the token ids of a text by the tokenizer's own steps but the one that looks for whole tokens."""
+        """Return the token ids of a text by all of the tokenizer's steps except the search for added tokens."""
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
         text = text if normalizer is None else normalizer.normalize_str(text)
         pieces = [text] if pre_tokenizer is None else [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
@@ -96,7 +96,7 @@ class PlainText:
 
     @cached_property
     def _copy(self) -> tuple[Tokenizer, dict[TokenId, TokenId]]:
-        """A tokenizer that knows the control tokens by other names alone, and the ids that its tokens have here."""
+        """Return a copy of the tokenizer with renamed control tokens, and a map of its ids to the original ids."""
         definition = json.loads(self._backend.to_str())
         model = definition["model"]
         vocabulary = model.get("vocab")
@@ -128,7 +128,7 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[TokenId]]:
 
 
 class _Breaker:
-    """Finds some tokens in texts."""
+    """Marks tokens in texts."""
 
     def __init__(self, names: Sequence[str]) -> None:
         one_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)"
@@ -138,7 +138,7 @@ class _Breaker:
         self._ends = tuple({name[size:] for name in names for size in range(1, len(name) - _LEAST_END + 1)})
 
     def broken(self, text: str, mark: str) -> str:
-        """Return a text with a mark in all of them, and at its ends where it could become one with its neighbours."""
+        """Return a text with a mark in every such token, and at its ends if it could form one with adjacent text."""
         before = mark if text.startswith(self._ends) else ""
         after = mark if text.endswith(self._beginnings) else ""
         return f"{before}{self._starts.sub(lambda found: found[1] + mark, text)}{after}"

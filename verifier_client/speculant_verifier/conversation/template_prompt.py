@@ -1,4 +1,4 @@
-"""Messages to token ids by the model's own chat template."""
+"""Converts messages to token ids with the model's own chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculant_graph.types import TokenId
 from speculant_verifier.conversation.plain_text import PlainText
 
 Message = Mapping[str, Any]
-"""One message: 'role' and 'content', and whatever else the template takes."""
+"""One message: 'role', 'content', and any other fields that the template uses."""
 _OF_MODEL = ("content", "reasoning_content", "thinking", "reasoning")
 """Fields of an assistant's message that the model wrote itself."""
 
@@ -29,17 +29,17 @@ class TemplatePrompt:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[TokenId]:
-        """Return the token ids of a conversation, the template's control tokens included.
+        """Return the token ids of a conversation, including the template's control tokens.
 
         Texts of messages, tools and options that spell a control token stay text.
 
         Args:
             messages: from the first to the latest.
-            tools: what may be called.
-            options: for the template; ``chat_template`` replaces the tokenizer's own.
+            tools: the available tools.
+            options: options of the template; ``chat_template`` replaces the tokenizer's own.
 
         Raises:
-            GenerationRequestError: there is no template, or it can't make anything of the messages.
+            GenerationRequestError: there is no template, or it refuses the messages.
         """
         if not (options.get("chat_template") or self._tokenizer.chat_template):
             raise GenerationRequestError(
@@ -73,7 +73,7 @@ class TemplatePrompt:
 
 
 def _with_arguments(call: Any) -> Any:
-    """Return a call as templates take it, whose arguments are no text."""
+    """Return a call in templates' form, with parsed arguments."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

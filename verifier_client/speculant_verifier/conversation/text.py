@@ -1,6 +1,6 @@
-"""Between text and the engine: prompts and chats become requests, outputs become events and results.
+"""Converts between text and the engine: prompts and chats to requests, outputs to events and results.
 
-A character is shown when all of its bytes are there, and no stop text began in it.
+A character is shown when all its bytes are complete, and no stop text may begin with it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from speculant_verifier.suitability import unsuited
 
 _REPLACEMENT = "\ufffd"
 _TAIL = 8
-"""Tokens of a prompt's end; longer than the contexts of drafters."""
+"""Length of a prompt's end, in tokens; longer than drafters' contexts."""
 
 Prompt = str | Sequence[TokenId]
-"""Text, or token ids that are used as they are."""
+"""Text, or token ids that are used unchanged."""
 
 
 Prompts = list[str] | list[list[TokenId]] | list[Prompt]
-"""Several of them. A list, as a text is a sequence of texts, too."""
+"""Several prompts. A list, because a text is a sequence of texts, too."""
 
 
 def hint_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
-    """Return a prediction after the end of its prompt, where drafters find it when the output begins."""
+    """Return a prediction appended to the end of its prompt, so that drafters match it when the output begins."""
     return (*prompt[-_TAIL:], *prediction)
 
 
 class Detokenizer:
     """Decodes a growing token sequence incrementally, up to the first stop text.
 
-    Only the tokens since the last committed position are decoded again, with a little context before them, because byte
-    pieces and leading spaces depend on their neighbours.
+    Only the tokens since the last committed position are decoded again, with some context before them, because byte
+    pieces and leading spaces depend on adjacent tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[TokenId]], str], stop: Sequence[str] = ()) -> None:
@@ -47,19 +47,19 @@ class Detokenizer:
 
         Args:
             decode: turns token ids into text.
-            stop: the text ends before any of these, none of them empty.
+            stop: non-empty texts; the output ends before the first of them.
         """
         self._decode = decode
         self._stop = tuple(stop)
         self._token_ids: tuple[TokenId, ...] = ()
-        self._num_context = 0  # of the tokens, those that are context
-        self._num_shown = 0  # characters after the context that went on already
-        self._held = ""  # what may be the beginning of a stop text
+        self._num_context = 0  # number of tokens that are context
+        self._num_shown = 0  # characters after the context that were already returned
+        self._held = ""  # text that may begin a stop text
         self.is_complete = False
         """Whether a stop text was found; nothing comes after it."""
 
     def push(self, token_ids: Sequence[TokenId], *, final: bool = False) -> str:
-        """Add tokens and return the text that became certain; with ``final`` whatever is left."""
+        """Add tokens and return the text that became final; with ``final``, all remaining text."""
         if self.is_complete:
             return ""
         text = self._held + self._new_text(token_ids, final=final)
@@ -72,9 +72,9 @@ class Detokenizer:
         return text[: len(text) - num_held]
 
     def stop_within(self, token_ids: Sequence[TokenId]) -> int | None:
-        """Add tokens; return how many of them belong to the output if a stop text is complete with them.
+        """Add tokens; if they complete a stop text, return how many of them belong to the output.
 
-        If several are complete at the same token, the text ends before the one that begins first.
+        If the same token completes several, the text ends before the one that begins first.
         """
         before = copy(self)
         self.push(token_ids)
@@ -84,11 +84,11 @@ class Detokenizer:
             before.push([token])
             if before.is_complete:
                 return count
-        return len(token_ids)  # some decoders tidy up spaces, and may find less in the same tokens one by one
+        return len(token_ids)  # some decoders clean up spaces, and may return less text for the same tokens one by one
 
     def _new_text(self, token_ids: Sequence[TokenId], *, final: bool) -> str:
         if not token_ids and not final:
-            return ""  # moving on without a token would lose the context that leading spaces depend on
+            return ""  # committing without a token would lose the context that leading spaces depend on
         self._token_ids += tuple(token_ids)
         start = len(self._decode(self._token_ids[: self._num_context])) + self._num_shown
         text = self._decode(self._token_ids)
@@ -102,7 +102,7 @@ class Detokenizer:
         return certain[start:]
 
     def _num_uncertain(self, text: str) -> int:
-        """Return the length of the longest end of the text that a stop text begins with."""
+        """Return the length of the longest suffix of the text that is a prefix of a stop text."""
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stop):
@@ -111,12 +111,12 @@ class Detokenizer:
 
 
 def end_of(text: str, stop: Sequence[str]) -> int | None:
-    """Return where the first of some stop texts begins; None if there is none."""
+    """Return the position of the first stop text; None if there is none."""
     return min((index for each in stop if (index := text.find(each)) >= 0), default=None)
 
 
 class Batch:
-    """The prompts of one call, and what became of them."""
+    """The prompts of one call, and their results."""
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class Batch:
 
         Args:
             target: the model.
-            prompts: what to continue.
+            prompts: the prompts.
             configs: the settings of each.
-            is_single: whether the caller gave one prompt and wants one result.
-            session: options of the requests for the drafter besides its own settings.
-            strategy: what drafts are made by; None if that is unknown, or if there are none.
-            shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too.
-            documents: per prompt what it is a part of, for records; empty if that is unknown.
+            is_single: whether the caller gave one prompt and expects one result.
+            session: options of the requests for the drafter, in addition to its own settings.
+            strategy: strategy of the drafts; None if it is unknown, or if there are no drafts.
+            shared_length: length of every prompt's prefix that later prompts will probably share, in tokens.
+            documents: per prompt, its document, for records; empty if unknown.
         """
         self._target, self._strategy = target, strategy
         self._is_single = is_single
@@ -148,7 +148,7 @@ class Batch:
         self._sources: list[tuple[int, int]] = []  # prompt and sample of each request
         self._texts: list[Detokenizer] = []
         self.requests: list[Request] = []
-        """What the engine decodes."""
+        """The requests for the engine."""
         for index, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
             refusal = grammar = None
             try:
@@ -177,12 +177,12 @@ class Batch:
                 )
 
     def note(self, output: StepOutput) -> None:
-        """Keep the result of a sequence that ended."""
+        """Keep the result of a finished sequence."""
         if output.finish_reason is not None:
             self._results[output.sequence.index] = self._result(output)
 
     def outcome(self) -> GenerationResult | list[GenerationResult]:
-        """Return what the caller of ``generate`` gets.
+        """Return the result of ``generate``.
 
         Raises:
             GenerationError: the only prompt could not be continued.
@@ -194,7 +194,7 @@ class Batch:
         return results[0]
 
     def event(self, output: StepOutput) -> StepEvent:
-        """Return what a reader of a stream gets.
+        """Return the event of a stream.
 
         Raises:
             GenerationError: the only prompt could not be continued.
@@ -224,21 +224,19 @@ class Batch:
         """Return the tokens of a prompt.
 
         Raises:
-            GenerationError: it is neither text nor token ids.
+            GenerationError: the prompt is neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            wrong = GenerationRequestError(
-                "a {field} is neither a text nor a list of token ids", fix="give one of them", field="prompt"
-            )
-            if isinstance(prompt, bytes | bytearray):
-                raise wrong
+            cause: TypeError | None = None
             try:
                 token_ids = [token for token in prompt if not isinstance(token, bool)]
-                if len(token_ids) == len(prompt):
+                if len(token_ids) == len(prompt) and not isinstance(prompt, bytes | bytearray):
                     return tuple(operator.index(token) for token in token_ids)
             except TypeError as error:
-                raise wrong from error
-            raise wrong
+                cause = error
+            raise GenerationRequestError(
+                "a {field} is neither a text nor a list of token ids", fix="give one of them", field="prompt"
+            ) from cause
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -250,10 +248,11 @@ class Batch:
     def _result(self, output: StepOutput) -> GenerationResult:
         assert output.finish_reason is not None
         sequence: ActiveSequence = output.sequence
-        text = self._target.decode(_visible(sequence, sequence.output))
+        token_ids = sequence.output
+        text = self._target.decode(_visible(sequence, token_ids))
         return GenerationResult(
             text=text[: end_of(text, sequence.request.config.stop)],
-            token_ids=sequence.output,
+            token_ids=token_ids,
             prompt_token_ids=sequence.prompt,
             finish_reason=output.finish_reason,
             num_steps=sequence.num_steps,
@@ -273,7 +272,7 @@ class Batch:
         )
 
     def _warning(self, sequence: ActiveSequence) -> str:
-        """Return what a request is to know of its drafts."""
+        """Return the warning about a request's drafts, if any."""
         if not any(sequence.drafted_by_depth):
             return sequence.drafter_problem
         return "" if self._strategy is None else unsuited(sequence.config.rule, self._strategy)

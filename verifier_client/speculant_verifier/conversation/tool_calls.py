@@ -1,6 +1,6 @@
-"""Calls of tools in what a model writes: found as they come, and demanded where a client wants one.
+"""Tool calls in a model's output: parsed as they arrive, and forced if a client requires one.
 
-Families of models write them in styles of their own, which chat templates tell.
+Families of models have their own styles of calls, recognised by their chat templates.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from speculant_graph.types import TokenId
 from speculant_verifier.structured.grammar import example_of
 
 PieceKind = Literal["reasoning", "content", "name", "arguments"]
-"""Reasoning, content, the name of a called tool, which begins a call, and more of its arguments, as JSON text."""
+"""Kinds of pieces: reasoning, content, the name of a called tool, which begins a call, and a part of its arguments, as
+JSON text."""
 
 Piece = tuple[PieceKind, str]
-"""A kind and text of it."""
+"""A kind and its text."""
 
 Schema = Mapping[str, Any] | bool
 
 STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is written whose spaces are given: as by Python's json."""
+"""Separators of JSON with fixed spaces, as in Python's json."""
 
 
 class Splitter(Protocol):
-    """Splits one answer as it comes."""
+    """Splits one answer as it arrives."""
 
     ends_in_call: bool
-    """Whether there were calls, and the last one is complete."""
+    """Whether there were calls, and the last is complete."""
 
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
     ) -> list[Piece]:
-        """Add what a step emitted; return what became certain.
+        """Add the output of a step; return the pieces that became final.
 
         Args:
             token_ids: its tokens.
-            text: the text that became certain by them.
-            final: whether it is all.
-            is_cut: whether a limit ended it: then half a call is no text.
+            text: the text that became final with them.
+            final: whether the answer is complete.
+            is_cut: whether a limit ended it; then a partial call is not text.
         """
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Put neighbours of a kind together, but for names."""
+    """Join adjacent pieces of a kind, except names."""
     joined: list[Piece] = []
     for kind, text in pieces:
         if joined and joined[-1][0] == kind != "name":
@@ -57,23 +58,23 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """One way."""
+    """One style of calls."""
 
     name: str
-    """For people."""
+    """Its name, for messages."""
     sign: str
-    """What chat templates of models that write so contain."""
+    """A text that chat templates of such models contain."""
     call: str
     """A call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
     mark: str = ""
-    """What comes before a call."""
+    """Text before a call."""
     end: str = ""
-    """What comes after it."""
+    """Text after a call."""
     answer: str = ""
-    """What comes before an answer that is no call."""
+    """Text before an answer without a call."""
 
     def examples(self, tools: Sequence[tuple[str, Schema]]) -> str:
-        """Return what calls of some tools look like.
+        """Return example calls of tools.
 
         Args:
             tools: names, and schemas of their arguments.
@@ -100,11 +101,11 @@ STYLES: tuple[CallStyle, ...] = (
         "</tool_call>",
     ),
 )
-"""The first whose sign a chat template contains is taken."""
+"""All styles; the first whose sign is in the chat template is used."""
 
 
 def style_of(template: str) -> CallStyle | None:
-    """Return how a model with a chat template writes calls; None if that is not known."""
+    """Return the style of calls of a model with this chat template; None if unknown."""
     if "tools" not in template:
         return None
     return next((style for style in STYLES if style.sign in template), None)

@@ -1,4 +1,4 @@
-"""The demo's text: the Python standard library of the interpreter that runs.
+"""The demo's text: the standard library of the running Python interpreter.
 
 It is on every machine, so nothing is downloaded and no third-party text is committed. This module knows neither the
 tokenizer nor the model.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _BEGINNING = re.compile(r"^ *(?:async )?def .*\n.*\n", re.MULTILINE)
 
-# Generated tables and vendored tools: megabytes of digits that no model of ours was asked to write.
+# Generated tables and vendored tools: megabytes of digits that the models are not trained to write.
 _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings",
      "pydoc_data", "__pycache__", "turtledemo", "tkinter", "distutils", "ensurepip"}
@@ -24,10 +24,10 @@ TRAINING_MODULES = (
     "asyncio", "concurrent", "http", "json", "logging", "queue.py", "selectors.py", "socket.py",
     "socketserver.py", "subprocess.py", "threading.py",
 )  # fmt: skip
-"""What the demo model was trained on: packages and modules about running and serving things."""
+"""Training text of the demo model: packages and modules about processes and servers."""
 
 UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
-"""What of it the demo's draft model never saw: a domain that it can learn from what the demo model writes."""
+"""The part of it that the demo's draft model never saw: a domain that it can learn from the demo model's output."""
 
 _TIMES_KNOWN = 8
 
@@ -39,14 +39,14 @@ PROMPTS = (
     "class Semaphore:\n    def __init__(self, value=1):",
     "def loads(s, *, cls=None):",
 )
-"""What the demo asks the model to continue: beginnings of code in the style of what it was trained on."""
+"""The demo's prompts: beginnings of code in the style of the training text."""
 
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
-"""Files of those packages that training never saw; the model card's validation loss is theirs."""
+"""Files of these packages that training never saw; the model card's validation loss is measured on them."""
 
 
 def standard_library_folder() -> Path:
-    """Return the folder that holds the running interpreter's standard library."""
+    """Return the folder of the running interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
@@ -74,10 +74,10 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 
 
 def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the files that the demo's draft model was trained on, and those that only the demo model knows.
+    """Return the files that the demo's draft model was trained on, and the files that only the demo model knows.
 
-    The former are the rest of the library, so that it writes Python in general. What the demo model knows of it comes
-    several times, as it is what will be drafted.
+    The former are the rest of the library, so that it writes Python in general. Files that the demo model knows occur
+    several times, because the draft model drafts such text.
     """
     root = root or standard_library_folder()
 
@@ -91,16 +91,16 @@ def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 
 
 def beginnings(count: int, root: Path | None = None) -> list[str]:
-    """Return the first two lines of so many functions that the demo model was trained on.
+    """Return the first two lines of ``count`` functions that the demo model was trained on.
 
-    They are always the same, no two are alike, and there are fewer if the library has fewer.
+    They are always the same and all different; there are fewer if the library has fewer.
     """
     unlike = beginnings_of(training_files(root)[0])
     return random.Random(0).sample(unlike, min(count, len(unlike)))
 
 
 def beginnings_of(files: Iterable[Path]) -> list[str]:
-    """Return the first two lines of all functions of some files, no two alike."""
+    """Return the first two lines of all functions in files, without duplicates."""
     found = (
         match.group()
         for path in files

@@ -1,4 +1,4 @@
-"""What the demo does, step by step, and how it looks: coloured text, a table, and one JSON object for machines."""
+"""The steps and output of the demo: coloured text, a table, and one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _COLUMNS = ("prompt", "tokens", "plain/s", "spec./s", "faster", "per step", "acc
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of one prompt."""
+    """The results of one prompt."""
 
     shown: list[GenerationResult]
-    """Plainly and with drafts, while it was printed; that is not measured."""
+    """Results without and with drafts of the printed, unmeasured run."""
     plain: list[GenerationResult]
     speculative: list[GenerationResult]
     round_trips_s: list[float]
-    """Of the measured ones with drafts."""
+    """Measured results with drafts."""
 
 
 def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
-    """Return the keys that every demo object has: of medians for each prompt, decoded in a row."""
+    """Return the keys that every demo object has, from the medians of each prompt."""
     plain_s, speculative_s = (
         sum(median(result.times.total_s for result in results) for results in ways)
         for ways in ([each.plain for each in outcomes], [each.speculative for each in outcomes])
@@ -95,13 +95,13 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         _build(graph, console)
         with closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter:
             console.print(f"sidecar: process {drafter.process.pid} serves it at {drafter.address}", soft_wrap=True)
-            # One thread: matrices this small gain nothing from more, and threads that wait for each other would fight
-            # with the sidecar for the cores.
+            # One thread: matrices this small gain nothing from more, and waiting threads would compete with the sidecar
+            # for the cores.
             target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
             console.print(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
             plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))
             speculative = SpeculativeDecoder(
-                # Otherwise what the first run accepted would be in the graph for the one that is measured.
+                # Otherwise the measured run could draft from the accepted text of the first run.
                 client_config=ClientConfig(address=drafter.address, deadline_ms=100.0, learn=False),
                 target=target,
                 draft_config=settings.draft,
@@ -157,7 +157,7 @@ def _measure(
     settings: DemoSettings,
     shown: list[GenerationResult],
 ) -> _Outcome:
-    """Decode in turns."""
+    """Decode alternately without and with drafts."""
     round_trips_s: list[float] = []
 
     def with_drafts(_: int) -> GenerationResult:

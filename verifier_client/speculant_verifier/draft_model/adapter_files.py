@@ -1,7 +1,7 @@
-"""LoRA adapters of a draft model: read, and added to a copy of a model, so that one that does not fit changes nothing.
+"""LoRA adapters of a draft model: read, and added to a copy of a model, so that a wrong adapter changes nothing.
 
-An adapter is a folder in peft's own format, so that other programs load it, too. Beside peft's two files
-``speculant.json`` records whose text it learned, and how well it did.
+An adapter is a folder in peft's own format, so that other programs can load it, too. In addition to peft's two files,
+``speculant.json`` records the tenants of its training text, and its figures.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _SHAPING = frozenset({
     "layers_to_transform", "lora_alpha", "lora_bias", "modules_to_save", "r", "rank_pattern", "target_modules",
     "target_parameters", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 })  # fmt: skip
-"""Settings that say which numbers are added to which weights."""
+"""Settings that define the added weights."""
 _OF_TRAINING = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config",
 })  # fmt: skip
-"""Settings that a finished adapter does not need. Every other one of peft changes what a layer computes."""
+"""Settings without effect on a finished adapter. Every other setting of peft changes the result of a layer."""
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Values of ``init_lora_weights`` that leave the weights of the base model as they are."""
+"""Values of ``init_lora_weights`` that do not change the base model's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +55,35 @@ class AdapterInfo:
     """The note in an adapter's folder."""
 
     folder: Path
-    """Where it is, links resolved: this version stays the same while another is published."""
+    """Its path with links resolved: this version stays the same while another is published."""
     digest: str
     """sha256 of the weights' file."""
     base: str
-    """Name or folder of the model that it was trained for; empty if that is not recorded."""
+    """Name or folder of the model that it was trained for; empty if not recorded."""
     tenants: frozenset[str] | None
-    """Whose text it was trained on, and whose sequences alone it may so draft for; None: all."""
+    """Tenants whose text it was trained on; it may draft only for their sequences. None: all."""
     note: Mapping[str, Any]
-    """Figures of its training, as ``speculant.json`` has them."""
+    """Figures of its training, from ``speculant.json``."""
     config: LoraConfig
-    """Its shape."""
+    """Its LoRA configuration."""
 
 
 def read_adapter(folder: Path | str) -> AdapterInfo:
-    """Read what an adapter is, without a model.
+    """Read the description of an adapter, without a model.
 
     Raises:
-        ConfigError: there is no LoRA adapter, or one that does more than plain LoRA.
+        ConfigError: there is no LoRA adapter, or it is more than plain LoRA.
     """
     path = Path(folder).resolve()
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
-        raise ConfigError(f"{folder} holds no adapter, it has no {missing[0]}; give one that 'speculant train' wrote")
+        raise ConfigError(f"{folder} holds no adapter: {missing[0]} is missing; give one that 'speculant train' wrote")
     content = _read_json(path / CONFIG_FILE)
     note = _read_json(path / NOTE_FILE) if (path / NOTE_FILE).is_file() else {}
     with (path / WEIGHTS_FILE).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     tenants = note.get("tenants")
     if not isinstance(tenants, list | None):
-        raise ConfigError(f"{path / NOTE_FILE} does not name whose adapter it is, tenants is no list. {_AGAIN}")
+        raise ConfigError(f"{path / NOTE_FILE} does not name the adapter's tenants: tenants is not a list. {_AGAIN}")
     return AdapterInfo(
         folder=path,
         digest=digest,
@@ -95,22 +95,22 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
 
 
 def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
-    """Return a copy of a model with an adapter added to its weights, which costs nothing per pass.
+    """Return a copy of a model with an adapter merged into its weights, which costs no time per pass.
 
     Args:
-        model: the base, as it was loaded; it stays so. If its weights are packed, in four bits for example, those of
-            the copy are not.
+        model: the base, as loaded; it is not changed. If its weights are packed, in four bits for example, the copy's
+            are not.
         base_name: the name or folder it was loaded from.
         folder: the adapter.
 
     Raises:
-        ConfigError: the base's weights can't be unpacked, the adapter was trained for another model, its tensors are
-            not those of this model, or not all numbers are finite; one line that ends in what to do.
+        ConfigError: the base's weights can't be unpacked, the adapter was trained for another model, its tensors do not
+            match this model, or some numbers are not finite; one line that ends with the fix.
     """
     info = read_adapter(folder)
     require_base(info, base_name)
     try:
-        # A copy: to load the checkpoint again, transformers would change the number type of the whole process.
+        # A copy, because loading the checkpoint again would change torch's default dtype for the whole process.
         with quiet_peft():
             adapted = get_peft_model(plain(copy.deepcopy(model)), info.config)
             load_weights(adapted, base_name, info)
@@ -130,7 +130,7 @@ def require_base(info: AdapterInfo, base_name: str) -> None:
     """Refuse an adapter of another model.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: it is for another model.
     """
     # A model may be moved to another folder, or downloaded from the hub into one.
     if info.base and Path(info.base).name != Path(base_name).name:
@@ -140,7 +140,7 @@ def require_base(info: AdapterInfo, base_name: str) -> None:
 
 
 def load_weights(adapted: Module, base_name: str, info: AdapterInfo) -> None:
-    """Put an adapter's weights into a model that has layers of its shape.
+    """Load an adapter's weights into a model with layers of its shape.
 
     Args:
         adapted: the model, with peft's layers.
@@ -148,7 +148,7 @@ def load_weights(adapted: Module, base_name: str, info: AdapterInfo) -> None:
         info: the adapter.
 
     Raises:
-        ConfigError: the file is damaged, or is not of this model.
+        ConfigError: the file is damaged, or is for another model.
     """
     try:
         tensors = load_file(info.folder / WEIGHTS_FILE)
@@ -171,10 +171,10 @@ def _unusable(folder: Path | str, base_name: str, error: Exception) -> ConfigErr
 
 
 def _separate_tied(model: Module) -> bool:
-    """Give layers that share a matrix one each: what is added to one of them is not for the other.
+    """Give layers that share a matrix separate ones, because an adapter changes only one of them.
 
     Returns:
-        Whether any did.
+        Whether any layers shared one.
     """
     owners: set[int] = set()
     found = False
@@ -188,7 +188,7 @@ def _separate_tied(model: Module) -> bool:
 
 
 def _add_biases(model: Module) -> None:
-    """Give layers whose adapter has a bias one of zeros, if they have none."""
+    """Add a zero bias to layers whose adapter has a bias, if they have none."""
     for layer in model.modules():
         base = layer.get_base_layer() if isinstance(layer, LoraLayer) else None
         if isinstance(base, Linear) and base.bias is None:
@@ -196,7 +196,7 @@ def _add_biases(model: Module) -> None:
 
 
 def _tie_if_equal(model: PreTrainedModel) -> None:
-    """Have embedding and head share one matrix again, if they are equal; else record that they differ."""
+    """Tie embedding and head again if they are equal; otherwise record that they differ."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     assert isinstance(embedding.weight, Parameter)
     assert isinstance(head.weight, Parameter)
@@ -208,7 +208,7 @@ def _tie_if_equal(model: PreTrainedModel) -> None:
 
 
 def plain(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model whose weights are numbers that matrices can be added to: packed ones are unpacked, in place.
+    """Return a model whose weights can be added to; packed weights are unpacked, in place.
 
     Raises:
         ConfigError: transformers can't unpack weights of this kind.
@@ -219,8 +219,7 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
         unpacked: PreTrainedModel = model.dequantize()
     except (NotImplementedError, ImportError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"the weights of '{model.name_or_path}' are packed in a way that can't be undone here, and take no adapter "
-            f"({sentence(error)})",
+            f"the weights of '{model.name_or_path}' can't be unpacked here, and take no adapter ({sentence(error)})",
             fix="give it in bfloat16",
         ) from error
     return unpacked
@@ -228,10 +227,10 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Keep back three warnings of peft about itself.
+    """Suppress three warnings of peft about itself.
 
-    It uses a name that transformers deprecates, warns of its own patterns for experts, and tells that it unties what
-    is tied here again.
+    It uses a name that transformers deprecates, warns of its own patterns for experts, and reports that it unties
+    weights, which are tied again here.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -268,7 +267,7 @@ def _lora_config(folder: Path, content: dict[str, Any]) -> LoraConfig:
             logger.warning("adapter {}: the setting {} is unknown to this release of peft and is ignored", folder, name)
         elif content[name] and content[name] != defaults[name]:
             raise ConfigError(
-                f"the adapter {folder} sets {name}, so it is more than numbers that are added to weights",
+                f"the adapter {folder} sets {name}, so it is more than plain LoRA",
                 fix="train one without it",
             )
     try:

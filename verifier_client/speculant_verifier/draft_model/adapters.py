@@ -1,8 +1,8 @@
-"""The draft model's LoRA adapters while it serves: loaded, swapped between two steps, and taken back.
+"""The draft model's LoRA adapters at run time: loaded, swapped between two steps, and rolled back.
 
-An adapter is checked as a whole, and added to a copy of the base model, before anything changes: the weights that serve
-are never touched. Going back is loading the one before again, which happens by itself where the new one is right about
-fewer of its first tokens than the one before was about its latest. The output can't change by any of this.
+An adapter is checked completely and added to a copy of the base model before anything changes: weights in use are never
+modified. A rollback loads the previous adapter again. It happens automatically if the new adapter predicts its first
+tokens worse than the previous one predicted its latest. The output does not depend on any of this.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RecordIdentity
 
 _FEWEST_JUDGED = 400
-"""Tokens of either adapter before the new one may be taken back; with the window full it stays, as adapters that are
-compared for ever are worse some day."""
+"""Judged tokens of each adapter before the new one may be rolled back. Once its window is full it stays, because an
+adapter that is compared forever looks worse at some point."""
 _ERRORS = 4.0
-"""Standard errors that it must be worse by. Texts differ, too, so this is more than chance alone would want."""
+"""Standard errors by which it must be worse. Texts differ, too, so this is more than chance alone would require."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Adapter:
     """A draft model with one adapter, or with none."""
 
     name: str
-    """As it was asked for; empty: the base model."""
+    """As requested; empty: the base model."""
     folder: str
-    """Where it was, links resolved."""
+    """Its path with links resolved."""
     digest: str
     """sha256 of its weights; empty: none."""
     tenants: frozenset[str] | None = None
-    """Whose sequences alone it drafts for; None: all."""
+    """Tenants for whose sequences it drafts; None: all."""
 
 
 BASE = Adapter("", "", "")
@@ -47,22 +47,22 @@ BASE = Adapter("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """What serves, and how it does."""
+    """The present adapter and its statistics."""
 
     present: Adapter
-    """What drafts now."""
+    """The adapter in use."""
     previous: Adapter | None
-    """What a rollback would bring back."""
+    """The adapter that a rollback would restore."""
     acceptance: float | None
-    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model was right about; None: none."""
+    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model predicted; None before any."""
     num_judged: int
-    """How many these are."""
+    """Number of these tokens."""
     previous_acceptance: float | None
-    """The same of the one before, when it was replaced."""
+    """The same share of the previous adapter when it was replaced."""
     num_passes: int
-    """Passes of the draft model since it was first loaded, with whatever adapter."""
+    """Passes of the draft model since it was first loaded, with any adapter."""
     passes_s: float
-    """Seconds that they took."""
+    """Duration of these passes in seconds."""
 
 
 class Adapters:
@@ -75,16 +75,16 @@ class Adapters:
         config: DraftModelConfig,
         identity: RecordIdentity,
     ) -> None:
-        """Begin with the base model, or with the adapter that the settings name.
+        """Begin with the base model, or with the adapter in the settings.
 
         Args:
-            drafter: what drafts.
-            base: the model without an adapter; it stays so, and adapters are added to copies of it.
-            config: its settings: names of adapters.
-            identity: what records hold of the draft model; it is kept up to date.
+            drafter: the drafter.
+            base: the model without an adapter; it is not changed, and adapters are added to copies of it.
+            config: its settings, with the names of adapters.
+            identity: the draft model's identity in records, which is kept up to date.
 
         Raises:
-            ConfigError: the adapter that the settings name can't be used.
+            ConfigError: the adapter in the settings can't be used.
         """
         self._drafter, self._config, self._base = drafter, config, base
         self._identity = identity
@@ -100,12 +100,12 @@ class Adapters:
 
     @property
     def names(self) -> dict[str, Path]:
-        """Folders by the names that the settings give them."""
+        """Folders by their names in the settings."""
         return dict(self._config.adapters)
 
     @property
     def state(self) -> AdapterState:
-        """What serves, and how it does."""
+        """The present adapter and its statistics."""
         return AdapterState(
             present=self._present,
             previous=self._previous,
@@ -117,22 +117,22 @@ class Adapters:
         )
 
     def load(self, name: str) -> Adapter:
-        """Load an adapter and draft with it from the next step on; the one that drafts already changes nothing.
+        """Load an adapter and draft with it from the next step on; loading the present one does nothing.
 
         Args:
             name: one of the settings' names, or a folder; empty: the base model.
 
         Raises:
-            ConfigError: it is not there, damaged, or of another model; what serves is unchanged.
+            ConfigError: it is missing, damaged, or for another model; the present one stays.
         """
-        with self._lock:  # one is loaded at a time
+        with self._lock:  # loads one at a time
             return self._load(name, self._config.adapters.get(name, Path(name)))
 
     def rollback(self) -> Adapter:
-        """Load what drafted before, from where it was.
+        """Load the previous adapter again, from its folder.
 
         Raises:
-            ConfigError: nothing was replaced yet, it was brought back already, or it is gone.
+            ConfigError: there is no previous adapter, it was already restored, or its folder is gone.
         """
         with self._lock:
             if self._previous is None:
@@ -142,7 +142,7 @@ class Adapters:
         return adapter
 
     def _judge(self) -> None:
-        """Take the adapter back if it is worse than what drafted before; a sequence has ended."""
+        """Roll back the adapter if it is worse than the previous one; called at the end of a sequence."""
         (num_before, right_before), (num_now, right_now) = self._hits_before, self._drafter.hits
         if not self._is_on_trial or min(num_before, num_now) < _FEWEST_JUDGED:
             return
@@ -151,10 +151,10 @@ class Adapters:
         if right_before / num_before - right_now / num_now > _ERRORS * error:
             self._is_on_trial = False
             logger.warning(
-                "{} is right about {:.0%} of {} tokens, and {:.0%} were before it: it is taken back",
+                "{} predicts {:.0%} of {} tokens, the previous one {:.0%}: it is rolled back",
                 described(self._present), right_now / num_now, num_now, right_before / num_before,
             )  # fmt: skip
-            threading.Thread(target=self._take_back, daemon=True).start()  # requests go on meanwhile
+            threading.Thread(target=self._take_back, daemon=True).start()  # requests continue meanwhile
         elif num_now >= HIT_WINDOW:
             self._is_on_trial = False
 
@@ -174,11 +174,11 @@ class Adapters:
             model = self._base.with_weights(adapted)
         present = self._present
         if (adapter.digest, adapter.tenants) == (present.digest, present.tenants):
-            return present  # a swap would lose what there is to go back to
+            return present  # a swap would lose the previous adapter
         self._previous, self._hits_before, self._is_on_trial = present, self._drafter.hits, True
         self._present, self._identity.adapter = adapter, adapter.digest
         tenants = adapter.tenants
-        if tenants is not None:  # the empty one is of requests that name none, whosever these are here
+        if tenants is not None:  # the empty tenant is of requests without a tenant, which may be anyone's here
             tenants = tenants - {""} | ({""} if self._identity.tenant in tenants else set())
         self._drafter.swap(model, tenants)
         logger.info("the draft model now has {}", described(adapter))
@@ -191,7 +191,7 @@ def _share(hits: tuple[int, int]) -> float | None:
 
 
 def described(adapter: Adapter) -> str:
-    """Return an adapter in words."""
+    """Return a description of an adapter."""
     if not adapter.name:
         return "no adapter"
     whose = [f"tenant '{each}'" if each else "requests without a tenant" for each in sorted(adapter.tenants or ())]

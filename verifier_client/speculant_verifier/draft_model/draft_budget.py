@@ -1,10 +1,10 @@
 """Whether one more pass of the draft model pays, and over how many nodes.
 
-Another pass of the model over some nodes is expected to bring what it brought at such nodes before. It is run if that
-clearly exceeds what the seconds that it takes must earn (:class:`~speculant_graph.budget.StepBudget`). So the answer
-may be none, and it is where n-grams are sure. That is a guess; what is spent on the model and what its drafts saved is
-counted (:class:`~speculant_graph.budget.allowance.Allowance`), and a model that is of no use takes a small share of the
-time.
+The expected gain of another pass of the model over some nodes is its past gain at such nodes. The pass runs if this
+gain clearly exceeds the gain that its time must earn (:class:`~speculant_graph.budget.StepBudget`). So there may be no
+pass, and there is none where n-grams are confident. The gain is an estimate, so time spent on the model and time saved
+by its drafts are counted (:class:`~speculant_graph.budget.allowance.Allowance`), and a useless model takes a small
+share of the time.
 """
 
 from __future__ import annotations
@@ -20,50 +20,51 @@ from speculant_graph.budget import PassCost, StepBudget
 from speculant_graph.budget.allowance import Allowance
 
 MOST_NODES = 16
-"""Of a row in one pass of the model."""
+"""Most nodes of a row in one pass of the model."""
 _READ_FOR_LATER = 8
-"""Pending tokens beyond so many are not charged to the step that reads them: later ones profit as much."""
+"""Pending tokens beyond this number are not charged to the step that reads them, because later steps benefit
+equally."""
 WIDEST = MOST_NODES + _READ_FOR_LATER - 1
-"""Tokens of a row in the widest pass of the model whose time is of interest."""
+"""Tokens of a row in the widest pass of the model whose time is learned."""
 
 LEAST_GAIN = 0.05
-"""What a pass must bring beyond what its time must earn, as a share of what the step's time must earn: of several
-guesses the best one is too good on average."""
+"""Extra gain that a pass must bring, as a share of the gain that the step's time must earn, because the best of several
+estimates is too high on average."""
 
 
 class Choice(NamedTuple):
-    """What pays."""
+    """The most profitable pass."""
 
     num_drafted: int
-    """Nodes of a row that are drafted without a further pass of the draft model."""
+    """Nodes per row to draft without another pass of the draft model."""
     width: int
-    """Nodes of a row that a further pass is about; 0 for none."""
+    """Nodes per row in another pass; 0 for no pass."""
     rows: list[int]
-    """Rows that take part in it."""
+    """Rows in this pass."""
 
 
 class DraftPrice:
-    """Decides pass by pass."""
+    """Decides on passes of the draft model."""
 
     def __init__(self, budget: StepBudget, draft: PassCost) -> None:
-        """Take what passes of the target must earn, and what those of the draft model cost."""
+        """Take the target's budget, and the cost of the draft model's passes."""
         self._budget, self._draft = budget, draft
         self.rate = 0.0
-        """Tokens, of all rows, that a second must earn, as of the latest decision."""
+        """Tokens of all rows that a second must earn, at the latest decision."""
         self.allowance = Allowance()
-        """What may be spent."""
+        """The account of the model's time."""
 
     def choose(self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int) -> Choice:
-        """Return over how many nodes of a row, and of which rows, a further pass pays most.
+        """Return the nodes per row, and the rows, for which another pass pays most.
 
         Args:
-            gains: per row the probabilities of its best nodes, descending.
-            wanted: of some rows, what asking about their open nodes is expected to bring, parents first.
-            pending: in a first pass, the most pending tokens of a row: it reads these, and the last of them is the
-                first node that it is asked about. 0 in later passes.
+            gains: per row, the probabilities of its best nodes, descending.
+            wanted: for some rows, the expected gains of expanding their open nodes, parents first.
+            pending: in a first pass, the most pending tokens of a row: the pass reads them, and the last of them is
+                the first expanded node. 0 in later passes.
         """
         by_width = _sums(gains)
-        # What a pass of the model adds is drafted, too: one node more of every row.
+        # The target also verifies the node that a pass of the model adds, one more per row.
         seconds = self._target_s(len(gains), len(by_width) + 1)
         self.rate = self._budget.prices(len(gains), 0).rate
         now = best_size(by_width.tolist(), seconds[:-1], self.rate)
@@ -85,25 +86,25 @@ class DraftPrice:
         return chosen
 
     def target_s(self, num_rows: int, num_drafted: int) -> float:
-        """Return the seconds of a pass of the target over so many drafted nodes of each row."""
+        """Return the duration of the target's pass over ``num_drafted`` nodes per row, in seconds."""
         return float(self._target_s(num_rows, num_drafted)[-1])
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
-        """Return the seconds of passes over 1 to ``most_nodes`` nodes of each row; ``pending`` as in :meth:`choose`."""
+        """Return the seconds of passes over 1 to ``most_nodes`` nodes per row; ``pending`` as in :meth:`choose`."""
         first = max(1, pending)
         seconds = self._draft.seconds(num_rows, num_rows * (first + most_nodes - 1))
         return seconds[num_rows::num_rows][first - 1 :]
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
-        """Take how long a pass of the model took, with all that belongs to it, over so many tokens of each row."""
+        """Record the duration of the model's pass over ``width`` tokens per row, with its overhead."""
         self._draft.observe(num_rows, num_rows * width, seconds)
 
     def note_target(self, seconds: float) -> None:
-        """Take how long a pass of the target took."""
+        """Record the duration of the target's pass."""
         self.allowance.add_pass(seconds)
 
     def _target_s(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
-        """Return the seconds of passes of the target over 0 to ``most_drafted`` drafted nodes of each row."""
+        """Return the durations in seconds of the target's passes over 0 to ``most_drafted`` nodes per row."""
         seconds = self._budget.cost.seconds(num_rows, num_rows * (1 + most_drafted))
         return np.ascontiguousarray(seconds[num_rows::num_rows])
 

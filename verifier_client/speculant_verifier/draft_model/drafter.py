@@ -1,10 +1,10 @@
-"""A drafter that asks a language model where that pays: with n-grams, or alone.
+"""A drafter that runs a language model where it pays: with n-grams, or alone.
 
-For every step n-grams draft first. Strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`). In the
-others the price decides pass by pass whether the model is asked about nodes of these
-trees, and about how many; its candidates are mixed with the n-grams' (:class:`~.tree.Reliability`), and the most
-probable nodes are drafted. No q is known of them: rules that weigh p against q follow such drafts. All sequences of a
-batch share the passes. The text can't depend on any of it.
+In every step n-grams draft first. Strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`). With the
+other strategies the price decides pass by pass whether the model expands nodes of these trees, and how many. Its
+candidates are mixed with the n-grams' (:class:`~.tree.Reliability`), and the most probable nodes are drafted. These
+drafts have no q, so rules that compare p with q only follow them. All sequences of a batch share the passes. The text
+does not depend on the model.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from speculant_verifier.draft_model.tree import DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 
 _LONGEST_READ = 64
-"""Of a sequence with more pending tokens, these are read before the model drafts for it."""
+"""A sequence with more pending tokens is first prefilled in chunks, before the model drafts for it."""
 _LEAST_PAUSE = 8
-"""Steps without the model, until it is tried where that does not seem to pay: the text may have become easier."""
+"""Steps without the model before it is tried although it does not seem to pay, because the text may have become
+easier."""
 HIT_WINDOW = 1_000
-"""Judged tokens that the acceptance of an adapter is measured by: those at which the model was asked, and those that it
-read with its first pass over a sequence."""
+"""Judged tokens in the acceptance of an adapter: tokens at expanded nodes, and tokens that the model read in its first
+pass over a sequence."""
 _HIT_SHARE = 0.12
-"""What one outcome counts in the rate of a sequence."""
+"""Weight of one outcome in the rate of a sequence."""
 _NGRAMS: tuple[DraftSourceName] = ("ngrams",)
 
 
@@ -64,15 +65,15 @@ class ModelDrafter:
 
         Args:
             passes: the model.
-            price: what its passes cost and bring.
-            config: how to draft: depth and branches of trees.
-            ngrams: drafts first. It is closed with this one.
-            clock: seconds, by which all that is spent on the model is measured.
+            price: costs and gains of its passes.
+            config: depth and branches of trees.
+            ngrams: the n-grams' drafter, which drafts first. It is closed with this one.
+            clock: returns seconds; measures the time spent on the model.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._clock = clock
         self.capabilities = STRATEGIES[config.strategy]
-        """What its drafts are like."""
+        """The properties of its drafts."""
         self._reliability = Reliability()
         self._sessions: dict[int, Session] = {}
         self._has_failed = False
@@ -84,31 +85,31 @@ class ModelDrafter:
         self.ended: Callable[[], None] = lambda: None
         """Called when a sequence has ended."""
         self.passes_s = 0.0
-        """Seconds that they took: what they bring was weighed before."""
+        """Duration of these passes in seconds, already weighed against their gain."""
         self._reported_s = 0.0  # of these
 
     @property
     def state(self) -> DrafterState:
-        """That of the n-grams' drafter."""
+        """State of the n-grams' drafter."""
         return "ok" if self._ngrams is None else self._ngrams.state
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Those of the n-grams' drafter."""
+        """Statistics of the n-grams' drafter."""
         return DrafterStatistics() if self._ngrams is None else self._ngrams.statistics
 
     @property
     def hits(self) -> tuple[int, int]:
-        """Latest judged tokens, at most :data:`HIT_WINDOW`, and how many of them the model's best candidate was."""
+        """Number of latest judged tokens, at most :data:`HIT_WINDOW`, and how many equal the model's best candidate."""
         hits = self._hits.copy()
         return len(hits), sum(hits)
 
     def swap(self, model: TargetModel, tenants: frozenset[str] | None = None) -> None:
-        """Draft by another model from the next step on; it reads all sequences again. From any thread.
+        """Draft with another model from the next step on; it reads all sequences again. Thread-safe.
 
         Args:
-            model: the other one.
-            tenants: whose sequences alone it is asked about, the empty one being of those without; None: all.
+            model: the other model.
+            tenants: the tenants for whose sequences it drafts, "" for sequences without a tenant; None: all.
         """
         self._next = model, tenants
         self._hits = deque(maxlen=HIT_WINDOW)
@@ -119,7 +120,7 @@ class ModelDrafter:
             return
         model, self._tenants = following
         self._passes = DraftPasses(model, self._passes.num_rows)
-        self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has noted some of the other model's
+        self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has recorded some of the other model's
         self._price.allowance = Allowance()
         self._reliability, self._has_failed = Reliability(), False
         for session in self._sessions.values():
@@ -139,7 +140,7 @@ class ModelDrafter:
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
 
     def observe(self, report: PassReport) -> float:
-        """Take how long the target's pass took; return what the model's own passes took since the last report."""
+        """Record the duration of the target's pass; return that of the model's own passes since the last report."""
         self._price.note_target(report.seconds)
         weighed_s, self._reported_s = self.passes_s - self._reported_s, self.passes_s
         return weighed_s
@@ -151,13 +152,13 @@ class ModelDrafter:
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
-        self._price.allowance.add(session.charged_s)  # what became of its latest step will not be known
+        self._price.allowance.add(session.charged_s)  # the outcome of its latest step stays unknown
         if session.cached is not None:
             self._passes.drop(session.cached)
         self.ended()
 
     def close(self) -> None:
-        """End everything, the n-grams' drafter too."""
+        """Close it, and the n-grams' drafter."""
         for session_id in list(self._sessions):
             self.finish(session_id)
         if self._ngrams is not None:
@@ -188,9 +189,9 @@ class ModelDrafter:
             if search([batch[index] for index in allowed]):
                 for index in allowed:
                     drafts[index] = self._best_of(batch[index])
-        except (RuntimeError, MemoryError, IndexError) as error:  # of torch, such as memory that has ended
+        except (RuntimeError, MemoryError, IndexError) as error:  # torch's errors, such as running out of memory
             self._has_failed = True
-            logger.warning("the draft model fails, going on without it: {!r}; fix it, or leave it out", error)
+            logger.warning("the draft model fails, continuing without it: {!r}; fix it, or leave it out", error)
         elapsed_s = self._clock() - started_s
         self._price.allowance.add(-elapsed_s)
         asked = [session for session in batch if session.is_asked]
@@ -199,7 +200,7 @@ class ModelDrafter:
         return drafts
 
     def _learn(self, session: Session, step: SequenceStep) -> None:
-        """Learn from what followed the sequence's latest step."""
+        """Learn from the tokens after the sequence's latest step."""
         emitted = step.token_ids[session.num_tokens :]
         if session.is_asked and self._price.rate:
             num_saved = len(emitted) - 1 - session.tree.num_followed(emitted, session.baseline)
@@ -207,7 +208,7 @@ class ModelDrafter:
         self._note_hits(session, session.tree.learn(emitted, self._reliability))
 
     def _note_hits(self, session: Session, hits: Sequence[bool]) -> None:
-        """Note whether the model was right, token by token."""
+        """Record whether the model was right, token by token."""
         self._hits.extend(hits)
         for is_right in hits:
             session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
@@ -234,7 +235,7 @@ class ModelDrafter:
         return Shape(step.node_budget, self._max_depth(step), self._config.max_branches)
 
     def _fill(self, batch: Sequence[Session]) -> bool:
-        """Grow the trees as SpecExec does, whatever that costs; return whether the model was asked."""
+        """Grow the trees as SpecExec does, at any cost; return whether the model ran."""
         members = self._members(batch)
         shapes = {index: self._shape(batch[index].step) for index in members}
         for index, cached in members.items():
@@ -256,9 +257,9 @@ class ModelDrafter:
         return any(each.is_asked for each in batch)
 
     def _search(self, batch: Sequence[Session]) -> bool:
-        """Ask the model about nodes of the trees as long as that pays; return whether it was asked.
+        """Expand nodes of the trees with the model as long as it pays; return whether the model ran.
 
-        Trees of sequences whose drafts are not priced grow until they are as large as was asked for.
+        Trees of sequences without pricing grow to their whole budget.
         """
         members = self._members(batch)
         num_passes, plain_s = 0, 0.0
@@ -285,7 +286,7 @@ class ModelDrafter:
                 for each, nodes in zip(batch, best, strict=True):
                     each.baseline = frozenset(nodes[:num_drafted])
                 rows = self._first(batch, members, rows)
-                width = max(width, 1)  # of a try
+                width = max(width, 1)  # for a trial
             plain_s = target_s
             members = {index: members[index] for index in sorted(rows) if opened[index]}
             if not members:
@@ -301,12 +302,12 @@ class ModelDrafter:
         return num_passes > 0
 
     def _members(self, batch: Sequence[Session]) -> dict[int, CachedSequence]:
-        """Return the sequences that the model can be asked about, by their index, brought up to what was emitted."""
+        """Return the sequences that the model may draft for, by index, updated with their emitted tokens."""
         members = {}
         for index, each in enumerate(batch):
             if each.cached is None:
                 each.cached = self._passes.add()
-            # Positions go by depth, however many nodes share one.
+            # Positions follow from depth, even if several nodes share one.
             capacity = self._passes.model.max_length - len(each.step.token_ids) - self._max_depth(each.step)
             if each.cached is not None and capacity > 0:
                 members[index] = each.cached
@@ -316,9 +317,9 @@ class ModelDrafter:
     def _first(
         self, batch: Sequence[Session], members: Mapping[int, CachedSequence], paying: Sequence[int]
     ) -> list[int]:
-        """Return the sequences of a step's first pass: those that it pays for, or else those that are to be tried.
+        """Return the sequences of a step's first pass: those for which it pays, or else those due for a trial.
 
-        Those that want drafts always are among them.
+        Sequences without pricing are always included.
         """
         chosen = [index for index in members if index in paying or not batch[index].step.is_priced]
         for index in members:
@@ -341,7 +342,7 @@ class ModelDrafter:
     def _expand(
         self, batch: Sequence[Session], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
     ) -> float:
-        """Run one pass over nodes of the trees and mix its candidates in; return the seconds that this took."""
+        """Run one pass over nodes of the trees and mix its candidates in; return its duration in seconds."""
         started_s = self._clock()
         fills = self.capabilities.fills_budget
         nodes = [batch[index].tree.write(chosen[index], len(cached.tokens)) for index, cached in members.items()]
@@ -349,7 +350,7 @@ class ModelDrafter:
         rows = self._passes.run(list(members.values()), nodes, width)
         for (index, cached), top in zip(members.items(), rows, strict=True):
             each = batch[index]
-            self._note_hits(each, cached.hits)  # what it was right about in what it has just read
+            self._note_hits(each, cached.hits)  # whether it was right about the tokens that it has just read
             cached.hits = []
             if fills:
                 grow(each.tree, chosen[index], top, self._reliability, self._shape(each.step))

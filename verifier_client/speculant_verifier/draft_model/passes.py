@@ -13,17 +13,17 @@ from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.sampling import top_logprobs
 
 _MOST_HITS = 16
-"""Pending tokens of which a pass shows whether the model would have drafted them."""
+"""Most pending tokens of a pass that are judged: whether the model would have drafted them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopRows:
-    """What the model holds likely after some nodes of one sequence."""
+    """The model's top tokens after some nodes of one sequence."""
 
     token_ids: NDArray[np.int64]
-    """``[nodes, width]``, best first."""
+    """Token ids, ``[nodes, width]``, best first."""
     logprobs: NDArray[np.float64]
-    """``[nodes, width]``, of the raw logits over the whole vocabulary."""
+    """Log-probabilities of the raw logits over the whole vocabulary, ``[nodes, width]``."""
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
@@ -33,33 +33,33 @@ class TopRows:
 
 @dataclass(eq=False, slots=True)
 class CachedSequence:
-    """A sequence in the model's cache: committed tokens, pending ones, and the tree below the last of these."""
+    """A sequence in the model's cache: committed tokens, pending tokens, and the tree below the last pending token."""
 
     row: int
     num_cached: int = 0
     """Committed tokens."""
     pending: list[TokenId] = field(default_factory=list)
-    """Those after them, the last one of the sequence always among them."""
+    """Pending tokens; the last token of the sequence is always pending."""
     tokens: list[TokenId] = field(default_factory=list)
-    """Nodes of the tree that passes have written, and padding."""
+    """Tokens of the tree's nodes that passes have written, including padding."""
     parents: list[int] = field(default_factory=list)
-    """One per node: 0 for the last pending token, j + 1 for node j."""
+    """Parent of each node: 0 for the last pending token, j + 1 for node j."""
     is_written: bool = False
     """Whether a pass has written the pending tokens."""
     hits: list[bool] = field(default_factory=list)
-    """Whether the model would have drafted the latest pending tokens, as the first pass over them found."""
+    """Whether the model would have drafted the latest pending tokens, from the first pass over them."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the sequence as far as it is known here."""
+        """Number of known tokens of the sequence."""
         return self.num_cached + len(self.pending)
 
 
 class DraftPasses:
-    """One model and its cache, for at most so many sequences at a time."""
+    """One model and its cache, for a limited number of sequences at a time."""
 
     def __init__(self, model: TargetModel, num_rows: int) -> None:
-        """Take the model, and the most sequences."""
+        """Take the model, and the largest number of sequences."""
         self.model, self.num_rows = model, num_rows
         self._cache = model.new_cache(0)
         self._sequences: list[CachedSequence] = []  # by row
@@ -76,7 +76,7 @@ class DraftPasses:
         return self._sequences[-1]
 
     def drop(self, sequence: CachedSequence) -> None:
-        """End a sequence; the last row moves to its index, as neighbours are read without a copy."""
+        """End a sequence; the last row moves to its index, because adjacent rows are read without a copy."""
         last = self._sequences.pop()
         if last is not sequence:
             self._cache.move_row(last.row, sequence.row)
@@ -84,11 +84,11 @@ class DraftPasses:
             self._sequences[last.row] = last
 
     def follow(self, sequences: Sequence[CachedSequence], texts: Sequence[Sequence[TokenId]]) -> None:
-        """Take what was emitted: nodes of the trees that agree are committed, the rest is pending.
+        """Take the emitted tokens: agreeing nodes of the trees are committed, the rest is pending.
 
         Args:
-            sequences: some.
-            texts: per sequence all its tokens; they go on from what is known.
+            sequences: the sequences.
+            texts: per sequence, all its tokens; they extend the known ones.
         """
         rows, paths = [], []
         for each, text in zip(sequences, texts, strict=True):
@@ -103,7 +103,7 @@ class DraftPasses:
         self._cache.commit_all(rows, paths)
 
     def read(self, sequence: CachedSequence) -> None:
-        """Read a chunk of what is pending, all but the last token."""
+        """Prefill a chunk of the pending tokens, without the last token."""
         chunk = sequence.pending[:-1][:PREFILL_CHUNK]
         self.model.prefill([chunk], self._cache, [sequence.row])
         sequence.num_cached += len(chunk)
@@ -115,14 +115,14 @@ class DraftPasses:
         """Run one pass over pending tokens and new nodes of the trees.
 
         Args:
-            sequences: some; after the first pass of a step, some of those that took part in it.
-            nodes: per sequence its new nodes, (parent, token); parents are 0 for the last pending token, or j + 1 for
-                node j of :attr:`CachedSequence.tokens`, new ones included.
-            width: most probable tokens wanted of a node.
+            sequences: the sequences; after the first pass of a step, a subset of that pass.
+            nodes: per sequence, its new nodes, (parent, token); parents are 0 for the last pending token, or j + 1 for
+                node j of :attr:`CachedSequence.tokens`, including new ones.
+            width: number of most probable tokens per node.
 
         Returns:
-            Per sequence the rows after its new nodes; in the first pass of a step that after the last pending token
-            comes before them.
+            Per sequence, the rows after its new nodes; in the first pass of a step they follow the row after the last
+            pending token.
         """
         written = len(sequences[0].pending) + len(sequences[0].tokens) if sequences[0].is_written else 0
         firsts = [len(each.tokens) for each in sequences]
@@ -130,7 +130,7 @@ class DraftPasses:
         for each, new in zip(sequences, nodes, strict=True):
             each.tokens += [token for _, token in new]
             each.parents += [parent for parent, _ in new]
-            missing = total - len(each.pending) - len(each.tokens)  # rows of a pass are equally long
+            missing = total - len(each.pending) - len(each.tokens)  # all rows of a pass have the same length
             each.tokens += [0] * missing
             each.parents += [0] * missing
         drafts = [Draft(tuple(each.tokens), tuple(each.parents)) for each in sequences]
@@ -164,13 +164,13 @@ class DraftPasses:
 
 
 def candidates_of(rows: TopRows, width: int) -> list[list[tuple[TokenId, float]]]:
-    """Return per node its so many most probable tokens and their probabilities, best first."""
+    """Return per node its ``width`` most probable tokens and their probabilities, best first."""
     found = zip(rows.token_ids[:, :width].tolist(), rows.probabilities[:, :width].tolist(), strict=True)
     return [list(zip(*each, strict=True)) for each in found]
 
 
 def _agreeing(sequence: CachedSequence, text: Sequence[TokenId]) -> list[int]:
-    """Return the nodes along which a tree agrees with what was emitted, as numbers in the passes over it."""
+    """Return the nodes on the path where a tree agrees with the emitted tokens, as indices in its passes."""
     path, last = [], 0
     for token in text[sequence.num_tokens :]:
         found = next(

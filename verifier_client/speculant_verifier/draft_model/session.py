@@ -1,4 +1,4 @@
-"""What the drafter that asks a model keeps of a sequence."""
+"""The model drafter's state of a sequence."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ class Session:
 
     options: SessionOptions | None = None
     hit_rate: float = FIRST_HIT_RATE
-    """How often the model was right lately."""
+    """Recent rate at which the model was right."""
     num_unasked: int = 0
-    """Steps that were weighed since the model was asked last."""
+    """Steps with a decision since the model last ran."""
     cached: CachedSequence | None = None
-    """What the model has read of it."""
+    """Its entry in the model's cache."""
     step: SequenceStep = _NO_STEP
     num_tokens: int = 0
-    """Tokens it had at this step; the caller's list of them grows."""
+    """Number of tokens at this step; the caller's list grows."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
-    """Empty if the model was not weighed in this step."""
+    """The tree of this step; empty if there was no decision about the model."""
     is_asked: bool = False
-    """Whether the model was asked in it."""
+    """Whether the model ran in this step."""
     charged_s: float = 0.0
-    """Seconds of it that were taken from what the model may spend, and that its outcome may still earn back."""
+    """Seconds charged to the model's account in this step, which the outcome may still earn back."""
     baseline: frozenset[int] = frozenset()
-    """Nodes that would have been drafted without the model then."""
+    """Nodes that this step would have drafted without the model."""
     inner_id: int = 0
-    """The n-grams' draft of this step."""
+    """Id of the n-grams' draft in this step."""
     ngrams_indices: Sequence[int] | None = None
-    """Per node of our draft, its index from 1 in the n-grams' draft, or 0 if it is not of it. None: it is theirs."""
+    """Per node of our draft, its index from 1 in the n-grams' draft, or 0 if it is not in it. None: the drafts are the
+    same."""
 
     @property
     def tenant(self) -> str:
-        """Whose text it is; empty if the caller named none."""
+        """Its tenant; empty if the caller named none."""
         return (self.options.tenant if self.options is not None else None) or ""
 
     def begin(self, step: SequenceStep, draft: Draft) -> None:
@@ -53,12 +54,12 @@ class Session:
         self.is_asked, self.baseline, self.charged_s = False, frozenset(), 0.0
 
     def forget_model(self) -> None:
-        """Begin anew with another model."""
+        """Reset the state for another model."""
         self.cached, self.tree, self.is_asked = None, DraftTree(EMPTY_DRAFT), False
         self.hit_rate, self.num_unasked = FIRST_HIT_RATE, 0
 
     def translated(self, feedback: Feedback | None) -> Feedback | None:
-        """Return the target's feedback on our draft, as far as its nodes are of the n-grams' draft."""
+        """Return the target's feedback on our draft, for the nodes that are in the n-grams' draft."""
         if feedback is None or self.ngrams_indices is None:
             return feedback
         if not self.inner_id:

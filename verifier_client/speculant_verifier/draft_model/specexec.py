@@ -1,13 +1,12 @@
 """SpecExec's search for the most probable paths (Svirschevski et al. 2024, arXiv 2406.02532, algorithm 2).
 
-In every round the model is asked about the most probable nodes that it has not seen, up to B of them in one pass, and
-the most probable of what it says join the tree. After D rounds, or as soon as it was asked about all of the K best
-nodes that may have children, these K are the draft. The algorithm as printed drafts only nodes that it asked about, and
-keeps all of these; here a node that was found and not asked about takes the place of a less probable one, so that the
-draft of the same rounds is never worth less.
+In every round the model expands the most probable unexpanded nodes, up to B of them in one pass, and the most probable
+of the candidates join the tree. After D rounds, or as soon as all of the K best nodes that may have children are
+expanded, these K are the draft. The published algorithm drafts only expanded nodes, and keeps all of them; here an
+unexpanded node replaces a less probable one, so that the draft of the same rounds is never worth less.
 
-What n-grams drafted is in the tree from the start. Below a node of which they know something the candidates of both
-are mixed (:class:`~.tree.Reliability`); all other paths have the product of the model's own probabilities.
+The n-grams' draft is in the tree from the start. Below a node where n-grams have candidates, the candidates of both are
+mixed (:class:`~.tree.Reliability`); all other paths have the product of the model's own probabilities.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from speculant_verifier.draft_model.passes import TopRows, candidates_of
 from speculant_verifier.draft_model.tree import DraftTree, Node, Reliability
 
 MIXED_WIDTH = 16
-"""Tokens of the model's rows that are learned from, and mixed with the candidates of n-grams."""
+"""Tokens per row of the model that are learned, and mixed with the candidates of n-grams."""
 
 
 class Shape(NamedTuple):
-    """How large a tree may get."""
+    """Limits of a tree's size."""
 
     num_nodes: int
     """K: most nodes."""
     max_depth: int
     """D: longest path, and most rounds."""
     max_branches: int
-    """B: most nodes that one round asks about, and most children of each."""
+    """B: most nodes that one round expands, and most children of each."""
 
 
 def frontier(tree: DraftTree, shape: Shape) -> list[int]:
-    """Return the nodes that a round asks about, the most probable first, so that parents come before their children.
+    """Return the nodes that a round expands, the most probable first, so that parents come before their children.
 
-    Children of a node that is not among the K best are not either: no path is more probable than its beginning.
+    Children of a node outside the K best are outside, too, because no path is more probable than its beginning.
     """
     unseen = (
         index
@@ -49,16 +48,15 @@ def frontier(tree: DraftTree, shape: Shape) -> list[int]:
 
 
 def grow(tree: DraftTree, asked: Sequence[int], rows: TopRows, reliability: Reliability, shape: Shape) -> None:
-    """Take what a round has found: of all new nodes the K most probable, in this order, join the tree.
+    """Add the candidates of a round: the K most probable new nodes, in this order, join the tree.
 
-    Of equally probable ones those of the node that was asked about first come first, and of its children the first of
-    its row.
+    Ties are ordered by the expansion of their parents, and children of one parent by their rank in its row.
 
     Args:
-        tree: its paths' probabilities are worked out again.
-        asked: nodes.
-        rows: the model's, one per node, at most B wide.
-        reliability: mixes.
+        tree: the tree; the probabilities of its paths are computed again.
+        asked: the expanded nodes.
+        rows: the model's rows, one per node, at most B wide.
+        reliability: mixes the candidates.
         shape: K and B.
     """
     token_ids, conditionals = rows.token_ids.copy(), rows.probabilities

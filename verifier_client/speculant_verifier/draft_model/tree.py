@@ -1,15 +1,14 @@
-"""A draft tree whose nodes change their probabilities as the model is asked about them.
+"""A draft tree whose nodes change their probabilities as the model expands them.
 
-It begins with the tree that n-grams drafted, or with nothing. After a node was expanded, its children are those of the
-n-grams and of the model, with the probabilities of the mixture. The most probable nodes are what is drafted in the
-end, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see
-``native/tree_drafter.cpp``), several nodes a pass.
+It begins with the n-grams' draft, or empty. The children of an expanded node come from the n-grams and from the model,
+with the probabilities of the mixture. At the end the most probable nodes are drafted, as in SpecExec's search
+(Svirschevski et al. 2024, algorithm 2; see ``native/tree_drafter.cpp``), with several nodes per pass.
 
-N-grams come as candidates with calibrated probabilities, the model as a row of its most probable tokens. Both are mixed
-as contexts of the calibrated drafter are: P(x) = s P_model(x) + (1 - s) P_ngrams(x). There is one share s for each
-kind of situation (how sure the n-grams are, and how sure the model is), learned by expectation and maximisation online
-(Jelinek and Mercer 1980): once the true token is known, either is credited with the probability that it came from it.
-A table of bins then moves P(x) to the rate at which such candidates were right.
+N-grams provide candidates with calibrated probabilities, the model a row of its most probable tokens. They are mixed
+like contexts in the calibrated drafter: P(x) = s P_model(x) + (1 - s) P_ngrams(x). There is one share s for each class
+of confidence of the n-grams and of the model, learned online by expectation-maximisation (Jelinek and Mercer 1980):
+once the true token is known, each source is credited with the probability that the token came from it. A table of bins
+then maps P(x) to the rate at which such candidates were right.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, DraftSourceName, TokenId
 
 _SURENESS = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
-"""Bounds of classes of the best candidate's probability; below the first there is none."""
+"""Bounds of the classes of the best candidate's probability; below the first bound there is no candidate."""
 _CLASSES = len(_SURENESS) + 1
 _UNSEEN = 1e-4
-"""Probability of a token that neither holds."""
+"""Probability of a token that neither source has."""
 _SHARE_MEMORY, _BIN_MEMORY, _RIGHT_MEMORY = 0.998, 0.998, 0.97
 _SHARE_PRIOR, _BIN_PRIOR, _RIGHT_PRIOR = 4.0, 5.0, 4.0
 _HALF_OCTAVES = 20
@@ -38,15 +37,16 @@ Candidate = tuple[TokenId, float]
 
 
 class Situation(NamedTuple):
-    """Where the model may be asked, as far as that predicts how good it will be."""
+    """Features of a node that predict how useful the model is there."""
 
     is_root: bool
     sureness: float
-    """At the root, how often the model was right lately in this sequence; below, the probability of the node."""
+    """At the root, the recent rate at which the model was right in this sequence; below, the probability of the
+    node."""
 
 
 class Mixed(NamedTuple):
-    """A candidate of both."""
+    """A candidate of the mixture."""
 
     token_id: TokenId
     probability: float
@@ -54,27 +54,26 @@ class Mixed(NamedTuple):
 
 
 class Reliability:
-    """How often one model was right so far, by kinds of situations."""
+    """How often one model was right so far, by features."""
 
     def __init__(self) -> None:
-        """Begin with equal shares where both have candidates."""
+        """Begin with equal shares if both have candidates."""
         self._shares = [[_SHARE_PRIOR, 0.5 * _SHARE_PRIOR] for _ in range(_CLASSES * _CLASSES)]
         for sureness in range(_CLASSES):
             self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # without candidates of n-grams
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
-        # By situation: visits, and at how many of them the model was right. The prior
-        # assumes a good model.
+        # By features: visits, and how often the model was right. The prior assumes a good model.
         self._model = [
             [_RIGHT_PRIOR, (0.4 + 0.6 * sureness) * _RIGHT_PRIOR] for _ in range(2) for sureness in (0.0, *_SURENESS)
         ]
-        # By the same and the sureness of the n-grams: at how many of them the next token was drafted.
+        # By features and the n-grams' confidence: how often the next token was drafted.
         self._mixed = [[0.0, 0.0] for _ in range(len(self._model) * _CLASSES)]
 
     def mix(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[Mixed]:
         """Return the candidates of both, the most probable first.
 
         Args:
-            ngrams: calibrated candidates, best first; none if nothing is known.
+            ngrams: calibrated candidates, best first; may be empty.
             row: the model's most probable tokens, best first.
         """
         mixed = [
@@ -92,17 +91,17 @@ class Reliability:
         *,
         is_drafted: bool,
     ) -> bool:
-        """Learn from the token that followed a node of which both were known.
+        """Learn from the token that followed a node for which both sources had candidates.
 
         Args:
             ngrams: candidates of the n-grams.
-            row: the model's.
-            token_id: what followed.
-            situation: where.
-            is_drafted: whether that was drafted there.
+            row: candidates of the model.
+            token_id: the token that followed.
+            situation: features of the node.
+            is_drafted: whether the token was drafted there.
 
         Returns:
-            Whether it was the model's most probable one.
+            Whether it was the model's most probable token.
         """
         is_right = bool(row) and row[0][0] == token_id
         kind = _kind_of(situation)
@@ -127,7 +126,7 @@ class Reliability:
         return is_right
 
     def gain(self, ngrams: Sequence[Candidate], situation: Situation) -> float:
-        """Return what asking the model is expected to bring: how much likelier the next token is drafted then."""
+        """Return the expected gain of running the model: the rise of the probability that it drafts the next token."""
         kind = _kind_of(situation)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
@@ -157,7 +156,7 @@ class Reliability:
         if probability <= _SMALLEST:
             return 0.0
         visits, expected, hits = self._bins[_bin_of(probability, kind)]
-        # The rarer outcome is what is scaled, so that 0.99 and 0.9 stay apart although they share a bin.
+        # The rarer outcome is scaled, so that 0.99 and 0.9 stay distinct although they share a bin.
         if probability <= 0.5:
             return min(1.0, probability * (hits + _BIN_PRIOR) / (expected + _BIN_PRIOR))
         misses = (1.0 - probability) * (visits - hits + _BIN_PRIOR) / (visits - expected + _BIN_PRIOR)
@@ -185,14 +184,14 @@ class Node:
     """Its index in :attr:`DraftTree.nodes`; -1 for the root."""
     depth: int
     conditional: float
-    """Probability after its parent; of the root how often the model was right lately."""
+    """Probability after its parent; for the root, the recent rate at which the model was right."""
     source: DraftSourceName = "ngrams"
     path: float = 1.0
     """Probability that all tokens down to it follow."""
     ngrams_index: int = 0
-    """In the n-grams' draft, from 1; 0 if it is not of it."""
+    """Index in the n-grams' draft, from 1; 0 if it is not in it."""
     written: int = -1
-    """As a parent in the model's passes; -1 if the model was not asked about it."""
+    """Index as a parent in the model's passes; -1 if the model has not expanded it."""
     children: list[int] = field(default_factory=list)
     row: Sequence[Candidate] = ()
     """The model's candidates for its children, best first."""
@@ -204,15 +203,15 @@ class DraftTree:
     """The tree of one sequence in one step."""
 
     def __init__(self, draft: Draft, sureness: float = 0.5) -> None:
-        """Begin with what n-grams drafted.
+        """Begin with the n-grams' draft.
 
         Args:
             draft: nodes and their path probabilities.
-            sureness: how often the model was right lately in this sequence.
+            sureness: recent rate at which the model was right in this sequence.
         """
         self.nodes = [Node(-1, -1, 0, sureness)]
         self.drafted: frozenset[int] = frozenset()
-        """Nodes that were drafted in the end."""
+        """Nodes of the final draft."""
         for index, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
             path = draft.path_probabilities[index - 1] if draft.path_probabilities else 0.5
             above = self.nodes[parent]
@@ -228,12 +227,12 @@ class DraftTree:
         return sorted(found, key=lambda candidate: -candidate[1])
 
     def open_nodes(self, reliability: Reliability, chosen: Sequence[int], max_depth: int) -> list[tuple[int, float]]:
-        """Return the nodes that the model was not asked about and whose children may be drafted, parents first.
+        """Return the unexpanded nodes whose children may be drafted, parents first.
 
         Args:
-            reliability: predicts what asking brings.
+            reliability: predicts the gain of an expansion.
             chosen: the most probable nodes, as many as may be drafted. Children of others are less probable than these.
-            max_depth: a node so deep has no children.
+            max_depth: a node at this depth has no children.
 
         Returns:
             (node, expected further accepted tokens).
@@ -245,7 +244,7 @@ class DraftTree:
         ]
 
     def expand(self, index: int, row: Sequence[Candidate], reliability: Reliability, max_branches: int) -> None:
-        """Take the model's candidates after a node; :meth:`update` then."""
+        """Add the model's candidates after a node; call :meth:`update` afterwards."""
         node = self.nodes[index]
         node.row = row
         for token_id, probability, source in self.mix_in(index, row, reliability, max_branches):
@@ -253,7 +252,7 @@ class DraftTree:
             self.nodes.append(Node(token_id, index, node.depth + 1, probability, source))
 
     def mix_in(self, index: int, row: Sequence[Candidate], reliability: Reliability, max_branches: int) -> list[Mixed]:
-        """Give a node's children the probabilities of the mixture; return those of the mixture that it lacks."""
+        """Set the mixture's probabilities of a node's children; return the candidates of the mixture that it lacks."""
         node = self.nodes[index]
         known = {self.nodes[child].token_id: child for child in node.children}
         mixed = reliability.mix(node.ngrams, row)
@@ -267,12 +266,12 @@ class DraftTree:
         return added
 
     def update(self) -> None:
-        """Work out the probabilities of all paths again, after a pass."""
+        """Compute the probabilities of all paths again, after a pass."""
         for node in self.nodes[1:]:
             node.path = self.nodes[node.parent].path * node.conditional
 
     def best(self, most: int) -> list[int]:
-        """Return the most probable nodes, the root left out; a node never comes before its parent."""
+        """Return the most probable nodes without the root; a node never comes before its parent."""
         ranked = sorted(range(1, len(self.nodes)), key=lambda index: (-self.nodes[index].path, index))
         chosen: list[int] = []
         kept = {0}
@@ -283,11 +282,11 @@ class DraftTree:
         return chosen
 
     def write(self, chosen: Sequence[int], first: int) -> list[tuple[int, TokenId]]:
-        """Return nodes as a pass of the model takes them, (parent, token), and note that it was asked about them.
+        """Return nodes in the form of the model's passes, (parent, token), and mark them as expanded.
 
         Args:
             chosen: nodes, parents before their children; the root is in no pass.
-            first: nodes that passes of this step have written.
+            first: number of nodes that passes of this step have written.
         """
         new: list[tuple[int, TokenId]] = []
         for index in chosen:
@@ -298,7 +297,7 @@ class DraftTree:
         return new
 
     def draft(self, chosen: Sequence[int], strategy: StrategyName, draft_id: int) -> Draft:
-        """Write nodes as a draft."""
+        """Return nodes as a draft."""
         self.drafted = frozenset(chosen)
         positions = {0: 0} | {index: position for position, index in enumerate(chosen, start=1)}
         nodes = [self.nodes[index] for index in chosen]
@@ -312,10 +311,10 @@ class DraftTree:
         )
 
     def learn(self, emitted: Sequence[TokenId], reliability: Reliability) -> list[bool]:
-        """Learn from the tokens that followed the sequence, as far as the model was asked.
+        """Learn from the tokens that followed the sequence, at expanded nodes.
 
         Returns:
-            For every node where it was asked, whether its most probable token was the next one.
+            For every expanded node on the path, whether the model's most probable token was the next one.
         """
         index, found = 0, []
         for token_id in emitted:
@@ -331,7 +330,7 @@ class DraftTree:
         return found
 
     def num_followed(self, emitted: Sequence[TokenId], nodes: Container[int]) -> int:
-        """Return how many of the tokens that followed some nodes of the tree would have brought."""
+        """Return how many of the emitted tokens a draft of some nodes would have contained."""
         index = 0
         for count, token_id in enumerate(emitted):
             index = self._child(index, token_id)

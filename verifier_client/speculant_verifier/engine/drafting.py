@@ -86,7 +86,11 @@ class Drafting:
     def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
         """Return drafts that could all be emitted; anything unusable becomes no draft."""
         started_s = time.perf_counter()
-        limits = [self._limit(sequence) for sequence in sequences]
+        deepest = [self._most_depth(sequence) for sequence in sequences]
+        limits = [self._limit(each, depth) for each, depth in zip(sequences, deepest, strict=True)]
+        for each, depth in zip(sequences, deepest, strict=True):
+            if not each.has_session and depth and self._budget(each) and self.wants(each):
+                self._note_without(each)  # as the drafter refused to open a session
         histories = [each.history if self._is_priced(each) else None for each in sequences]
         budgets = self._controller.budgets(histories, limits) if any(limits) else limits
         if not any(budgets) and not any(map(_is_formed, sequences)):
@@ -119,15 +123,15 @@ class Drafting:
         for index, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[index].feedback = None
             looks_at_q = sequences[index].config.rule in WANTS_PROPOSALS
-            shallow[index] = self._usable_nodes(draft, self._most_depth(sequences[index]), looks_at_q=looks_at_q)
+            shallow[index] = self._usable_nodes(draft, deepest[index], looks_at_q=looks_at_q)
             drafts[index] = draft.part(shallow[index])
         if answer is None or self._drafter.state == "unavailable":
             for index in asked:
-                sequences[index].num_steps_without_drafter += 1
-            self._totals.num_steps_without_drafter += len(asked)
+                self._note_without(sequences[index])
         for index, sequence in enumerate(sequences):
             if _is_formed(sequence):
-                shallow[index], drafts[index] = self._formed(sequence, shallow[index], drafts[index])
+                most = min(self._budget(sequence), deepest[index])
+                shallow[index], drafts[index] = self._formed(sequence, shallow[index], drafts[index], most)
         can_trim = [sequence.config.rule not in WANTS_PROPOSALS for sequence in sequences]
         for index, nodes in enumerate(self._controller.keep(histories, drafts, can_trim)):
             sequences[index].draft_nodes = [shallow[index][node] for node in nodes if node < len(shallow[index])]
@@ -139,13 +143,20 @@ class Drafting:
             times.draft_s += elapsed_s
         return drafts
 
-    def _formed(self, sequence: ActiveSequence, nodes: Sequence[int], draft: Draft) -> tuple[Sequence[int], Draft]:
+    def _note_without(self, sequence: ActiveSequence) -> None:
+        sequence.num_steps_without_drafter += 1
+        self._totals.num_steps_without_drafter += 1
+
+    def _formed(
+        self, sequence: ActiveSequence, nodes: Sequence[int], draft: Draft, most: int
+    ) -> tuple[Sequence[int], Draft]:
         """Leave out what the output's form forbids, and add what it forces.
 
         Args:
             sequence: whose rule takes a draft as it is.
             nodes: indices of the draft's nodes in the drafter's message.
             draft: what is left of that.
+            most: nodes up to which the draft may grow.
 
         Returns:
             The same of the draft that is to be verified, whose added nodes, which come last, have no indices.
@@ -153,7 +164,6 @@ class Drafting:
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
         constraint = sequence.sampler.constraint
-        most = min(self._budget(sequence), self._most_depth(sequence))
         try:
             usable = constraint.usable(sequence.token_ids, draft)
             fitted = draft.part(usable)
@@ -161,11 +171,6 @@ class Drafting:
         except GenerationRequestError:  # which ends the request when its tokens are chosen
             return (), EMPTY_DRAFT
         return [nodes[node] for node in usable], fitted
-
-    def observe(self, sequence: ActiveSequence, draft: Draft, depths: Sequence[int], num_accepted: int) -> None:
-        """Note what became of a draft."""
-        if len(draft):
-            self._controller.observe(sequence.history, depths, num_accepted, sum(draft.path_probabilities))
 
     def report(self, pass_s: float) -> float:
         """Tell the drafter how long the pass took; return seconds of drafting that it weighed itself."""
@@ -191,9 +196,9 @@ class Drafting:
             logger.warning("the drafter fails, going on without its drafts: {!r}; fix it, or leave it out", error)
             self._has_warned = True
 
-    def _limit(self, sequence: ActiveSequence) -> int:
+    def _limit(self, sequence: ActiveSequence, most_depth: int) -> int:
         """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
-        most_depth = self._most_depth(sequence) if sequence.has_session else 0
+        most_depth = most_depth if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
         budget = self._budget(sequence)
         return budget if makes_trees and most_depth else min(budget, most_depth)
@@ -206,9 +211,8 @@ class Drafting:
         return self._drafted_nodes if wanted is None else min(self._drafted_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
-        capacity = self._target.max_length - len(sequence.token_ids)
         # The last emitted token is the model's own, so a draft may fill all but one of what remains.
-        most = max(0, min(sequence.num_remaining, capacity) - 1)
+        most = max(0, min(sequence.longest, self._target.max_length) - len(sequence.token_ids) - 1)
         return most if sequence.config.max_depth is None else min(most, sequence.config.max_depth)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
@@ -237,7 +241,7 @@ class Drafting:
         token would bias them.
         """
         size = self._target.vocabulary_size
-        is_known = [True] * len(draft)
+        is_known = [True] * len(draft.token_ids)
         if looks_at_q and draft.proposals:
             is_known = [
                 len(each.token_ids) == len(each.probabilities) and int(each.token_ids.max(initial=0)) < size
@@ -270,8 +274,9 @@ def depths_of(draft: Draft) -> list[int]:
 
 def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
     """Return the nodes that are no deeper; which tokens they are makes no difference, so every rule stays exact."""
-    if len(draft) <= most_depth:
-        return range(len(draft))
+    size = len(draft.token_ids)
+    if size <= most_depth:
+        return range(size)
     return [node for node, depth in enumerate(depths_of(draft)) if depth <= most_depth]
 
 

@@ -18,7 +18,6 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.config import DraftConfig, RecordConfig, VerifierConfig
 from speculant_graph.errors import SpeculantError, TokenizerMismatchError
 from speculant_graph.types import Drafter, TokenId, capabilities_of
-from speculant_verifier.engine.acceptance import RollingAcceptance
 from speculant_verifier.engine.admission import Admission
 from speculant_verifier.engine.drafting import Drafting
 from speculant_verifier.engine.logits_cache import LogitsCache
@@ -33,7 +32,7 @@ from speculant_verifier.engine.sequence import (
     is_out_of_memory,
     out_of_memory,
 )
-from speculant_verifier.engine.totals import EngineTotals
+from speculant_verifier.engine.totals import EngineTotals, RollingAcceptance
 from speculant_verifier.engine.verification import Verification
 from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.records.database import RecordWriter
@@ -100,7 +99,9 @@ class Engine:
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self.logits_cache = LogitsCache(target.name, config.target_cache)
         """SpecExec's cache of the target's logits, which counts what it does."""
-        self._verification = Verification(target, cache, self.logits_cache, draft, self.totals, self._records)
+        self._verification = Verification(
+            target, cache, self.logits_cache, draft, self._controller, self.totals, self._records
+        )
         weights = () if target.offload is None else (target.offload,)
         caches, parts = (self.prefixes, self.logits_cache), (self._drafting, *weights, self.admission)
         self._pressure = MemoryPressure(target, caches, parts, self._drafting.spare_bytes, self.totals)
@@ -148,11 +149,12 @@ class Engine:
             SpeculantError: what is wrong with it.
         """
         self.admission.check(request)
-        self._sampler(ActiveSequence(request, end_token_ids=self._ends_of(request)))
+        self._sampler(request, self._ends_of(request))
 
     def add(self, request: Request) -> ActiveSequence:
         """Take a request and return its sequence, which its outputs name; what it lacks shows as an ``error``."""
-        sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt))
+        history = self._controller.new_history()
+        sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt), history=history)
         sequence.arrived_s = time.perf_counter()
         try:
             if request.refusal is not None:
@@ -160,13 +162,12 @@ class Engine:
             require_request(request.config, self._draft)
             self.admission.check(request)
             sequence.end_token_ids = self._ends_of(request)
-            sequence.sampler = self._sampler(sequence)
+            sequence.sampler = self._sampler(request, sequence.end_token_ids)
         except SpeculantError as error:
             self._failed.append(_failure(sequence, error))
             return sequence
         if request.config.ignore_end_tokens:
             sequence.end_token_ids = frozenset()
-        sequence.history = self._controller.new_history()
         if self._records is not None:
             self._records.begin(sequence)
         self._waiting.append(sequence)
@@ -204,26 +205,27 @@ class Engine:
                 self.cancel(sequence)
 
     def step(self) -> list[StepOutput]:
-        """Do one step and return what it emitted.
+        """Do one step and return what it emitted; nothing is done where there is no work.
 
         Raises:
             TokenizerMismatchError: the drafter has another tokenizer; only before anything was emitted, and it is
                 better to refuse the call than to go without drafts for ever.
         """
+        if not self.has_work:
+            return []
         started_s = time.perf_counter()
         self._pressure.look()
         self._admit()
         outputs, self._failed = self._failed, []
         active = list(self._running)
-        outputs += self._verification.emit_known(active)
+        if self.logits_cache.bound:
+            outputs += self._verification.emit_known(active)
         ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
-        waiting = self._prefill.selected([each for each in left if each.num_pending > MOST_PENDING])
-        outputs += self._guarded(self._prefill.step, waiting)
-        outputs += self._guarded(
-            self._decode,
-            [each for each in left if each.row >= 0 and each.num_pending <= MOST_PENDING],
-        )
+        if unread := [each for each in left if _num_pending(each) > MOST_PENDING]:
+            outputs += self._guarded(self._prefill.step, self._prefill.selected(unread))
+            left = [each for each in left if each.row >= 0 and _num_pending(each) <= MOST_PENDING]
+        outputs += self._guarded(self._decode, left)
         now_s = time.perf_counter()
         elapsed_s = now_s - started_s
         for times in (self.totals.times, *(each.times for each in active)):
@@ -251,17 +253,15 @@ class Engine:
             totals.num_ended[output.finish_reason] += 1
             totals.request_times.observe(now_s - sequence.arrived_s)
             rolling, num_accepted = self.acceptance.of(sequence.tenant), sum(sequence.accepted_by_depth)
-            self.acceptance.add(sequence.tenant, sequence.num_tried, num_accepted)
-            sequence.rolling_acceptance = self.acceptance.of(sequence.tenant)
+            sequence.rolling_acceptance = self.acceptance.add(sequence.tenant, sequence.num_tried, num_accepted)
             if output.finish_reason != "error" and self._records is not None:
                 self._records.finish(sequence, rolling)
 
     def _ends_of(self, request: Request) -> frozenset[TokenId]:
         return end_token_ids_of(request.config, self._target.end_token_ids)
 
-    def _sampler(self, sequence: ActiveSequence) -> Sampler:
-        request, target, ends = sequence.request, self._target, sequence.end_token_ids
-        length, processors = len(request.prompt), request.processors
+    def _sampler(self, request: Request, ends: frozenset[TokenId]) -> Sampler:
+        length, processors, target = len(request.prompt), request.processors, self._target
         if processors is None:
             processors = processors_of(request.config, length, ends, target.vocabulary_size, target.device)
         constraint = None if request.grammar is None else request.grammar.constraint(length)
@@ -311,17 +311,18 @@ class Engine:
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         times = self.totals.times
         draft_s, pass_s = times.draft_s, times.forward_s
-        has_pending = any(each.num_pending > 1 for each in sequences)  # a wider pass than its drafts make it
+        has_pending = any(_num_pending(each) > 1 for each in sequences)  # a wider pass than its drafts make it
         drafts = self._drafting.drafts(sequences)
-        outputs = self._verification.step(sequences, drafts, self._drafting)
-        width, num_rows = 1 + max(map(len, drafts)), len(sequences)
+        outputs = self._verification.step(sequences, drafts)
+        sizes = [len(draft.token_ids) for draft in drafts]
+        width, num_rows = 1 + max(sizes), len(sequences)
         draft_s, pass_s = times.draft_s - draft_s, times.forward_s - pass_s
         draft_s -= self._drafting.report(pass_s)
         if has_pending or pass_s <= 0.0 or not self._target.is_steady:
             return outputs
         if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth
             num_new = sum(len(output.token_ids) for output in outputs)
-            self._budget.observe(num_rows, num_rows * width, num_new, pass_s, draft_s, sum(map(len, drafts)))
+            self._budget.observe(num_rows, num_rows * width, num_new, pass_s, draft_s, sum(sizes))
         elif width == 1:
             self._budget.observe_plain(num_rows, pass_s)
         return outputs
@@ -356,6 +357,10 @@ class Engine:
         self._running.sort(key=lambda each: each.row)
         if sequence.has_session:
             self._drafter.finish(sequence.session_id)
+
+
+def _num_pending(sequence: ActiveSequence) -> int:
+    return len(sequence.token_ids) - sequence.num_cached
 
 
 def _failure(sequence: ActiveSequence, error: SpeculantError) -> StepOutput:

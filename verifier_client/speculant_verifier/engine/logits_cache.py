@@ -38,7 +38,9 @@ class LogitsCache:
             model: whatever makes the model's logits what they are.
             num_bytes: most memory of rows; less than one row's keeps nothing. Keys take about 200 bytes a row more.
         """
-        self._model, self._bound = model, num_bytes
+        self._model = model
+        self.bound = num_bytes
+        """Most memory of rows; where it is 0, nothing is kept, and callers need not ask."""
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # the longest unused first
         self._row_bytes = 0
         self.hits = self.evicted = 0
@@ -72,7 +74,8 @@ class LogitsCache:
             sequence: as it was before the pass.
             draft: what was verified after it.
             path: accepted nodes, which are the last to go.
-            logits: after the sequence and after every node, shape ``[1 + nodes, V]``.
+            logits: after the sequence and after every node, shape ``[1 + nodes, V]``; rows after these
+                are not looked at.
         """
         if self._takes(sequence):
             keys = keys_of_nodes(self._key(sequence), draft)
@@ -100,7 +103,7 @@ class LogitsCache:
             rows: one per key, shape ``[V]``; of the same V, dtype and device in every call.
         """
         self._row_bytes = rows[0].nbytes if rows else self._row_bytes
-        capacity = self._bound // max(1, self._row_bytes)
+        capacity = self.bound // max(1, self._row_bytes)
         new: dict[bytes, Tensor] = {}
         for key, row in zip(keys, rows, strict=True):
             if len(new) < capacity:
@@ -118,10 +121,10 @@ class LogitsCache:
         except RuntimeError as error:  # decoding continues without
             logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
             self.clear()
-            self._bound = 0
+            self.bound = 0
 
     def _takes(self, sequence: ActiveSequence) -> bool:
-        return bool(self._bound) and sequence.config.speculation != "off"
+        return bool(self.bound) and sequence.config.speculation != "off"
 
     def _key(self, sequence: ActiveSequence) -> bytes:
         """Return the sequence's key; that of its beginning is kept with it."""

@@ -169,7 +169,8 @@ class Prefill:
         self._target.prefill(chunks, self._cache, [each.row for each in sequences])
         for sequence, take in zip(sequences, takes, strict=True):
             sequence.num_cached += take
-            if sequence.num_cached in sequence.window_stops or sequence.num_pending <= MOST_PENDING:
+            num_left = len(sequence.token_ids) - sequence.num_cached
+            if sequence.num_cached in sequence.window_stops or num_left <= MOST_PENDING:
                 self._prefixes.note(sequence)
         elapsed_s, stall_s = time.perf_counter() - started_s, self._target.stall_s - stall_s
         for times in (self._totals.times, *(each.times for each in sequences)):
@@ -178,7 +179,7 @@ class Prefill:
         return []
 
     def _take(self, sequence: ActiveSequence) -> int:
-        take = min(sequence.num_pending - 1, self._chunk)
+        take = min(len(sequence.token_ids) - sequence.num_cached - 1, self._chunk)
         if (stop := next((end for end in sequence.window_stops if end > sequence.num_cached), None)) is not None:
             take = min(take, stop - sequence.num_cached)
         if not self._has_capacity(sequence.num_cached, take):

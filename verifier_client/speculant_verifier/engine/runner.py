@@ -11,12 +11,14 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import TypeVar
 
 from speculant_graph.errors import GenerationError
 from speculant_verifier.engine.engine import Engine
 from speculant_verifier.engine.sequence import ActiveSequence, Request, StepOutput
 
 _Item = StepOutput | Exception
+_Event = TypeVar("_Event")
 
 _CLOSED = "the decoder was closed; make a new one"
 _INTERRUPTED = "the step was interrupted in the thread that did it for all; try again"
@@ -76,14 +78,16 @@ class Runner:
     async def astream(
         self,
         requests: Sequence[Request],
+        event: Callable[[StepOutput], _Event],
         *,
         pause_s: float | None = None,
         ended: Callable[[], object] = lambda: None,
-    ) -> AsyncGenerator[StepOutput | None, None]:
+    ) -> AsyncGenerator[_Event | None, None]:
         """Do the same for a task of an event loop; cancelling the task ends the requests.
 
         Args:
             requests: to be decoded.
+            event: makes what is yielded of what is emitted.
             pause_s: time after which None is yielded while there is nothing; None: never.
             ended: called in the event loop for every request that the engine is done with, read or not.
         """
@@ -100,7 +104,7 @@ class Runner:
                     continue
                 output = _checked(item)
                 num_open -= output.finish_reason is not None
-                yield output
+                yield event(output)
         finally:
             self._withdraw(queue)
 
@@ -175,11 +179,10 @@ class Runner:
         try:
             with self._changed:
                 self._apply_changes()
-            if self._engine.has_work:
-                outputs = self._engine.step()
-                with self._changed:
-                    for output in outputs:
-                        self._dispatch(output)
+            outputs = self._engine.step()
+            with self._changed:
+                for output in outputs:
+                    self._dispatch(output)
         except BaseException as error:
             with self._changed:
                 self._fail(error)

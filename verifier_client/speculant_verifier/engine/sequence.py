@@ -62,6 +62,16 @@ class ActiveSequence:
     """One request while it is decoded; mutable, owned by the engine."""
 
     request: Request
+    index: int = field(init=False)
+    """The caller's number. This and the next ones are the request's: a step reads them in many places."""
+    prompt: tuple[TokenId, ...] = field(init=False)
+    """Prompt tokens."""
+    config: GenerationConfig = field(init=False)
+    """How tokens are chosen."""
+    tenant: str = field(init=False)
+    """Whose text it is: how soon an answer comes must not reveal to a tenant what another one has sent."""
+    longest: int = field(init=False)
+    """Tokens of prompt and output at which it ends by its limit."""
     number: int = 0
     """How many came before it."""
     row: int = -1
@@ -70,7 +80,8 @@ class ActiveSequence:
     token_ids: list[TokenId] = field(default_factory=list)
     """Prompt and output."""
     num_cached: int = 0
-    """Tokens whose keys and values are in the cache; those after them are pending."""
+    """Tokens whose keys and values are in the cache; those after them are pending: the model has not read them, and the
+    last one is the root of the next draft."""
     num_from_prefix_cache: int = 0
     """Of these, tokens of the prompt that an earlier sequence had read."""
     windows: dict[int, KeysAndValues] = field(default_factory=dict)
@@ -110,46 +121,22 @@ class ActiveSequence:
     emitted_s: float = 0.0
     """When its latest tokens were emitted; 0 before the first."""
 
-    @property
-    def index(self) -> int:
-        """The caller's number."""
-        return self.request.index
-
-    @property
-    def prompt(self) -> tuple[TokenId, ...]:
-        """Prompt tokens."""
-        return self.request.prompt
-
-    @property
-    def tenant(self) -> str:
-        """Whose text it is: how soon an answer comes must not reveal to a tenant what another one has sent."""
-        options = self.request.session
-        return "" if options is None else options.tenant or ""
-
-    @property
-    def config(self) -> GenerationConfig:
-        """How tokens are chosen."""
-        return self.request.config
+    def __post_init__(self) -> None:
+        """Take the request's fields."""
+        request, session = self.request, self.request.session
+        self.index, self.prompt, self.config = request.index, request.prompt, request.config
+        self.tenant = "" if session is None else session.tenant or ""
+        self.longest = len(request.prompt) + request.config.max_tokens
 
     @property
     def output(self) -> tuple[TokenId, ...]:
         """Emitted tokens."""
-        return tuple(self.token_ids[len(self.request.prompt) :])
+        return tuple(self.token_ids[len(self.prompt) :])
 
     @property
     def num_emitted(self) -> int:
         """Number of emitted tokens."""
-        return len(self.token_ids) - len(self.request.prompt)
-
-    @property
-    def num_remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.request.config.max_tokens - self.num_emitted
-
-    @property
-    def num_pending(self) -> int:
-        """Tokens that the model has not read; the last one is the root of the next draft."""
-        return len(self.token_ids) - self.num_cached
+        return len(self.token_ids) - len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from speculant_graph.types import DraftSourceName
@@ -11,6 +12,10 @@ from speculant_verifier.results import FinishReason, PhaseTimes
 _STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 _DRAFT_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+WINDOW = 100
+"""Latest requests of a tenant that count; those for which nothing was drafted do not."""
+MOST_TENANTS = 1_000
+"""Tenants that are remembered; the one that was quiet for longest is forgotten."""
 
 
 class Histogram:
@@ -97,3 +102,51 @@ class EngineTotals:
         self.num_rows += num_rows
         self.num_nodes += num_nodes
         self.pass_times.observe(seconds)
+
+
+@dataclass(slots=True)
+class _Requests:
+    counts: deque[tuple[int, int]] = field(default_factory=deque)
+    """Per request its tried positions, and how many of them were accepted."""
+    num_tried: int = 0
+    num_accepted: int = 0
+
+
+class RollingAcceptance:
+    """Share of the tried positions that was accepted, over each tenant's latest requests.
+
+    A position is tried if a token was drafted for it. A request is compared with this share to tell whether its drafts
+    failed.
+    """
+
+    def __init__(self, window: int = WINDOW, most_tenants: int = MOST_TENANTS) -> None:
+        """Begin without any.
+
+        Args:
+            window: latest requests of a tenant that count.
+            most_tenants: tenants that are remembered.
+        """
+        self._window, self._most_tenants = window, most_tenants
+        self._tenants: OrderedDict[str, _Requests] = OrderedDict()
+
+    def of(self, tenant: str) -> float | None:
+        """Return the share, None before the tenant's first request that had drafts."""
+        requests = self._tenants.get(tenant)
+        return None if requests is None else requests.num_accepted / requests.num_tried
+
+    def add(self, tenant: str, num_tried: int, num_accepted: int) -> float | None:
+        """Count a request that has ended, and return the share; one without tried positions does not change it."""
+        if not num_tried:
+            return self.of(tenant)
+        requests = self._tenants.setdefault(tenant, _Requests())
+        self._tenants.move_to_end(tenant)
+        if len(self._tenants) > self._most_tenants:
+            self._tenants.popitem(last=False)
+        requests.counts.append((num_tried, num_accepted))
+        requests.num_tried += num_tried
+        requests.num_accepted += num_accepted
+        if len(requests.counts) > self._window:
+            num_tried, num_accepted = requests.counts.popleft()
+            requests.num_tried -= num_tried
+            requests.num_accepted -= num_accepted
+        return self.of(tenant)

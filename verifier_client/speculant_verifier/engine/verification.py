@@ -14,7 +14,7 @@ from speculant_graph.draft.options import target_row_width
 from speculant_graph.errors import GenerationError
 from speculant_graph.types import EMPTY_DRAFT, Draft, Feedback, TokenId
 from speculant_verifier.cache import SlotCache
-from speculant_verifier.engine.drafting import Drafting, depths_of
+from speculant_verifier.engine.drafting import depths_of
 from speculant_verifier.engine.logits_cache import LogitsCache
 from speculant_verifier.engine.records import Records
 from speculant_verifier.engine.sequence import ActiveSequence, StepOutput, is_out_of_memory, out_of_memory
@@ -23,6 +23,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import FinishReason, TokenLogprobs
 from speculant_verifier.rules import RULES, DraftTarget, Verdict
 from speculant_verifier.sampling import RowContext, RowTarget, targets_of, top_tokens
+from speculant_verifier.speculation.controller import DraftLengthController
 
 
 class Verification:
@@ -34,11 +35,12 @@ class Verification:
         cache: SlotCache,
         logits_cache: LogitsCache,
         draft: DraftConfig,
+        controller: DraftLengthController,
         totals: EngineTotals,
         records: Records | None,
     ) -> None:
-        """Take the model, its caches, and the recorder, if there is one."""
-        self._target, self._cache, self._totals = target, cache, totals
+        """Take the model, its caches, what learns from the drafts that were verified, and the recorder, if any."""
+        self._target, self._cache, self._controller, self._totals = target, cache, controller, totals
         self._row_width = target_row_width(draft)
         self._records = records
         self._logits_cache = logits_cache
@@ -60,15 +62,12 @@ class Verification:
                     break
         return outputs
 
-    def step(
-        self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], drafting: Drafting
-    ) -> list[StepOutput]:
+    def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft]) -> list[StepOutput]:
         """Verify the drafts of the sequences, and emit.
 
         Args:
             sequences: with few pending tokens, in the order of their rows.
             drafts: the draft below the last pending token of each.
-            drafting: receives what became of them.
         """
         clock, stall_s = [time.perf_counter()], self._target.stall_s
         pending = [each.token_ids[each.num_cached :] for each in sequences]
@@ -100,12 +99,14 @@ class Verification:
             depths = depths_of(draft)
             accepted = range(1, outcome.output.num_accepted + 1)
             for counts in (each, self._totals):
-                counts.num_drafts += bool(len(draft))
+                counts.num_drafts += bool(depths)
                 _count(counts.drafted_by_depth, depths)
                 _count(counts.accepted_by_depth, accepted)
             for node in outcome.verdict.path[: len(accepted)] if draft.sources else ():
                 self._totals.accepted_by_source[draft.sources[node]] += 1
-            drafting.observe(each, draft, depths, len(outcome.verdict.path))
+            if depths:
+                predicted = sum(draft.path_probabilities)
+                self._controller.observe(each.history, depths, len(outcome.verdict.path), predicted)
         try:
             self._cache.commit_all(list(kept), list(kept.values()))
         except (RuntimeError, MemoryError) as error:
@@ -117,7 +118,8 @@ class Verification:
         for each in sequences:
             each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
-        self._totals.note_pass(clock[1] - clock[0], len(sequences), len(sequences) + sum(map(len, drafts)))
+        num_nodes = sum(1 + len(draft.token_ids) for draft in drafts)
+        self._totals.note_pass(clock[1] - clock[0], len(sequences), num_nodes)
         for times in (self._totals.times, *(each.times for each in sequences)):
             times.forward_s += clock[1] - clock[0]
             times.stall_s += stall_s
@@ -141,7 +143,8 @@ class Verification:
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
-            self._logits_cache.keep(sequence, draft, path, logits[: len(draft) + 1])
+            if self._logits_cache.bound:
+                self._logits_cache.keep(sequence, draft, path, logits)
         except Exception as error:  # processors and stop checks are anybody's code
             sequence.error = _error_of(error)
             return _Outcome(None, StepOutput(sequence, (), 0, "error"))
@@ -194,7 +197,8 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
     Returns:
         What is emitted, and why the sequence ends, if it does.
     """
-    kept = token_ids[: sequence.num_remaining]
+    most = sequence.longest - len(sequence.token_ids)
+    kept = token_ids[:most]
     end = next((index for index, token in enumerate(kept) if token in sequence.end_token_ids), None)
     if sequence.request.stop_check is not None:
         num_tokens = sequence.request.stop_check(kept[:end])
@@ -202,7 +206,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
             return kept[:num_tokens], "stop"
     if end is not None:
         return kept[: end + 1], "stop"
-    return kept, "length" if len(kept) == sequence.num_remaining else None
+    return kept, "length" if len(kept) == most else None
 
 
 def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:

@@ -39,7 +39,7 @@ from speculant_verifier.http.errors import anthropic_fields, error_of, no_such_m
 from speculant_verifier.http.json_route import JsonRoute
 from speculant_verifier.http.mapping import RequestMapping
 from speculant_verifier.http.messages import count_tokens, map_messages, shows_thoughts
-from speculant_verifier.http.messages_answers import AnthropicKeys, MessagesBuilder, is_anthropic
+from speculant_verifier.http.messages_answers import MessagesBuilder
 from speculant_verifier.http.messages_schemas import MessagesRequest, TokenCountRequest
 from speculant_verifier.http.responses import ResponsesBuilder, map_responses
 from speculant_verifier.http.responses_schemas import ResponsesRequest
@@ -49,6 +49,7 @@ from speculant_verifier.http.token_texts import TokenTexts
 from speculant_verifier.results import StepEvent
 from speculant_verifier.service.requests import Load, paced_events_of
 
+_ANTHROPIC = "/v1/messages"
 API = ("/v1/",)
 """Prefixes of paths that need access."""
 MAX_REQUESTS = 1_024
@@ -65,7 +66,7 @@ _CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
 _RETRY_AFTER_S = "1"
 _PAUSE_S = 3.0
 """A stream in which nothing happens for so long gets a comment, so that nobody on the way takes it for dead."""
-_COMMENT = ": nothing yet\n\n"
+_COMMENT = b": nothing yet\n\n"
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
@@ -198,10 +199,15 @@ def create_app(
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
     rules = AccessRules(API, MAX_REQUESTS, MAX_BODY_BYTES)
-    guarded: ASGIApp = AccessMiddleware(
+    access = AccessMiddleware(
         app, rules, read_policy, refuse, read_problem, lambda path, status: count_request(endpoint_of(path), status)
     )
-    guarded = AnthropicKeys(guarded)
+
+    def guarded(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # No coroutine of its own, which every event of an answer would wake.
+        is_theirs = scope["type"] == "http" and is_anthropic(scope)
+        return access(with_key(scope) if is_theirs else scope, receive, send)
+
     if not config.cors_origins:
         return guarded
     # Before access, as browsers ask first without a key, and as pages must be able to read refusals, too.
@@ -219,6 +225,19 @@ def endpoint_of(path: str) -> str:
     """Return the endpoint under which a request is counted; "other" for paths that are none."""
     endpoint = next((known for known in _ENDPOINTS if path.startswith(f"{known}/")), path)
     return endpoint if endpoint in _ENDPOINTS else "other"
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Tell whether a request is one of Anthropic's API."""
+    return f"{scope['path']}/".startswith(f"{_ANTHROPIC}/")
+
+
+def with_key(scope: Scope) -> Scope:
+    """Return a request whose key is where those of others are: Anthropic's clients send theirs in ``x-api-key``."""
+    headers = dict(scope["headers"])
+    if b"authorization" in headers or not (key := headers.get(b"x-api-key")):
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key)]}
 
 
 def refuse(error: Exception) -> Response:
@@ -301,9 +320,9 @@ class GenerationResponse(Response):
     async def _send_whole(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             async for event in events:
-                for _ in () if event is None else self._builder.chunks(event):
-                    pass
-        body = await asyncio.to_thread(lambda: to_json(self._builder.whole()).encode())
+                if event is not None:
+                    self._builder.take(event)
+        body = await asyncio.to_thread(lambda: to_json(self._builder.whole()))
         length = (b"content-length", str(len(body)).encode())
         await send({"type": "http.response.start", "status": 200, "headers": [*_JSON_HEADERS, length]})
         await send({"type": "http.response.body", "body": body})
@@ -313,15 +332,14 @@ class GenerationResponse(Response):
         try:
             async with aclosing(self._events) as events:
                 async for event in events:
-                    chunks = iter(()) if event is None else self._builder.chunks(event)
                     if not has_begun:
                         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                         has_begun = True
-                        await send(_event("".join(map(self._builder.frame, self._builder.opening())) or _COMMENT))
+                        await send(_event(self._builder.begun() or _COMMENT))
                     elif event is None:
                         await send(_event(_COMMENT))
-                    for chunk in chunks:
-                        await send(_event(self._builder.frame(chunk)))
+                    if event is not None and (frames := self._builder.sent(event)):
+                        await send(_event(frames))
         except Exception as error:
             if not has_begun:
                 raise
@@ -332,8 +350,8 @@ class GenerationResponse(Response):
         await send(_event(self._builder.ending, more_body=False))
 
 
-def _event(text: str, *, more_body: bool = True) -> Message:
-    return {"type": "http.response.body", "body": text.encode(), "more_body": more_body}
+def _event(frames: bytes, *, more_body: bool = True) -> Message:
+    return {"type": "http.response.body", "body": frames, "more_body": more_body}
 
 
 async def _departure(receive: Callable[[], Awaitable[Message]]) -> None:

@@ -12,7 +12,6 @@ from itertools import pairwise, zip_longest
 
 from speculant_graph.config import GenerationConfig
 from speculant_graph.errors import SpeculantError
-from speculant_graph.serving.json_body import escape_half_pairs
 from speculant_graph.types import SessionOptions, TokenId
 from speculant_verifier.conversation.chat_format import ChatFormat
 from speculant_verifier.conversation.tool_calls import Splitter
@@ -73,7 +72,7 @@ class _Choice:
     """What is known of one choice so far."""
 
     splitter: Splitter | None
-    custom: CustomCalls
+    custom: CustomCalls | None
     texts: dict[str, str] = field(default_factory=lambda: {"content": "", "reasoning": ""})
     calls: list[Fields] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -111,7 +110,7 @@ class _Choice:
 class AnswerBuilder(ABC):
     """One answer in the making, whole or as chunks of a stream."""
 
-    ending = "data: [DONE]\n\n"
+    ending = b"data: [DONE]\n\n"
     """What a stream ends with."""
     prefix: str
     """Of ids."""
@@ -122,7 +121,8 @@ class AnswerBuilder(ABC):
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(16)}"
         self._choices = [
-            _Choice(splitter_of(context, model), CustomCalls(context.custom)) for _ in range(context.num_choices)
+            _Choice(splitter_of(context, model), CustomCalls(context.custom) if context.custom else None)
+            for _ in range(context.num_choices)
         ]
 
     def opening(self) -> Iterator[Fields]:
@@ -137,11 +137,24 @@ class AnswerBuilder(ABC):
     def whole(self) -> Fields:
         """Return the answer; all choices must have ended, and all their chunks must have been read."""
 
-    def frame(self, fields: Fields) -> str:
-        """Return a chunk as it is sent."""
-        return f"data: {to_json(fields)}\n\n"
+    def begun(self) -> bytes:
+        """Return the beginning of a stream as it is sent."""
+        return b"".join(map(self.frame, self.opening()))
 
-    def failure(self, error: SpeculantError) -> str:
+    def sent(self, event: StepEvent) -> bytes:
+        """Take an event; return all that a stream sends for it."""
+        return b"".join(map(self.frame, self.chunks(event)))
+
+    def take(self, event: StepEvent) -> None:
+        """Take an event of an answer that is sent as a whole."""
+        for _ in self.chunks(event):
+            pass
+
+    def frame(self, fields: Fields) -> bytes:
+        """Return a chunk as it is sent."""
+        return b"data: %b\n\n" % to_json(fields)
+
+    def failure(self, error: SpeculantError) -> bytes:
         """Return what ends a stream that has begun, before its ending."""
         return self.frame(openai_fields(error))
 
@@ -155,7 +168,8 @@ class AnswerBuilder(ABC):
         is_last = event.result is not None
         is_cut = event.result is not None and event.result.finish_reason == "length"
         pieces = choice.splitter.push(event.token_ids, event.text, final=is_last, is_cut=is_cut)
-        return index, choice, choice.custom.push(pieces, final=is_last)
+        custom = choice.custom
+        return index, choice, list(pieces) if custom is None else custom.push(pieces, final=is_last)
 
     @property
     def _results(self) -> list[GenerationResult]:
@@ -255,9 +269,9 @@ class CompletionBuilder(ChatBuilder):
         return {"text": choice.texts["content"], "logprobs": None}
 
 
-def to_json(fields: Fields) -> str:
-    """Return an object as it is sent."""
-    return escape_half_pairs(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+def to_json(fields: Fields) -> bytes:
+    """Return an object as it is sent; half surrogate pairs, which no UTF-8 can hold, are spelt as JSON's escapes."""
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def splitter_of(context: RequestContext, model: ServedModel) -> Splitter | None:

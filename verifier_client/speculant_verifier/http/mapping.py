@@ -66,7 +66,7 @@ _MOST_LENGTHS = 64
 
 
 class RequestMapping:
-    """Turns requests into work. Tokenising is done in threads, so that a long prompt holds up no other request."""
+    """Turns requests into work, each in one turn of a thread, so that a long prompt holds up no other request."""
 
     def __init__(self, decoder: SpeculativeDecoder, load: Load, defaults: GenerationConfig, model_id: str) -> None:
         """Take what requests are held against.
@@ -88,26 +88,27 @@ class RequestMapping:
             SpeculantError: which field is wrong, or what it may not.
         """
         config, session = self._begin(request, principal, num_prompts=1)
+        return await asyncio.to_thread(self._chat, request, config, session)
+
+    def _chat(self, request: ChatRequest, config: GenerationConfig, session: SessionOptions | None) -> RequestContext:
         tools, messages, options = self._conversation(request)
         exemplary = examples(tools, config, self._style)
         own, config = config, with_form(config, request, tools, self._style)
-        prompt = await self._rendered(messages, options)
+        prompt = self._rendered(messages, options)
         prediction = config.prediction if isinstance(config.prediction, str) else list(config.prediction)
-        predicted = await self._hint(prediction)
-        before = await self._hint(self._style.answer) if predicted and self._style is not None else ()
-        config = config.model_copy(update={"prediction": (*before, *predicted, *(await self._hint(exemplary)))})
+        predicted = self._hint(prediction)
+        before = self._hint(self._style.answer) if predicted and self._style is not None else ()
+        config = config.model_copy(update={"prediction": (*before, *predicted, *self._hint(exemplary))})
         if self._is_unlimited(request):
             config = config.model_copy(update={"max_tokens": self._decoder.engine.admission.most_output(len(prompt))})
         param = "response_format" if config.grammar == own.grammar else "tools"
-        if param == "tools" and (
-            own.json_schema or own.grammar
-        ):  # so that what is wrong with it is not told of the tools
-            await self._require_form(own, prompt, request, "response_format")
-        context = await self._context([prompt], config, session, request, param)
+        if param == "tools" and (own.json_schema or own.grammar):  # what is wrong with it is not told of the tools
+            self._require_form(own, prompt, request, "response_format")
+        context = self._context([prompt], config, session, request, param)
         names = frozenset(tool.name for tool in tools) if tools else None
         custom = frozenset(tool.name for tool in tools if tool.is_custom)
         tenant = "" if session is None else session.tenant or ""
-        shared = await asyncio.to_thread(self._shared_length, tenant, prompt, messages, options)
+        shared = self._shared_length(tenant, prompt, messages, options)
         return replace(context, tool_names=names, custom=custom, predicted=tuple(predicted), shared_length=shared)
 
     async def count(self, request: ChatRequest) -> int:
@@ -118,7 +119,7 @@ class RequestMapping:
         """
         self._require_model(request.model)
         _, messages, options = self._conversation(request)
-        return len(await self._rendered(messages, options))
+        return len(await asyncio.to_thread(self._rendered, messages, options))
 
     def _conversation(self, request: ChatRequest) -> tuple[list[UsableTool], list[dict[str, Any]], dict[str, Any]]:
         """Return the tools of a conversation, its messages, and the variables of the chat template, tools included.
@@ -133,9 +134,9 @@ class RequestMapping:
             options["tools"] = [tool.for_template for tool in tools]
         return tools, [_for_template(message, tools) for message in request.messages], options
 
-    async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[TokenId]:
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[TokenId]:
         try:
-            return await asyncio.to_thread(self._decoder.chat_prompt, messages, **options)
+            return self._decoder.chat_format.render(messages, **options)
         except GenerationError as error:
             raise _template_refusal(error) from error
 
@@ -198,8 +199,7 @@ class RequestMapping:
         """
         given = request.prompts()
         config, session = self._begin(request, principal, num_prompts=len(given))
-        prompts = await asyncio.to_thread(self._encode, given)
-        return await self._context(prompts, config, session, request, "response_format")
+        return await asyncio.to_thread(self._context, given, config, session, request, "response_format")
 
     def session(self, options: SpeculantOptions | None, principal: Principal) -> SessionOptions | None:
         """Return the options of a request's session; None for the server's.
@@ -208,13 +208,14 @@ class RequestMapping:
             AccessError: tenant or graph is not the client's.
             GenerationRequestError: graphs are named in two ways.
         """
-        wanted = options or SpeculantOptions()
-        if wanted.graph and wanted.graphs:
+        if options is None:
+            return session_options(principal, "", "", None)
+        if options.graph and options.graphs:
             raise GenerationRequestError(
                 "{field} and speculant.graph both say what to draft from", fix="leave one out", field="speculant.graphs"
             )
-        graph = wanted.graph or "+".join(wanted.graphs or ())
-        return session_options(principal, wanted.tenant or "", graph, wanted.learn)
+        graph = options.graph or "+".join(options.graphs or ())
+        return session_options(principal, options.tenant or "", graph, options.learn)
 
     def _begin(
         self, request: ChatRequest | CompletionRequest, principal: Principal, num_prompts: int
@@ -230,15 +231,15 @@ class RequestMapping:
         if name not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
             raise no_such_model(self._model_id)
 
-    async def _context(
+    def _context(
         self,
-        prompts: list[list[TokenId]],
+        given: Sequence[str | list[TokenId]],
         config: GenerationConfig,
         session: SessionOptions | None,
         request: ChatRequest | CompletionRequest,
         form_param: str,
     ) -> RequestContext:
-        longest = self._decoder.target.max_length
+        longest, prompts = self._decoder.target.max_length, self._encode(given)
         for prompt in prompts:
             if len(prompt) >= longest:
                 raise ApiError(
@@ -250,23 +251,23 @@ class RequestMapping:
             name, asked = _asked_tokens(request)
             if asked is not None and (problem := context_problem(len(prompt), asked, longest, name)):
                 raise problem
-            await self._require_form(config, prompt, request, form_param)
-            await asyncio.to_thread(self._decoder.check, prompt, config)  # a stream that has begun has its status
+            self._require_form(config, prompt, request, form_param)
+            self._decoder.check(prompt, config)  # a stream that has begun has its status
         with_usage = request.stream_options is not None and request.stream_options.include_usage
         return RequestContext(prompts, config, session, with_usage)
 
-    async def _require_form(
+    def _require_form(
         self, config: GenerationConfig, prompt: list[TokenId], request: ChatRequest | CompletionRequest, param: str
     ) -> None:
-        try:  # in a thread, so that the form is known when the answer is decoded
-            await asyncio.to_thread(self._decoder.target.grammar, config, prompt)
+        try:  # so that the form is known when the answer is decoded
+            self._decoder.target.grammar(config, prompt)
         except GenerationRequestError as error:
             param = "structured_outputs" if request.structured_outputs is not None else param
             raise wrong(f"{{field}}: {of_library(error)}", param) from error
 
-    async def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
+    def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
         """Return the tokens of what the answer may resemble."""
-        return (await asyncio.to_thread(self._encode, [text], "prediction"))[0] if text else []
+        return self._encode([text], "prediction")[0] if text else []
 
     def _encode(self, prompts: Sequence[str | list[TokenId]], param: str = "prompt") -> list[list[TokenId]]:
         try:

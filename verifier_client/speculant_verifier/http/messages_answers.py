@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from speculant_graph.errors import SpeculantError
 from speculant_verifier.http.builders import AnswerBuilder, RequestContext, ServedModel, speculation_of, to_json
 from speculant_verifier.http.errors import anthropic_fields
 from speculant_verifier.http.token_texts import Fields
 from speculant_verifier.results import GenerationResult, StepEvent
 
-_PATH = "/v1/messages"
 _BLOCKS: dict[str, tuple[Fields, str, str]] = {
     "content": ({"type": "text", "text": ""}, "text_delta", "text"),
     "reasoning": ({"type": "thinking", "thinking": "", "signature": ""}, "thinking_delta", "thinking"),
@@ -28,7 +25,7 @@ _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 class MessagesBuilder(AnswerBuilder):
     """Answers of /v1/messages."""
 
-    prefix, ending = "msg", ""
+    prefix, ending = "msg", b""
 
     def __init__(self, context: RequestContext, model: ServedModel, *, shows_thoughts: bool) -> None:
         """Begin to answer a request.
@@ -44,11 +41,11 @@ class MessagesBuilder(AnswerBuilder):
         self._kind = ""  # of the block that is being written
         self._text = ""
 
-    def frame(self, fields: Fields) -> str:
+    def frame(self, fields: Fields) -> bytes:
         """Return an event as it is sent."""
-        return f"event: {fields['type']}\ndata: {to_json(fields)}\n\n"
+        return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), to_json(fields))
 
-    def failure(self, error: SpeculantError) -> str:
+    def failure(self, error: SpeculantError) -> bytes:
         """Return what ends a stream that has begun."""
         return self.frame(anthropic_fields(error))
 
@@ -158,24 +155,3 @@ def _usage(result: GenerationResult) -> Fields:
         "cache_read_input_tokens": cached,
         "output_tokens": len(result.token_ids),
     }
-
-
-def is_anthropic(scope: Scope) -> bool:
-    """Tell whether a request is one of Anthropic's API."""
-    return f"{scope['path']}/".startswith(f"{_PATH}/")
-
-
-class AnthropicKeys:
-    """Lets Anthropic's clients in, whose keys come in ``x-api-key``."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        """Stand before an application."""
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve."""
-        if scope["type"] == "http" and is_anthropic(scope):
-            headers = dict(scope["headers"])
-            if b"authorization" not in headers and (key := headers.get(b"x-api-key")):
-                scope = {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key)]}
-        await self._app(scope, receive, send)

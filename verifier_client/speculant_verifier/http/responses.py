@@ -114,7 +114,7 @@ async def _fitting(
 class ResponsesBuilder(AnswerBuilder):
     """Answers of /v1/responses."""
 
-    ending = ""
+    ending = b""
     prefix = "resp"
 
     def __init__(
@@ -143,16 +143,16 @@ class ResponsesBuilder(AnswerBuilder):
         """Return the answer; it must have ended."""
         return self._response(*self._results)
 
-    def frame(self, fields: Fields) -> str:
+    def frame(self, fields: Fields) -> bytes:
         """Return an event as it is sent."""
-        return f"event: {fields['type']}\ndata: {to_json(fields)}\n\n"
+        return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), to_json(fields))
 
     def opening(self) -> Iterator[Fields]:
         """Yield what a stream begins with, before the model has read anything."""
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, {"response": self._response()})
 
-    def failure(self, error: SpeculantError) -> str:
+    def failure(self, error: SpeculantError) -> bytes:
         """Return what ends a stream that has begun: an event of its own, and the response that failed by it."""
         code = ANSWERS[error.kind].code or "invalid_prompt"
         told = {"code": code, "message": str(error)}
@@ -161,7 +161,7 @@ class ResponsesBuilder(AnswerBuilder):
             ("error", told | {"param": error.field or None}),
             ("response.failed", {"response": failed}),
         )
-        return "".join(self.frame(self._event(name, fields)) for name, fields in events)
+        return b"".join(self.frame(self._event(name, fields)) for name, fields in events)
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
         """Yield the events of a step."""

@@ -1,4 +1,4 @@
-"""The target model and its tokenizer: which are taken, how they are loaded, and one pass over the slots of a cache."""
+"""The target model and its tokenizer: supported models, loading, and one pass over the slots of a cache."""
 
 from speculant_verifier.model.target import PREFILL_CHUNK, TargetModel
 

@@ -1,9 +1,9 @@
-"""Attention that takes any mask and gpt-oss's sinks, on CPU and GPU, without copying what is cached.
+"""Attention with any mask and gpt-oss's sinks, on CPU and GPU, without copying the cache.
 
 A sink is a learned logit per head that takes part in the softmax and contributes nothing. The fused kernels of torch
 return the logarithm of the softmax's denominator, so the sink is one factor per query afterwards:
-``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Queries that share a head of keys are laid side by side as more
-queries of that head ("folded"), so that keys and values are not repeated.
+``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a key head are laid out as more queries
+of that head ("folded"), so that keys and values are not repeated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from speculant_verifier.cache.pass_layout import hidden_score
 IMPLEMENTATION = "speculant"
 """Name under which transformers has the functions (gpt-oss refuses names that contain "sdpa")."""
 
-_ALIGNED_COLUMNS = 16  # where the GPU's kernel needs rows of a mask to begin
-_LARGEST_ERROR = 0.05  # of the check on a GPU: kernels there may round as bfloat16 does
+_ALIGNED_COLUMNS = 16  # alignment of mask rows for the GPU's kernel
+_LARGEST_ERROR = 0.05  # in the check on a GPU, whose kernels may round to bfloat16
 
 
 def masked_attention(
@@ -37,7 +37,7 @@ def masked_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with an arbitrary mask; where gradients are wanted, slower.
+    """Attend with an arbitrary mask; slower if gradients are required.
 
     Args:
         module: the attention layer (unused; part of the transformers interface).
@@ -45,8 +45,8 @@ def masked_attention(
         key: ``[batch, kv_heads, L, d]``, may be a view with any strides but the last.
         value: the same shape.
         attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
-            or numbers that are added to the logits. None = causal. Folded for n parts of the keys, of which the i-th
-            has every n-th key from the i-th on: ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts first.
+            or numbers that are added to the logits. None = causal. Folded for n parts of the keys, where part i has
+            every n-th key from the i-th on: ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts first.
         scaling: factor of the logits, default ``d ** -0.5``.
         dropout: ignored.
         s_aux: sink logits ``[heads]`` or None.
@@ -64,8 +64,8 @@ def masked_attention(
         folded_sinks = None if sinks is None else sinks.expand(-1, -1, -1, length).flatten(2)
         attend = _fused if mask.shape[1] == 1 else _fused_in_parts
         output = attend(query.flatten(2, 3), key, value, mask, scaling, folded_sinks)
-        output = output.reshape(batch, heads, length, dimensions)  # kernels of GPUs put the heads last
-    else:  # many queries: repeating the mask would cost more memory than one call per group costs time
+        output = output.reshape(batch, heads, length, dimensions)  # GPU kernels put the heads last
+    else:  # many queries: one call per group costs less than repeating the mask
         parts = [
             _fused(query[:, :, group], key, value, mask, scaling, None if sinks is None else sinks[:, :, group])
             for group in range(groups)
@@ -75,7 +75,7 @@ def masked_attention(
 
 
 def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask as numbers to add."""
+    """Return a mask as additive numbers."""
     length, columns = query.shape[2], key.shape[2]
     if mask is None:
         mask = torch.ones(length, columns, dtype=torch.bool, device=query.device).tril(columns - length)[None, None]
@@ -87,11 +87,11 @@ def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
 def _fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attend with as many heads of queries as of keys; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
+    """Attend with equal numbers of query and key heads; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
     if sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     if _want_gradients(query, key, value, mask, sinks):
-        # The kernels below don't differentiate the logarithms. Here the sink is one more key that holds nothing.
+        # The kernels below don't differentiate the logarithms, so here the sink is one more key with a zero value.
         scores = sinks[..., None].to(query.dtype).expand(*query.shape[:3], 1)
         mask = torch.cat([mask.expand(*query.shape[:3], -1), scores], -1)
         key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
@@ -103,7 +103,7 @@ def _fused(
 def _fused_in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """The same where the mask is of several parts of the keys, which are heads of their own to the kernel."""
+    """The same with a mask for several parts of the keys, which the kernel treats as separate heads."""
     heads = key.shape[1]
     num_parts = mask.shape[1] // heads
     key, value = (_parts_of(each, num_parts) for each in (key, value))
@@ -126,7 +126,7 @@ def _parts_of(states: Tensor, num_parts: int) -> Tensor:
 def _with_logarithms(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend; returns with the result ``[batch, heads, queries, d]`` the logarithm of every denominator, float32."""
+    """Attend; return the result ``[batch, heads, queries, d]`` and the logarithm of every denominator, float32."""
     logarithms: Tensor
     output: Tensor
     if query.device.type == "cpu":
@@ -140,7 +140,7 @@ def _with_logarithms(
     output, logarithms, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, scale=scaling
     )
-    return output, logarithms[:, :, : query.shape[2]]  # the kernel rounds their number up
+    return output, logarithms[:, :, : query.shape[2]]  # the kernel pads the queries
 
 
 def _want_gradients(*tensors: Tensor) -> bool:
@@ -161,10 +161,10 @@ def register() -> str:
 
 
 def use_attention(model: PreTrainedModel) -> bool:
-    """Make a loaded model compute attention by the fused kernels; by its own, which is slow, where they do not work.
+    """Make a loaded model use the fused kernels, or its own, slow attention if they do not work.
 
     Returns:
-        Whether its masks are to be repeated for queries that share a head of keys.
+        Whether its masks must be repeated for query heads that share a key head.
     """
     register()
     has_sinks = any(parameter.endswith(".sinks") for parameter, _ in model.named_parameters())
@@ -178,24 +178,24 @@ def use_attention(model: PreTrainedModel) -> bool:
 
 
 def attends_in_parts(model: PreTrainedModel) -> bool:
-    """Whether attention over many keys is sooner done in parts, and the fused kernels can do it: on most GPUs."""
+    """Whether attention over many keys is faster in parts and the fused kernels support it, as on most GPUs."""
     return model.device.type != "cpu" and not _problem_of_kernels(model, num_parts=2)
 
 
 @torch.inference_mode()
 def _problem_of_kernels(model: PreTrainedModel, num_parts: int = 1) -> str:
-    """Compare the fused kernels with the definition once, on the device and with the number type of the model.
+    """Compare the fused kernels with the definition once, on the model's device and with its dtype.
 
-    They are no public interface of torch: a release or a device may do without them.
+    They are not a public interface of torch, so a release or a device may lack them.
 
     Returns:
-        What is wrong with them; empty if they do what they should.
+        Their problem; empty if they work.
     """
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)
     query, key, value = numbers[0, ..., :6, :], numbers[1], numbers[2]
     visible = (torch.rand(2, 1, 6, 32, generator=generator) < 0.5).to(model.device)
-    visible[:, :, 0] = torch.arange(32, device=model.device) == 4  # and nothing of the other parts
+    visible[:, :, 0] = torch.arange(32, device=model.device) == 4  # and no key of the other parts
     sinks = torch.tensor([0.5, -1.0], device=model.device)
     logits = (query.float() @ key.float().transpose(2, 3) * 0.125).masked_fill(~visible, -torch.inf)
     logits = torch.cat([logits, sinks.view(1, 2, 1, 1).expand(2, 2, 6, 1)], -1)

@@ -1,4 +1,4 @@
-"""Loading a checkpoint: what is refused, number types, devices, and errors that name what to change."""
+"""Loads a checkpoint: dtypes, devices, refused models, and errors with their fix."""
 
 from __future__ import annotations
 
@@ -42,30 +42,31 @@ from speculant_verifier.sources import (
 _FIX = "Give a folder with a checkpoint, or the hub name of a model you may download ({field})."
 _DEVICE = "verifier.device"
 _SAMPLE = 1 << 28
-"""Bytes that are read to find out how fast that is."""
+"""Bytes read to measure the speed of the disk."""
 
 
 def prepare_cpu(config: VerifierConfig) -> None:
-    """Say how this process computes on a CPU, before its first tensor."""
+    """Configure this process for computation on a CPU, before its first tensor."""
     torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
-    # Logits of a pass are up to a hundred megabytes, asked for and given back at every step. In pages of 4 KB that
-    # takes several milliseconds, and writing them for the first time an eighth of the pass.
+    # Logits of a pass take up to a hundred megabytes, allocated and freed in every step. With pages of 4 KB that takes
+    # several milliseconds, and the first writes take an eighth of the pass.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: bool = True) -> PreTrainedModel:
-    """Load the weights, complete and in the wanted number type, to where they stay.
+    """Load the complete weights, with the requested dtype, to their device.
 
-    Weights in MXFP4 stay so on a GPU that transformers has kernels for, and where they are streamed; elsewhere they are
-    decoded.
+    Weights in MXFP4 stay packed on a GPU for which transformers has kernels, and if they are streamed; otherwise they
+    are decoded.
 
     Args:
         config: the model.
-        may_stream: whether weights may be read for every pass if they do not fit into memory.
-        may_pack: whether weights in MXFP4 may stay so.
+        may_stream: whether weights may be read in every pass if they do not fit into memory.
+        may_pack: whether weights in MXFP4 may stay packed.
 
     Raises:
-        ConfigError: the checkpoint can't be read, lacks weights, or does not fit into memory; the device is not there.
+        ConfigError: the checkpoint can't be read, lacks weights, or does not fit into memory; or the device does not
+            exist.
     """
     device = device_named(config.device)
     if device.type == "cpu":
@@ -80,7 +81,7 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
             model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
             plan = _plan(model_config, dtype, config, device, may_stream)
             if plan is not None:
-                # oneDNN keeps what it compiled for up to 1,024 shapes: of experts, which get any number of tokens,
+                # oneDNN caches compiled kernels for up to 1,024 shapes: for experts, which get any number of tokens,
                 # 200 MB.
                 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
                 folder = TemporaryDirectory(prefix="speculant-weights-")
@@ -97,14 +98,14 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
                 dtype=dtype,
                 token=token,
                 local_files_only=is_local,
-                # Quantised weights must be put where they stay while they are loaded; moving them later fails.
+                # Quantised weights must be loaded directly to their device; moving them later fails.
                 device_map=device_map,
                 attn_implementation=register(),
                 output_loading_info=True,
                 **options,
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
-            # On a CPU torch reports full memory by an error without a type of its own.
+            # On a CPU torch reports full memory as a generic error.
             if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
                 raise ConfigError(
                     f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}",
@@ -115,7 +116,7 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
             ) from error
         model: PreTrainedModel
         model, report = loaded
-        # transformers fills what is missing with random numbers, which would decode without complaint.
+        # transformers fills missing weights with random numbers, and the model would decode without an error.
         if missing := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
             raise ConfigError(
                 f"the checkpoint of model '{config.model_name}' lacks {len(missing)} weights of its architecture, "
@@ -132,13 +133,13 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
     """Load the tokenizer and its identity.
 
     Raises:
-        ConfigError: it can't be read, or is not of the fast kind.
+        ConfigError: it can't be read, or is not a fast one.
     """
     is_local, token = is_tokenizer_local(config), access_token(config)
     name = config.tokenizer_name or config.model_name
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, token=token, local_files_only=is_local)
-    except Exception as error:  # a damaged one fails in any way, the library of tokenizers by bare exceptions
+    except Exception as error:  # a damaged one may raise any error, and the tokenizers library raises bare exceptions
         setting = TOKENIZER_SETTING if config.tokenizer_name else MODEL_SETTING
         if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "tokenizer.json")):
             raise ConfigError(
@@ -153,9 +154,9 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"the tokenizer of '{name}' is not a fast one; choose a model with a tokenizer.json")
     try:
-        # Graphs are built with the tokenizer's file. transformers adds special tokens of others to what it makes of it.
+        # Graphs are built with the tokenizer's file. transformers may add special tokens from other files.
         return tokenizer, CorpusTokenizer.load(name, token).fingerprint
-    except ConfigError:  # it has no such file: transformers made it from an older format
+    except ConfigError:  # there is no such file: transformers converted an older format
         return tokenizer, fingerprint_of(name, tokenizer.backend_tokenizer)
 
 
@@ -163,7 +164,7 @@ def device_named(name: str) -> torch.device:
     """Return the device of a setting.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is no device of this name.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -188,14 +189,14 @@ def device_named(name: str) -> torch.device:
 def _plan(
     model_config: PreTrainedConfig, dtype: str, config: VerifierConfig, device: torch.device, may_stream: bool
 ) -> Plan | None:
-    """Return what is streamed; None if all weights stay in memory.
+    """Return the plan of streaming; None if all weights stay in memory.
 
     Raises:
         ConfigError: they do not fit, and can't be streamed.
     """
     is_quantised = getattr(model_config, "quantization_config", None) is not None
     if device.type != "cpu" and is_quantised and not is_packed(model_config):
-        return None  # its size is known when it is loaded
+        return None  # its size is known only after loading
     declared = getattr(model_config.get_text_config(), "dtype", None) or torch.float32
     number_type = declared if dtype == "auto" else getattr(torch, dtype)
     plan = plan_for(model_config, number_type, config, device, may_stream=may_stream)
@@ -213,10 +214,10 @@ _EXPERTS_IMPLEMENTATION = "grouped_mm"
 
 
 def check_architecture(model: PreTrainedModel, name: str) -> None:
-    """Refuse models whose attention would not take our masks as they are meant.
+    """Refuse models whose attention would not apply our masks correctly.
 
     Raises:
-        ConfigError: the model's attention can't be chosen, or bounds its logits in a way ours does not.
+        ConfigError: the model's attention can't be replaced, or caps its logits, which ours does not.
     """
     config = model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False) or getattr(config, "attn_logit_softcapping", None):
@@ -227,10 +228,10 @@ def check_architecture(model: PreTrainedModel, name: str) -> None:
 
 
 def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
-    """Return per layer whether it has a window; models that do not name the kinds of layers have one kind.
+    """Return per layer whether it has a window; models that do not declare kinds of layers have one kind.
 
     Raises:
-        ConfigError: a kind whose past can't be rolled back by masks.
+        ConfigError: masks can't roll back the past of a kind of layer.
     """
     declared = getattr(config, "layer_types", None)
     if declared is None:
@@ -245,10 +246,10 @@ def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
 
 
 def choose_experts(model: PreTrainedModel) -> None:
-    """Multiply tokens with experts in groups, where the model lets one choose.
+    """Use grouped matrix products of tokens and experts, if the model supports it.
 
-    The alternative 'batched_mm' copies the weights of experts once per token, so a pass over a draft would cost as
-    much as so many passes.
+    The alternative 'batched_mm' copies the weights of experts once per token, so a pass over a draft would cost as much
+    as one pass per token.
     """
     if model._can_set_experts_implementation():
         model.set_experts_implementation(_EXPERTS_IMPLEMENTATION)

@@ -1,4 +1,4 @@
-"""What transformers shows while it loads a model."""
+"""The progress bars of transformers while it loads a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _DELAY_S = 2.0
-"""Waiting for longer than this is worth a word."""
+"""Delay before a bar is shown, in seconds."""
 
 
 def quiet_transformers() -> None:
@@ -22,7 +22,7 @@ def quiet_transformers() -> None:
 
 @contextmanager
 def patient_progress() -> Iterator[None]:
-    """Show bars of transformers on a terminal alone, and if they take their time."""
+    """Show transformers' bars only on a terminal, and only for long loads."""
     from transformers.utils import logging as bars
 
     def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
-"""Passes recorded as CUDA graphs: one launch replays a pass that takes thousands of launches otherwise.
+"""Passes recorded as CUDA graphs: one launch replays a pass that otherwise takes thousands of launches.
 
-A pass of gpt-oss-20b launches about 2,100 kernels. Launched one by one they take the host several times as long as they
-take the GPU, however few tokens a pass has. A graph is of fixed shapes and addresses, so passes are padded to few
-shapes (:class:`~speculant_verifier.cache.CacheLayout`), and what changes is copied into the graph's own tensors.
+A pass of gpt-oss-20b launches about 2,100 kernels. With separate launches the host needs several times as long as the
+GPU, even for a pass over few tokens. A graph has fixed shapes and addresses, so passes are padded to a few shapes
+(:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's own tensors.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from speculant_verifier.cache import ForwardPlan, SlotCache
 from speculant_verifier.cache.pass_layout import Placement
 
 NUM_UNSTEADY = 2
-"""Passes of a shape before all are replayed: one that is recorded, and in the first of all shapes one as usual."""
+"""Passes of a shape before all others are replayed: one is recorded, and the very first pass runs normally."""
 _MOST_RECORDINGS = 96
-"""Of one cache; the one that was not used for longest goes."""
+"""Most recordings of one cache; the least recently used is dropped."""
 
 Compute = Callable[[Tensor, ForwardPlan, SlotCache], Tensor]
 """Runs a pass: token ids ``[n, T]``, its plan and the cache to logits ``[n, T, V]``."""
@@ -33,23 +33,23 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     token_ids: Tensor
     plan: ForwardPlan
-    """What the graph reads, with the token ids."""
+    """The plan whose tensors the graph reads, in addition to the token ids."""
     output: Tensor
 
 
 class PassRecorder:
-    """Runs passes, and records those whose shape is new; for one thread at a time."""
+    """Runs passes, and records new shapes; for one thread at a time."""
 
     def __init__(self, compute: Compute) -> None:
-        """Begin with nothing recorded.
+        """Begin without recordings.
 
         Args:
-            compute: what runs a pass.
+            compute: runs a pass.
         """
         self._compute = compute
         self._pool: Any = None
         self._output: Tensor | None = None
-        """What all recordings write to: only one of them runs at a time. None before the first pass."""
+        """Output buffer of all recordings, because only one runs at a time. None before the first pass."""
         self._vocabulary_size = 0
         self._is_usable = True
         self.is_steady = False
@@ -59,13 +59,13 @@ class PassRecorder:
         """Run a pass that has just been planned.
 
         Returns:
-            Logits ``[n, T, V]``, which later passes leave as they are.
+            Logits ``[n, T, V]``, which later passes do not overwrite.
         """
         blocks = [each.block for each in (plan.full_placement, plan.sliding_placement) if each is not None]
         self.is_steady = not self._is_usable or not cache.is_empty
         if not self._is_usable or None in blocks or cache.is_empty:
             return self._compute(token_ids, plan, cache)
-        if self._output is None:  # libraries set themselves up in the first pass, which can't be recorded
+        if self._output is None:  # libraries initialise in the first pass, which can't be recorded
             logits = self._compute(token_ids, plan, cache)
             self.is_steady, self._output, self._vocabulary_size = False, logits.new_empty(0), logits.shape[-1]
             return logits
@@ -93,7 +93,8 @@ class PassRecorder:
 
     def _record(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, space: Tensor) -> _Recording:
         if self._pool is None:
-            # A pool that is known by its handle alone ends with its last graph, and can't be recorded into any more.
+            # A pool that only its handle refers to is freed with its last graph, and can't be used for recording any
+            # more.
             self._pool = torch.cuda.MemPool()
         shape = (*token_ids.shape, self._vocabulary_size)
         size = math.prod(shape)
@@ -117,7 +118,7 @@ class PassRecorder:
 
 
 def _inputs(token_ids: Tensor, plan: ForwardPlan) -> tuple[Tensor, ...]:
-    """Return what differs between two passes of a shape."""
+    """Return the inputs that differ between passes of the same shape."""
     placements = plan.full_placement, plan.sliding_placement
     slots = [None if each is None else each.slots for each in placements]
     tensors = token_ids, plan.position_ids, plan.full, plan.sliding, *slots

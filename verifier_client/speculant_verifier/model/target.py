@@ -1,13 +1,13 @@
-"""The target model: what decoding needs of it, and one forward pass over the slots of a cache."""
+"""The target model: its interface for decoding, and one forward pass over the slots of a cache."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -35,11 +35,11 @@ from speculant_verifier.offload import OFFLOAD, Offload
 from speculant_verifier.structured import Grammar, Grammars, form_of
 
 PREFILL_CHUNK = 512
-"""Most tokens of prompts that are read between two steps of the sequences that are running."""
+"""Most prompt tokens that are prefilled between two steps of the running sequences."""
 _UNTOUCHED = 256e6
-"""Bytes that should stay free, for whatever else takes memory for a moment."""
+"""Bytes that should stay free, for temporary allocations."""
 _UNTOUCHED_SHARE = 0.05
-"""The same of a small machine or container: a share of what it has for this process."""
+"""The same for a small machine or container, as a share of its memory for this process."""
 
 
 class TargetModel:
@@ -59,9 +59,9 @@ class TargetModel:
         Args:
             model: any causal model of transformers whose attention implementation can be chosen.
             tokenizer: its tokenizer, of the fast kind; None if only token ids go in and out.
-            name: for messages to people.
-            fingerprint: the tokenizer's identity, if it is known.
-            cuda_graphs: record passes, if the model is on a GPU; its weights must stay where they are.
+            name: its name, for messages.
+            fingerprint: the tokenizer's identity, if known.
+            cuda_graphs: record passes, if the model is on a GPU; its weights must not move.
 
         Raises:
             ConfigError: drafts can't be verified exactly with this model.
@@ -89,10 +89,14 @@ class TargetModel:
             rounds=cuda_graphs and _can_be_recorded(model),
             splits=folds_masks and attends_in_parts(model),
         )
-        """What caches are made for."""
+        """The layout of its caches."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
-        """Reads weights that memory does not hold; None where it holds all."""
+        """Streams weights that do not fit into memory; None if all fit."""
+        self.stall_s = 0.0
+        """Seconds that passes have waited for weights; 0 if all are in memory."""
         self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
+        self.is_steady = self._recorder is None
+        """Whether the last pass took as long as others of its shape will."""
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
@@ -103,7 +107,7 @@ class TargetModel:
         """Load model and tokenizer from a folder or from the hub.
 
         Raises:
-            ConfigError: either can't be loaded; the message names the reason and what to change.
+            ConfigError: either can't be loaded; the message has the reason and the fix.
         """
         tokenizer, fingerprint = load_tokenizer(config)
         return cls(
@@ -115,7 +119,7 @@ class TargetModel:
         )
 
     def with_weights(self, model: PreTrainedModel) -> TargetModel:
-        """Return the same for a model of this architecture with other weights."""
+        """Return the same target with other weights of this architecture."""
         return TargetModel(model, self._tokenizer, self.name, self._fingerprint)
 
     @property
@@ -129,6 +133,11 @@ class TargetModel:
             raise ConfigError(f"'{self.name}' was given without its tokenizer, which this needs; give token ids")
         return self._tokenizer
 
+    @cached_property
+    def decode(self) -> Callable[[Sequence[TokenId]], str]:
+        """Returns the text of token ids, control tokens included."""
+        return cast("Callable[[Sequence[TokenId]], str]", partial(self.tokenizer.decode, skip_special_tokens=False))
+
     @property
     def fingerprint(self) -> Fingerprint:
         """Identity of its tokenizer."""
@@ -141,24 +150,25 @@ class TargetModel:
         return Grammars(self.tokenizer, self.vocabulary_size, self.end_token_ids)
 
     def prepare_grammars(self) -> None:
-        """Do what the first output of a given form would wait for, which takes seconds; from any thread."""
+        """Prepare structured output in advance, which takes seconds; thread-safe."""
         self._grammars.prepare()
 
     def grammar(self, config: GenerationConfig, prompt: Sequence[TokenId]) -> Grammar | None:
-        """Return the form that the output after a prompt must have, compiled; None for any. For any thread.
+        """Return the compiled grammar of the output after a prompt; None if unconstrained. Thread-safe.
 
-        The first takes seconds, others milliseconds, and the same again nothing.
+        The first call takes seconds, later ones milliseconds; results are cached.
 
         Raises:
-            GenerationRequestError: there is no such form.
+            GenerationRequestError: the schema or grammar is invalid.
             ConfigError: the model was made without a tokenizer.
         """
-        form = form_of(config)
-        return self._grammars.compiled(form, prompt) if form else None
+        if not (config.json_schema or config.grammar):
+            return None
+        return self._grammars.compiled(form_of(config), prompt)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.layout.device
 
     @property
@@ -167,35 +177,25 @@ class TargetModel:
         return 0 if self._recorder is None else NUM_UNSTEADY
 
     @property
-    def is_steady(self) -> bool:
-        """Whether the last pass took as long as others of its shape will."""
-        return self._recorder is None or self._recorder.is_steady
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds that passes have waited for weights; 0 where memory holds all."""
-        return 0.0 if self.offload is None else self.offload.stall_s
-
-    @property
     def typical_cost(self) -> RowCurve:
-        """What passes cost where nothing was measured; the unit means nothing."""
+        """Assumed cost of passes without a measurement, in an arbitrary unit."""
         return RowCurve(CURVES[self.typical_curve])
 
     @property
     def typical_curve(self) -> Literal["dense", "cpu-moe"]:
-        """Name of the curve of what passes of such models cost on a typical machine."""
+        """Name of the cost curve of such models on a typical machine."""
         has_experts = bool(getattr(self.model.config.get_text_config(), "num_local_experts", 0))
         return "cpu-moe" if has_experts else "dense"
 
     def close(self) -> None:
-        """Stop reading weights, if any are read while the model runs; it can't be run any more then."""
+        """Stop streaming weights, if any are streamed; the model can't run afterwards."""
         if self.offload is not None:
             self.offload.close()
 
     def spare_bytes(self) -> int | None:
-        """Return the memory that is free beyond what should stay so, negative if there is less; None if unknown.
+        """Return the free memory beyond the reserve, negative if there is less; None if unknown.
 
-        A GPU reports by errors that its memory is full, so that no poll is needed.
+        A GPU reports full memory by errors, so no poll is needed.
         """
         free = available_bytes() if self.device.type == "cpu" else None
         if free is None:
@@ -206,30 +206,26 @@ class TargetModel:
         return spare if bound is None else min(spare, bound - taken)
 
     def free_memory(self) -> None:
-        """Give back what the device's allocator keeps for later."""
+        """Release memory that the device's allocator caches."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         elif sys.platform == "linux":
-            with suppress(OSError, AttributeError):  # another C library than GNU's
+            with suppress(OSError, AttributeError):  # a C library other than glibc
                 ctypes.CDLL(None).malloc_trim(0)
 
     def new_cache(self, num_rows: int, *, widest_pass: int | None = None) -> SlotCache:
         """Return an empty cache (see :class:`~speculant_verifier.cache.SlotCache`).
 
         Args:
-            num_rows: sequences.
+            num_rows: number of sequences.
             widest_pass: most tokens of a row in one pass, so that sliding layers keep little more than the window;
-                None: any.
+                None: any number.
         """
         return SlotCache(self.layout, num_rows, widest_pass=widest_pass)
 
     def encode(self, text: str) -> list[TokenId]:
-        """Tokenise a prompt as transformers does, and drafters do."""
+        """Tokenise a prompt as transformers and drafters do."""
         return encode_prompt(self.tokenizer.backend_tokenizer, text)
-
-    def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Return the text of token ids, control tokens included."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @torch.inference_mode()
     def forward(
@@ -244,23 +240,23 @@ class TargetModel:
         """Run one pass over pending tokens and the drafts below them; lengths do not change until ``commit_all``.
 
         Args:
-            pending: per row the tokens that the cache does not hold yet, at least one.
-            cache: where keys and values go.
+            pending: per row, the tokens that are not in the cache yet, at least one.
+            cache: receives keys and values.
             rows: the cache's rows, in the same order.
-            drafts: per row the tree below the last pending token; None for none.
+            drafts: per row, the tree below the last pending token; None for none.
             num_written: pending tokens and nodes of every row, the same number, that passes since the last commit
-                have written, all pending ones among them: only the nodes after them are computed.
-            num_before: pending tokens before the last one after which logits are wanted, too.
+                have written, including all pending tokens: only the nodes after them are computed.
+            num_before: pending tokens before the last one after which logits are also returned.
 
         Returns:
             Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: after the last pending tokens, and
-            after every node of the draft. Those beyond a row's draft are meaningless, and so are those before its first
-            pending token. With nodes written before, the logits after each of the others, ``[n, T, V]``.
+            after every node of the draft. Logits beyond a row's draft are meaningless, and so are those before its
+            first pending token. If nodes were written before, the logits after each of the new nodes, ``[n, T, V]``.
         """
         if num_written:
             return self._run(pending, cache, rows, drafts, 0, num_written)
         ends = [len(tokens) - 1 for tokens in pending]
-        width = 1 + max((len(draft) for draft in drafts or ()), default=0)
+        width = 1 + max((len(draft.token_ids) for draft in drafts or ()), default=0)
         if max(ends) == 0 and not num_before:
             keep: int | Tensor = 0
         else:  # with a large vocabulary, logits cost as much as several layers
@@ -271,11 +267,11 @@ class TargetModel:
 
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[Sequence[TokenId]], cache: SlotCache, rows: Sequence[int]) -> None:
-        """Read chunks of prompts into rows and commit them; no logits are computed.
+        """Prefill chunks of prompts into rows and commit them, without computing logits.
 
         Args:
-            token_ids: of every row.
-            cache: where keys and values go.
+            token_ids: tokens of every row.
+            cache: receives keys and values.
             rows: rows of the cache.
         """
         self._run(token_ids, cache, rows, None, torch.zeros(0, dtype=torch.long, device=self.device))
@@ -317,29 +313,35 @@ class TargetModel:
         padded = [tokens + tokens[-1:] * (width - len(tokens)) for tokens in nodes]
         token_ids = torch.tensor([tokens[num_written:] for tokens in padded], device=self.device)
         if self._recorder is not None and isinstance(keep, int) and not num_written:
-            return self._recorder.run(token_ids, plan, cache)
+            logits = self._recorder.run(token_ids, plan, cache)
+            self.is_steady = self._recorder.is_steady
+            return logits
         return self._compute(token_ids, plan, cache, keep)
 
     def _compute(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, keep: int | Tensor = 0) -> Tensor:
         masks: Any = {"full_attention": plan.full, "sliding_attention": plan.sliding}
         if not self.takes_mask_per_layer_type:
             masks = plan.sliding if plan.full is None else plan.full
-        output = self.model(
-            token_ids,
-            position_ids=plan.position_ids,
-            attention_mask=masks,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
+        try:
+            output = self.model(
+                token_ids,
+                position_ids=plan.position_ids,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        finally:
+            if self.offload is not None:
+                self.stall_s = self.offload.stall_s
         logits: Tensor = output.logits
         return logits
 
 
 def _can_be_recorded(model: PreTrainedModel) -> bool:
-    """Whether nothing in a pass waits for the GPU."""
+    """Whether no operation in a pass waits for the GPU."""
     has_experts = bool(getattr(model.config.get_text_config(), "num_local_experts", 0))
-    # In other number types torch's product of tokens with experts asks the GPU how many tokens each expert has.
+    # With other dtypes torch's grouped product of tokens and experts reads the tokens per expert from the GPU.
     is_unbroken = not has_experts or model.dtype == torch.bfloat16
     return model.device.type == "cuda" and not hasattr(model, OFFLOAD) and is_unbroken
 
@@ -349,7 +351,7 @@ def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | 
     if declared is None and tokenizer is not None:
         declared = tokenizer.eos_token_id
     harmony = None if tokenizer is None else HarmonyTokens.find(tokenizer)
-    # A checkpoint that lacks some of them would write the output of its own calls.
+    # With a checkpoint that lacks some of them, the model would write the output of its own calls.
     stops: frozenset[TokenId] = frozenset() if harmony is None else harmony.stops
     if declared is None:
         return stops

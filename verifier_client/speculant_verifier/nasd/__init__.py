@@ -1,1 +1,1 @@
-"""NASD: n-grams that are stored while decoding, as a drafter and as the loop of the paper."""
+"""NASD: n-grams stored during decoding, as a drafter and as the paper's loop."""

@@ -1,17 +1,17 @@
-"""NASD, n-gram assisted speculative decoding, by its own names: storages for tensors, and a loop over them.
+"""NASD, n-gram assisted speculative decoding, with its own names: storages for tensors, and a decoding loop.
 
-A loop for one sequence, to study or to compare with; :class:`~speculant_verifier.decoder.SpeculativeDecoder` drafts
+The loop decodes one sequence, for study or comparison; :class:`~speculant_verifier.decoder.SpeculativeDecoder` drafts
 from the sequence itself, too, with the strategies ``adaptive`` and ``tree``.
 
-Descriptions of NASD contradict each other by one here and there. These storages follow its tables and examples:
+Descriptions of NASD differ by one in some places. These storages follow its tables and examples:
 
-- An n-gram is a context of n - 1 tokens and its successor, so n = 2 looks at one token. :class:`NGramStorage` holds the
+- An n-gram is a context of n - 1 tokens and its successor, so n = 2 uses one token. :class:`NGramStorage` holds the
   orders 2 to n, and ``counts[order]`` those of order - 1 tokens of context. (Loops that end at contexts of two tokens
-  would leave nothing for n = 2.)
+  would have no order for n = 2.)
 - ``update`` learns from a context of exactly n - 1 tokens, as ``initialize`` does and ``next_token`` looks up. (Asking
   for n tokens would lose the first one after a prompt of n - 1.)
-- The context is always the *last* tokens, and the answers of ``next_token`` are ``[batch, 1]``.
-- A successor becomes the top token when its count exceeds that of the top token, not when it equals it.
+- The context is always the *last* tokens, and ``next_token`` returns ``[batch, 1]``.
+- A successor becomes the top token when its count exceeds the top token's, not when the counts are equal.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from speculant_verifier.nasd.nasd_drafter import DEFAULT_MAX_CONTEXTS, NGramCoun
 
 
 class INgramStorage(ABC):
-    """What n-gram assisted decoding drafts from: contexts and the tokens that followed them.
+    """Storage of n-gram assisted decoding: contexts and the tokens that followed them.
 
-    Implement it for a storage of your own.
+    Implement it for a custom storage.
     """
 
     def __init__(self, n: int, vocab_size: int) -> None:
@@ -44,10 +44,10 @@ class INgramStorage(ABC):
 
         Args:
             n: tokens of the longest n-gram, one more than its context.
-            vocab_size: tokens of the model.
+            vocab_size: size of the model's vocabulary.
 
         Raises:
-            ConfigError: n is no whole number of at least 2, or vocab_size none of at least 1.
+            ConfigError: n is not a whole number of at least 2, or vocab_size not one of at least 1.
         """
         self.n = _at_least(2, "n", n)
         self.vocab_size = _at_least(1, "vocab_size", vocab_size)
@@ -70,12 +70,12 @@ class INgramStorage(ABC):
 
         Args:
             input_ids: contexts, integers ``[batch, length]``.
-            next_tokens: alternatives for the token that follows, such as the indices of a top-k, ``[batch, k]``.
+            next_tokens: alternatives for the next token, such as the indices of a top-k, ``[batch, k]``.
         """
 
     @abstractmethod
     def initialize(self, input_ids: Tensor) -> None:
-        """Learn every n-gram of the sequences; what was learned before stays.
+        """Learn every n-gram of the sequences, in addition to earlier ones.
 
         Args:
             input_ids: sequences, integers ``[batch, length]``.
@@ -83,11 +83,12 @@ class INgramStorage(ABC):
 
 
 class NGramStorage(INgramStorage):
-    """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens decides.
+    """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens is used.
 
-    Dictionaries over tensors of any integer type on any device; answers are on the device of the question. Padding is
-    not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for what is no
-    tensor, for tensors of another shape or type and for tokens outside of the vocabulary, before anything is learned.
+    It stores dictionaries, and takes tensors of any integer type on any device; results are on the inputs' device.
+    Padding is not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for
+    values that are not tensors, for tensors of another shape or type and for tokens outside of the vocabulary, before
+    they learn anything.
     """
 
     _keeps_shorter_contexts: ClassVar[bool] = True
@@ -97,12 +98,12 @@ class NGramStorage(INgramStorage):
 
         Args:
             n: tokens of the longest n-gram, one more than its context.
-            vocab_size: tokens of the model; random tokens, where nothing is known, are below it.
-            max_contexts: most contexts stored, about 450 bytes each; beyond it those of the fullest order go that were
-                learned from the longest time ago.
+            vocab_size: size of the model's vocabulary; random tokens at unknown contexts are below it.
+            max_contexts: most contexts stored, about 450 bytes each; beyond it the least recently learned contexts of
+                the largest order are dropped.
 
         Raises:
-            ConfigError: n is no whole number of at least 2, or another number none of at least 1.
+            ConfigError: n is not a whole number of at least 2, or another argument not one of at least 1.
         """
         super().__init__(n, vocab_size)
         most, shortest = _at_least(1, "max_contexts", max_contexts), 1 if self._keeps_shorter_contexts else self.n - 1
@@ -110,16 +111,16 @@ class NGramStorage(INgramStorage):
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """By order, how often each token followed each context: the tables themselves, which go on changing."""
+        """By order, how often each token followed each context: the tables themselves, not a copy."""
         return self._table.counts
 
     @property
     def ngrams(self) -> Mapping[Any, Any]:
-        """By order, the top token after each context: the one with the highest count. The tables themselves, too."""
+        """By order, the token with the highest count after each context: the tables themselves, too."""
         return self._table.most_frequent
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict by :class:`INgramStorage`; a random token depends on the length of the sequence alone."""
+        """Predict as :class:`INgramStorage` does; a random token depends only on the length of the sequence."""
         found = [self._table.successor(end) for end in self._rows("input_ids", input_ids, self.n - 1)]
         unknown = int(uniform(0, input_ids.shape[1], PROPOSAL_STREAM) * self.vocab_size)
         token_ids = [unknown if token_id is None else token_id for token_id in found]
@@ -130,7 +131,7 @@ class NGramStorage(INgramStorage):
         )
 
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
-        """Learn successors by :class:`INgramStorage`."""
+        """Learn successors as :class:`INgramStorage` does."""
         contexts, rows = self._rows("input_ids", input_ids, self.n - 1), self._rows("next_tokens", next_tokens)
         if len(contexts) != len(rows):
             raise DraftRequestError(
@@ -140,14 +141,14 @@ class NGramStorage(INgramStorage):
             self._table.count(context, token_ids)
 
     def initialize(self, input_ids: Tensor) -> None:
-        """Learn sequences by :class:`INgramStorage`."""
+        """Learn sequences as :class:`INgramStorage` does."""
         for token_ids in self._rows("input_ids", input_ids):
             self._table.learn(token_ids)
 
     def _rows(self, name: str, tensor: Tensor, num_tokens: int | None = None) -> list[list[int]]:
         """Return the last tokens of every row, or all of them."""
         if not isinstance(tensor, Tensor):
-            problem = f"{name} is no tensor but {type(tensor).__name__}"
+            problem = f"{name} is not a tensor but {type(tensor).__name__}"
         elif tensor.ndim != 2 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             problem = f"{name} is {tensor.dtype} {list(tensor.shape)}"
         else:
@@ -157,13 +158,13 @@ class NGramStorage(INgramStorage):
             if wrong is None:
                 return rows
             raise DraftRequestError(
-                f"{name} holds the token {wrong}", fix=f"give tokens from 0 to {self.vocab_size - 1}", field=name
+                f"{name} contains the token {wrong}", fix=f"give tokens from 0 to {self.vocab_size - 1}", field=name
             )
         raise DraftRequestError(problem, fix="give token ids as a tensor of integers [batch, length]", field=name)
 
 
 class OneLevelNGramStorage(NGramStorage):
-    """N-grams of n tokens alone: nothing is known of shorter contexts, and tables are not by order."""
+    """N-grams of exactly n tokens, without shorter contexts; the tables have no orders."""
 
     _keeps_shorter_contexts = False
 
@@ -174,25 +175,25 @@ class OneLevelNGramStorage(NGramStorage):
 
     @property
     def ngrams(self) -> Mapping[Any, Any]:
-        """The top token after each context: the one with the highest count."""
+        """The token with the highest count after each context."""
         return self._table.most_frequent[self.n]
 
 
 def _at_least(least: int, name: str, value: object) -> int:
-    """Return a whole number that is large enough."""
+    """Return a whole number after checking its lower bound."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}", fix=f"give a whole number of at least {least}", field=name)
     return int(value)
 
 
 class GreedyProcessor:
-    """The most probable token."""
+    """Chooses the most probable token."""
 
     def __init__(self, temperature: float = 1.0) -> None:
-        """Divide logits by a temperature, which changes the probabilities but not the most probable token.
+        """Set the temperature, which changes the probabilities but not the most probable token.
 
         Raises:
-            ConfigError: the temperature is no positive number.
+            ConfigError: the temperature is not a positive number.
         """
         is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
         if not (is_number and 0.0 < temperature < math.inf):
@@ -210,7 +211,7 @@ class GreedyProcessor:
 
 
 class MultinomialProcessor(GreedyProcessor):
-    """A token drawn from the probabilities, by torch's random state."""
+    """Draws a token from the probabilities, with torch's random state."""
 
     def sample(self, probs: Tensor) -> Tensor:
         """Return a token drawn for each row of ``[rows, vocabulary]``, ``[rows, 1]``."""
@@ -239,38 +240,39 @@ def ngram_assisted_speculative_generate(
 ) -> tuple[list[TokenId], float]:
     """Decode one sequence, drafting from n-grams of the sequence itself.
 
-    What comes out is what the target alone would have written: with a greedy processor the same tokens, with a sampling
-    one the same distribution. The target draws one token at every position, at its exact prefix; a drafted token is
-    accepted if it is that one. After a mismatch the token already drawn goes out. (NASD as it is usually written draws
-    again there, which favours drafted tokens: one of probability p comes with ``p + (1 - p) p``.)
+    The output equals the target's own: with a greedy processor the same tokens, with a sampling one the same
+    distribution. The target draws one token at every position, at its exact prefix; a drafted token is accepted if it
+    equals that token. After a mismatch the token already drawn is emitted. (NASD as usually written draws again there,
+    which favours drafted tokens: a token of probability p is emitted with probability ``p + (1 - p) p``.)
 
-    The storage learns the prompt, then every token that goes out, then the target's most probable ones at its position.
-    Keep it for the next call, and it keeps learning.
+    The storage learns the prompt, then every emitted token, then the target's most probable tokens at its position. It
+    continues to learn if it is passed to the next call.
 
     Args:
         inputs: the prompt's token ids.
-        ngramstorage: what to draft from; :class:`NGramStorage` or one of your own.
+        ngramstorage: the storage to draft from; :class:`NGramStorage` or a custom one.
         target: a causal model in evaluation mode.
         tokenizer: shows tokens as text with ``debug``; not used otherwise.
         gamma: most tokens drafted for a pass.
-        filler_top_k: how many of the target's most probable tokens are learned at every position; 1 or less learns what
-            goes out alone.
-        logits_processor: how the target's token is chosen; one of the two classes here, or any with their two methods.
-        max_gen_len: most tokens generated; fewer where the target's positions end.
+        filler_top_k: how many of the target's most probable tokens are learned at every position; 1 or less learns only
+            emitted tokens.
+        logits_processor: how the target's token is chosen; one of the two classes here, or another with their two
+            methods.
+        max_gen_len: most tokens generated; fewer if the target's positions end.
         eos_tokens_id: the token, or tokens, after which to stop.
         pad_token_id: fills the buffer after the sequence; nothing reads it.
-        use_cache: keep keys and values between passes, which only models whose layers are all attention can; otherwise
-            each pass computes the whole sequence.
+        use_cache: keep keys and values between passes, which requires that all layers are attention; otherwise each
+            pass computes the whole sequence.
         first_target: draft nothing for the first pass, whose token is learned without the target's other probable ones.
-        stop_if_unknown: end a draft at an unknown context; otherwise the storage's random token stands there.
-        debug: write what every pass drafted and accepted to standard error.
+        stop_if_unknown: end a draft at an unknown context; otherwise draft the storage's random token there.
+        debug: write the drafted and accepted tokens of every pass to standard error.
 
     Returns:
-        The generated tokens, with the end token if there was one, and accepted by drafted tokens, 0 if none was
+        The generated tokens, with the end token if any, and the ratio of accepted to drafted tokens, 0 if none was
         drafted.
 
     Raises:
-        GenerationRequestError: the prompt is empty, too long for the target, or holds tokens it does not have.
+        GenerationRequestError: the prompt is empty, too long for the target, or has tokens outside its vocabulary.
         ConfigError: the storage is for fewer tokens than the target has.
     """
     config = target.config.get_text_config()
@@ -285,7 +287,7 @@ def ngram_assisted_speculative_generate(
         prompt = list(map(int, inputs))
     except (TypeError, ValueError) as error:
         raise GenerationRequestError(
-            "inputs are no list of token ids", fix="give whole numbers", field="inputs"
+            "inputs are not a list of token ids", fix="give whole numbers", field="inputs"
         ) from error
     if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary_size:
         raise GenerationRequestError(
@@ -304,7 +306,7 @@ def ngram_assisted_speculative_generate(
     input_ids = torch.full((1, length), pad_token_id)
     input_ids[0, : len(prompt)] = torch.tensor(prompt)
     end_tokens = {eos_tokens_id} if isinstance(eos_tokens_id, int) else set(eos_tokens_id)
-    cache = DynamicCache() if use_cache else None  # made without a config it has no windows, so any layer can go back
+    cache = DynamicCache() if use_cache else None  # without a config it has no windows, so it can roll back
     position, num_cached, num_drafted, num_accepted = len(prompt), 0, 0, 0
     ngramstorage.initialize(input_ids[:, :position])
     while position < length:
@@ -344,7 +346,7 @@ def ngram_assisted_speculative_generate(
 def _draft(
     storage: INgramStorage, input_ids: Tensor, position: int, size: int, vocabulary_size: int, stop_if_unknown: bool
 ) -> list[TokenId]:
-    """Return at most ``size`` tokens for ``position`` and after it, and leave them there in ``input_ids``."""
+    """Return at most ``size`` tokens from ``position`` on, and write them into ``input_ids``."""
     draft: list[TokenId] = []
     for end in range(position, position + size):
         tokens, known = storage.next_token(input_ids[:, :end])

@@ -1,8 +1,8 @@
-"""The strategy ``nasd``: sequences draft from n-grams of their tenant's sequences, counted as these are decoded.
+"""The strategy ``nasd``: sequences draft from n-grams of their tenant's sequences, counted during decoding.
 
-NASD in the engine, batched and under any rule; :mod:`speculant_verifier.nasd.generation` has the loop of the document.
-Both count n-grams while a sequence grows: contexts are mapped to their most frequent successor, in dictionaries, a few
-microseconds a token. Counts belong to one thread at a time.
+This is NASD in the engine, batched and under any rule; :mod:`speculant_verifier.nasd.generation` has the paper's loop.
+Both count n-grams while a sequence grows: dictionaries map contexts to their most frequent successor, in a few
+microseconds per token. Counts are used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -27,36 +27,35 @@ from speculant_graph.types import (
 )
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
-"""About half a gigabyte once they are all there: in ordinary text 420 to 480 bytes for a context and its successors."""
+"""About half a gigabyte when full: in ordinary text 420 to 480 bytes for a context and its successors."""
 
 Context = tuple[TokenId, ...]
 """The tokens before a successor."""
 
 
 class NGramCounts:
-    """Counts of what followed contexts of every length from ``shortest_context`` to n - 1 tokens."""
+    """Counts of the successors of contexts of every length from ``shortest_context`` to n - 1 tokens."""
 
     def __init__(self, n: int, *, shortest_context: int = 1, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
-        """Make counts of nothing.
+        """Make empty counts.
 
         Args:
             n: tokens of the longest n-gram, one more than its context, at least 2.
             shortest_context: tokens of the shortest context, at most n - 1.
-            max_contexts: most contexts stored, at least 1; beyond it those of the fullest order go that were learned
-                from the longest time ago.
+            max_contexts: most contexts stored, at least 1; beyond it the least recently learned contexts of the largest
+                order are dropped.
         """
         self.n, self.max_contexts = n, max_contexts
         self._shortest = shortest_context
         orders = range(shortest_context + 1, n + 1)
-        # Tables of plain values: the garbage collector has nothing to look through in them.
+        # Tables of plain values, which the garbage collector need not traverse.
         self.counts: dict[int, OrderedDict[Context, dict[TokenId, int]]] = {each: OrderedDict() for each in orders}
-        """By order, what followed each context, and how often; the context learned from the longest time ago is
-        first."""
+        """By order, the successors of each context and their counts; the least recently learned context is first."""
         self.most_frequent: dict[int, dict[Context, TokenId]] = {each: {} for each in orders}
-        """By order, the successor of each context that :meth:`successor` gives."""
+        """By order, the successor of each context that :meth:`successor` returns."""
 
     def __len__(self) -> int:
-        """Contexts stored."""
+        """Return the number of stored contexts."""
         return sum(map(len, self.counts.values()))
 
     def learn(self, token_ids: Sequence[TokenId]) -> None:
@@ -66,7 +65,7 @@ class NGramCounts:
             self.count(row[max(0, i + 1 - self.n) : i], row[i : i + 1])
 
     def count(self, context: Sequence[TokenId], token_ids: Sequence[TokenId]) -> None:
-        """Count each token once as a successor of a context, of which the last n - 1 tokens are read.
+        """Count each token once as a successor of a context, whose last n - 1 tokens are used.
 
         Several tokens are alternatives, not a continuation.
         """
@@ -82,7 +81,7 @@ class NGramCounts:
             top = most_frequent.setdefault(key, token_ids[0])
             for token_id in token_ids:
                 count = counts[token_id] = counts.get(token_id, 0) + 1
-                if count > counts.get(top, 0):  # not at a tie: the first to reach a count stays
+                if count > counts.get(top, 0):  # not on a tie: the first to reach a count stays
                     top = most_frequent[key] = token_id
         while len(self) > self.max_contexts:
             order = max(self.counts, key=lambda each: len(self.counts[each]))
@@ -90,15 +89,15 @@ class NGramCounts:
             self.most_frequent[order].pop(forgotten, None)
 
     def successor(self, context: Sequence[TokenId]) -> TokenId | None:
-        """Return the most frequent successor of the longest end of a context that is stored; None if none is.
+        """Return the most frequent successor of the longest stored suffix of a context; None if there is none.
 
-        Of successors seen equally often, the first that reached the count. Reading changes nothing.
+        Among equally frequent successors, the first that reached the count. Reading changes nothing.
         """
         return longest_successor(tuple(context[1 - self.n :]), self)
 
 
 def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
-    """Return the most frequent successor of the longest end of a context that one of the tables has; None if none."""
+    """Return the most frequent successor of the longest suffix of a context in any table; None if there is none."""
     for length in range(len(end), 0, -1):
         key = end[-length:]
         for table in tables:
@@ -109,9 +108,10 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
 
 
 _MAX_CONTEXTS = 250_000
-"""Kept for a tenant, some 120 MB."""
+"""Most contexts of a tenant, some 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
-"""Kept for all tenants together; beyond it the storages of idle tenants go, the longest unused first."""
+"""Most contexts of all tenants together; beyond it the storages of idle tenants are dropped, least recently used
+first."""
 
 
 @dataclass(slots=True)
@@ -122,22 +122,22 @@ class _Sequence:
     shared: NGramCounts | None
     """Its tenant's storage; None if there is none."""
     own: NGramCounts | None
-    """What it learns itself, if that is not for its tenant."""
+    """Its own counts, if its tenant does not learn from it."""
     token_ids: list[TokenId] = field(default_factory=list)
-    """Those that were learned."""
+    """Learned tokens."""
     draft_id: int = 0
     """Its latest draft."""
     filler_top_k: int = 0
-    """Of the target's most probable tokens after the latest draft, so many are learned."""
+    """How many of the target's most probable tokens after the latest draft are learned."""
 
     @property
     def tables(self) -> tuple[NGramCounts, ...]:
-        """What it drafts from."""
+        """The tables that it drafts from."""
         return tuple(table for table in (self.own, self.shared) if table is not None)
 
 
 class NasdDrafter:
-    """Drafts chains, the most frequent successor again and again, from one storage for all sequences of a tenant."""
+    """Drafts chains of the most frequent successors, from one storage for all sequences of a tenant."""
 
     def __init__(self, config: DraftConfig | None = None, vocabulary_size: int = 0) -> None:
         """Begin without sequences.
@@ -148,8 +148,8 @@ class NasdDrafter:
         """
         self._config, self._vocabulary_size = config or DraftConfig(strategy="nasd"), vocabulary_size
         self.capabilities = STRATEGIES["nasd"]
-        """What its drafts are like."""
-        self._tenants: OrderedDict[str, NGramCounts] = OrderedDict()  # the longest unused first
+        """The properties of its drafts."""
+        self._tenants: OrderedDict[str, NGramCounts] = OrderedDict()  # least recently used first
         self._sequences: dict[int, _Sequence] = {}
         self._draft_ids = itertools.count(1)
         self._num_steps = self._num_nodes = 0
@@ -165,7 +165,7 @@ class NasdDrafter:
         return DrafterStatistics(steps=self._num_steps, drafted_nodes=self._num_nodes)
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
-        """Begin a sequence, which drafts from what its tenant's sequences have taught.
+        """Begin a sequence, which drafts from the counts of its tenant.
 
         Raises:
             GenerationRequestError: the options name a graph.
@@ -194,22 +194,22 @@ class NasdDrafter:
         return storage
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Learn what is new of every sequence, and continue it."""
+        """Learn the new tokens of every sequence, and draft for it."""
         self._num_steps += 1
         drafts = [self._draft(step) for step in steps]
         self._num_nodes += sum(map(len, drafts))
         return drafts
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing, because drafts take little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
-        """Forget a sequence; what it taught its tenant stays."""
+        """Forget a sequence; its tenant's counts stay."""
         self._sequences.pop(session_id, None)
 
     def close(self) -> None:
-        """Forget all."""
+        """Forget all counts."""
         self._sequences.clear()
         self._tenants.clear()
 
@@ -217,7 +217,7 @@ class NasdDrafter:
         sequence, config, wanted = self._sequences[step.session_id], self._config, step.options
         n = min(wanted.n or config.n, config.n)
         stop_if_unknown = config.stop_if_unknown if wanted.stop_if_unknown is None else wanted.stop_if_unknown
-        if sequence.token_ids != step.token_ids[: len(sequence.token_ids)]:  # another text than before
+        if sequence.token_ids != step.token_ids[: len(sequence.token_ids)]:  # the text has changed
             self.open(step.session_id, sequence.options)
             sequence = self._sequences[step.session_id]
         _learn(sequence, step, config.n)
@@ -245,11 +245,11 @@ class NasdDrafter:
 
 
 def _learn(sequence: _Sequence, step: SequenceStep, n: int) -> None:
-    """Count each new token as a successor, and with it what else the target thought probable there."""
+    """Count each new token as a successor, and with it the target's other top tokens there."""
     known, feedback = len(sequence.token_ids), step.feedback
     fillers: dict[int, list[TokenId]] = {}
     if sequence.filler_top_k > 1 and feedback is not None and feedback.draft_id == sequence.draft_id:
-        # A chain's node j + 1 was followed by the position j + 1 after the sequence that was drafted for.
+        # Feedback on node j + 1 of a chain is about position j + 1 after the end of the drafted sequence.
         rows = zip(feedback.nodes, feedback.rows[:, : sequence.filler_top_k].tolist(), strict=True)
         fillers = {known + node: row for node, row in rows}
     sequence.token_ids += step.token_ids[known:]

@@ -1,12 +1,11 @@
-"""Experts of a mixture, read one by one when the router chooses them, and kept as long as memory lasts.
+"""Experts of a mixture, read individually when the router chooses them, and kept while memory lasts.
 
-All layers share one pool. A narrow pass reads the experts that the router chose and the pool does not hold, and, while
-a layer is computed, what the next one's router would choose of its input: hidden states change little from layer to
-layer, so that most guesses are right; of models of which they are not, fewer are made. What was guessed wrong and has
-not begun to be read is given up. A pass that needs most experts of a layer will
-need as many of the next one, and these are read while this one is computed.
-Which one is evicted is drawn: passes go through the layers in order, so that the longest unused expert would be the
-very next one that is needed.
+All layers share one pool. A narrow pass reads the chosen experts that are not in the pool. While a layer is computed,
+the pass prefetches the experts that the next layer's router would choose for the same input: hidden states change
+little from layer to layer, so most guesses are right; for models with wrong guesses, fewer are made. A wrong guess is
+cancelled if its read has not begun. A pass that needs most experts of a layer will need as many in the next layer, and
+these are read while this layer is computed. Evicted experts are chosen at random: passes visit the layers in order, so
+the least recently used expert would be the next one needed.
 """
 
 from __future__ import annotations
@@ -23,19 +22,20 @@ from speculant_verifier.offload.host_memory import HostMemory
 from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
-"""Of a layer's experts: where so many are wanted, nearly as many of the next one are read before it is known which."""
+"""Share of a layer's experts: if a pass needs more, it reads nearly as many of the next layer before they are
+chosen."""
 
 _MEMORY = 0.95
-"""What a guess weighs after that for the next layer."""
+"""Decay of the running share of right guesses, per layer."""
 _LEAST_SHARE, _TRIED = 0.75, 16
-"""Where fewer guesses are right than this share, only every so many layers one is made, to see whether that changes."""
+"""Below the first share of right guesses, a guess is made only in one of so many layers, to detect a change."""
 
 _Expert = tuple[int, int]
 """Layer and index."""
 
 
 class ExpertPool:
-    """Gives experts of all layers slots in one pool, and routes to them."""
+    """Assigns experts of all layers to slots of one pool, and routes to them."""
 
     def __init__(
         self,
@@ -48,25 +48,25 @@ class ExpertPool:
         """Take all layers, in order.
 
         Args:
-            modules: with their weights, whose rows are experts.
-            num_slots: experts that fit into memory.
-            like: the pool has its device, and its number type but where weights are packed.
-            source: where weights come from.
-            routers: weight and bias of what chooses the experts; None where that is not known.
+            modules: the layers with their weights, whose rows are experts.
+            num_slots: number of experts that fit into memory.
+            like: the pool has its device, and its dtype unless weights are packed.
+            source: reads the weights.
+            routers: weight and bias of the routers; None if unknown.
         """
         self._source: Any = source
         self._modules = modules
         self._num_experts = int(modules[0][0].num_experts)  # type: ignore[arg-type]
         self.num_wanted = self.num_found = 0
-        """Experts that passes wanted, and those of them that were there."""
+        """Number of experts that passes needed, and how many of them were in the pool."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
-        """Whether memory is given back if there are fewer slots."""
+        """Whether fewer slots free memory."""
         kinds = {name: like.to(type_in_memory(each, like.dtype)) for name, each in modules[0][0].named_parameters()}
         spaces = {name: new_space((num_slots, *shape), kinds[name]) for name, shape in shapes.items()}
         self._pool = {name: pool for name, (pool, _) in spaces.items()}
         self._memory = [memory for _, memory in spaces.values()]
-        self._vectors = [  # such as biases, which are too short to be read one by one: they stay, and are copied
+        self._vectors = [  # such as biases, too short for individual reads: they stay, and are copied
             {name: self._kept(stored, like) for name, stored in weights.items() if len(shapes[name]) == 1}
             for _, weights in modules
         ]
@@ -74,12 +74,12 @@ class ExpertPool:
         self._held: dict[_Expert, int] = {}
         self._num_slots = num_slots
         self._free = list(range(num_slots))
-        self._is_torn = False  # a pass has ended while experts were fetched
+        self._is_torn = False  # a pass has ended while experts were being read
         self._reading: dict[_Expert, list[Any]] = {}
         self._routers = routers
         self._guessed: list[_Expert] = []
-        self._right, self._num_guesses = 1.0, 0  # the share of guesses that came true, recently
-        self._leaving: list[tuple[int, list[Any]]] = []  # slots that are still written to, and by what
+        self._right, self._num_guesses = 1.0, 0  # the recent share of right guesses
+        self._leaving: list[tuple[int, list[Any]]] = []  # slots with pending writes, and the reads that write
         self._random = random.Random(0)
         shared = {name: nn.Parameter(pool, requires_grad=False) for name, pool in self._pool.items()}
         for index, (module, _) in enumerate(modules):
@@ -90,7 +90,7 @@ class ExpertPool:
             )
 
     def resize(self, num_slots: int) -> None:
-        """Use fewer of the first slots, or more again, between passes; memory of the others is given back."""
+        """Change the number of slots in use, between passes; memory of unused slots is freed."""
         was_torn, self._is_torn = self._is_torn, True
         self._give_up(())
         for _, parts in self._leaving:
@@ -133,9 +133,9 @@ class ExpertPool:
         return (hidden, self._slots[layer][chosen], *rest), kwargs
 
     def _guess(self, layer: int, hidden: Tensor, kept: Sequence[_Expert]) -> None:
-        """Begin to read experts of the next layer, the surest first, of as many as this one wanted."""
+        """Start reading experts of the next layer, the most probable first, as many as this layer needed."""
         router = self._routers[layer]
-        if router is None or not self.gives_back:  # copies to a GPU can't be given up
+        if router is None or not self.gives_back:  # copies to a GPU can't be cancelled
             return
         self._num_guesses += 1
         most = round(self._right * len(kept))
@@ -145,16 +145,16 @@ class ExpertPool:
         self._take(self._guessed, [*kept, *self._guessed])
 
     def _likely(self, layer: int, hidden: Tensor) -> list[_Expert]:
-        """Return the experts of a layer, first those that its router would choose of these hidden states."""
+        """Return the experts of a layer, first the ones that its router would choose for these hidden states."""
         router = self._routers[layer]
         order: Iterable[int] = range(self._num_experts)
-        if router is not None and layer:  # these states tell nothing of the next pass's first layer
+        if router is not None and layer:  # these states do not predict the first layer of the next pass
             scores = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), *router).amax(0)
             order = scores.argsort(descending=True).tolist()
         return [(layer, index) for index in order]
 
     def _give_up(self, wanted: Sequence[_Expert]) -> None:
-        """Read no more of what was guessed wrong than is being read."""
+        """Cancel wrong guesses whose reads have not begun."""
         if self._guessed:
             came_true = sum(expert in wanted for expert in self._guessed) / len(self._guessed)
             self._right = _MEMORY * self._right + (1.0 - _MEMORY) * came_true
@@ -167,7 +167,7 @@ class ExpertPool:
         self._guessed = []
 
     def _fetch(self, layer: int, wanted: Sequence[_Expert], hidden: Tensor) -> None:
-        """Return when experts of a layer are there, whose router chose them of these hidden states."""
+        """Wait until the experts are in the pool that the layer's router chose for these hidden states."""
         self._take(wanted, wanted)
         if len(wanted) >= _MOST * self._num_experts:
             following = (layer + 1) % len(self._modules)
@@ -178,7 +178,7 @@ class ExpertPool:
             self._wait(expert)
 
     def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
-        """Begin to read those that are not there, as far as they fit with those that are kept."""
+        """Start reading missing experts, as many as fit together with the kept ones."""
         done = [each for each in self._leaving if all(part.done() for part in each[1])]
         self._leaving = [each for each in self._leaving if each not in done]
         self._free += [slot for slot, _ in done]
@@ -211,12 +211,12 @@ class ExpertPool:
             )
 
     def _wait(self, expert: _Expert) -> None:
-        """Wait until an expert is there."""
+        """Wait until an expert is in the pool."""
         if started := self._reading.pop(expert, None):
             self._source.wait(started)
 
     def _forget(self) -> None:
-        """Begin without experts: what was read when a pass ended by an error or Ctrl-C is not known."""
+        """Clear the pool, because its content is unknown after a pass that ended with an error or Ctrl-C."""
         self._held.clear()
         self._reading.clear()
         self._guessed, self._leaving = [], []

@@ -1,8 +1,8 @@
-"""The middle one of three tiers: this machine's memory, between the disk and the device that computes.
+"""The middle of three tiers: host memory, between the disk and the device that computes.
 
-What is used most lies here, and is copied to the device when it is wanted; all else is read from the disk to the device
-at once. What is used more often than the least used of what lies here takes its place. So what passes want in turn, as
-they want the layers of a dense model, does not push each other out, as it would if the latest always stayed.
+The most frequently used weights are in host memory, and are copied to the device on demand; all others are read from
+the disk directly to the device. Weights that are used more often than the least used ones here replace them. So weights
+that passes use in turn, such as the layers of a dense model, do not evict each other, as they would with LRU.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
 
 _Pairs = Sequence[tuple[StoredTensor, Tensor]]
 _HALVED_EVERY = 4096
-"""Uses after which all counts are halved, so that what was used long ago gives way."""
+"""Number of uses after which all counts are halved, so that old uses lose weight."""
 
 
 class Copier(Protocol):
-    """Copies from memory that it gives to a device, such as :class:`PinnedWeights`."""
+    """Allocates memory and copies from it to a device, as :class:`PinnedWeights` does."""
 
     num_bytes: int
 
@@ -37,16 +37,16 @@ class Copier(Protocol):
         """Return memory to copy from."""
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
-        """Begin to copy; every tensor to one of the same shape."""
+        """Start copying each tensor to one of the same shape."""
 
     def wait(self, started: Sequence[Any]) -> None:
-        """Let what is computed from now on see the copies."""
+        """Make later computation wait for the copies."""
 
     def drain(self) -> None:
-        """Return when nothing is copied any more."""
+        """Wait until all copies are done."""
 
     def close(self) -> None:
-        """End what is being copied, and give the memory back."""
+        """Stop copying, and free the memory."""
 
 
 @dataclass(slots=True)
@@ -59,29 +59,29 @@ class _Unit:
 
 @dataclass(slots=True)
 class _Started:
-    """What was begun: reading from the disk, and then copying from memory, or one of them."""
+    """A started transfer: a read from the disk, then a copy from memory, or one of them."""
 
     key: StoredTensor
     reading: list[Any]
     copying: list[Any]
     into: list[Tensor]
-    """What is copied to when it was read; nothing if it is read to there, or being copied."""
+    """Targets of a copy after the read; empty if it reads directly to the device, or the copy is running."""
 
     def cancel(self) -> bool:
-        """Nothing is given up: what was read stays."""
+        """Cancel nothing, because read weights stay."""
         return False
 
 
 class HostMemory:
-    """Gives weights to a device from this machine's memory, as far as a budget goes, and else from the disk."""
+    """Transfers weights to a device from host memory, within a budget, or from the disk."""
 
     def __init__(self, num_bytes: int, reader: WeightReader, copier: Copier) -> None:
         """Begin with empty memory.
 
         Args:
-            num_bytes: that it may take.
+            num_bytes: memory limit in bytes.
             reader: reads from the disk.
-            copier: gives memory, and copies from it to the device.
+            copier: allocates memory, and copies from it to the device.
         """
         self._left, self._reader, self._copier = num_bytes, reader, copier
         self._units: dict[StoredTensor, _Unit] = {}
@@ -90,12 +90,12 @@ class HostMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Read from the disk so far."""
+        """Bytes read from the disk so far."""
         return self._reader.num_bytes
 
     @property
     def num_copied(self) -> int:
-        """Bytes that were copied from this memory so far."""
+        """Bytes copied from this memory so far."""
         return self._copier.num_bytes
 
     @property
@@ -104,13 +104,13 @@ class HostMemory:
         return self._reader.stall_s + self._copier.stall_s
 
     def read(self, pairs: _Pairs) -> list[_Started]:
-        """Begin to fetch weights that are used together, always the same ones.
+        """Start transferring weights that are always used together.
 
         Args:
-            pairs: stored tensors, each with one of the device of the same shape.
+            pairs: stored tensors, each with a device tensor of the same shape.
 
         Returns:
-            What :meth:`wait` takes.
+            The argument of :meth:`wait`.
         """
         key, into = pairs[0][0], [tensor for _, tensor in pairs]
         self._count(key)
@@ -121,13 +121,13 @@ class HostMemory:
             self._units[key] = unit
             started = self._reader.read([(stored, to) for (stored, _), to in zip(pairs, unit.buffers, strict=True)])
             return [_Started(key, started, [], into)]
-        return [_Started(key, self._reader.read(pairs), [], [])]  # or it is on its way, to another place
+        return [_Started(key, self._reader.read(pairs), [], [])]  # or it is being transferred to another tensor
 
     def wait(self, started: Sequence[_Started]) -> None:
-        """Return when all that was begun is there, or will be before anything else is computed.
+        """Wait for transfers, or make later computation wait for them.
 
         Raises:
-            GenerationError: it can't be read.
+            GenerationError: a weight can't be read.
         """
         for each in started:
             self._reader.wait(each.reading)
@@ -138,14 +138,14 @@ class HostMemory:
             self._copier.wait(each.copying)
 
     def drain(self) -> None:
-        """Return when nothing is written any more; what had not begun is not read."""
+        """Wait until all writes are done; reads that have not begun are cancelled."""
         self._reader.drain()
         self._copier.drain()
         for key in [key for key, unit in self._units.items() if not unit.is_there]:
             self._left += _size(self._units.pop(key).buffers)
 
     def close(self) -> None:
-        """End what is being read or copied, and give the memory back."""
+        """Stop reading and copying, and free the memory."""
         self._reader.close()
         self._copier.close()
         self._units.clear()
@@ -157,13 +157,13 @@ class HostMemory:
             self._uses = Counter({each: count // 2 for each, count in self._uses.items() if count > 1})
 
     def _space_for(self, pairs: _Pairs) -> _Unit | None:
-        """Return memory for a unit: what is left, or that of one which is used less."""
+        """Return memory for a unit: free memory, or that of a less used unit."""
         needed = _size([tensor for _, tensor in pairs])
         if needed <= self._left:
             try:
-                with torch.inference_mode(False):  # the threads that write to it are not in it
+                with torch.inference_mode(False):  # the threads that write to it are not in inference mode
                     unit = _Unit([self._copier.space(tensor.shape, tensor.dtype) for _, tensor in pairs])
-            except ConfigError as error:  # what there is has to do
+            except ConfigError as error:  # continue with the present memory
                 logger.warning("no more memory for streamed weights: {}", error)
                 self._left = 0
                 return None
@@ -176,7 +176,7 @@ class HostMemory:
         buffers = self._units[least].buffers
         if [(each.shape, each.dtype) for each in buffers] != [(each.shape, each.dtype) for _, each in pairs]:
             return None
-        self._copier.drain()  # it may still be copied from
+        self._copier.drain()  # copies from it may still run
         return _Unit(self._units.pop(least).buffers)
 
 

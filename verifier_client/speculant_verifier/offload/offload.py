@@ -1,4 +1,4 @@
-"""A loaded model whose weights are partly elsewhere: experts, or layers that are fetched while others are computed."""
+"""A loaded model with streamed weights: experts, or layers that are fetched while others are computed."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _Weights = Sequence[tuple[nn.Module, str, StoredTensor | Tensor]]
 
 
 class LayerStream:
-    """Gives as many layers a slab of memory of their own as it may, and fetches the others in turn.
+    """Gives as many layers as possible their own slab of memory, and streams the others.
 
-    Those are fetched in the order of the forward pass, round and round, into two slabs. A slab is free as soon as its
-    layer is computed, and the next layer that has none is fetched into it; that of the next pass at the end of this
-    one. Nothing is allocated for a pass.
+    The others are fetched cyclically, in the order of the forward pass, into two slabs. A slab is free as soon as its
+    layer is computed, and the next streamed layer is fetched into it; at the end of a pass, the first one of the next
+    pass. A pass allocates no memory.
     """
 
     num_wanted = num_found = 0
-    """Experts."""
+    """Number of experts that passes needed, and that were in memory."""
     gives_back = True
-    """Whether memory is given back if there are fewer slots."""
+    """Whether fewer slots free memory."""
 
     def __init__(
         self,
@@ -49,26 +49,26 @@ class LayerStream:
         like: Tensor,
         source: WeightReader | PinnedWeights | HostMemory,
     ) -> None:
-        """Take layers and their weights; they get slabs of the number type and the device of a tensor."""
+        """Take layers and their weights; slabs have the dtype and the device of ``like``."""
         self._source, self._layers = source, layers
         self._size = max(sum(_padded(stored) for _, _, stored in weights) for _, weights in layers)
         self._slabs = [new_space((self._size,), like)[0] for _ in range(2)]
         self._own: dict[int, Tensor] = {}  # slabs of layers that stay
         self._turn: list[int] = []  # layers that are fetched
         self._fetching: dict[int, tuple[list[Tensor], list[Any]]] = {}
-        self._next = 0  # of them, the one that is computed next, all rounds counted
-        self._is_torn = False  # a pass has ended within a layer, by an error or Ctrl-C
+        self._next = 0  # index of the next streamed layer, counted over all rounds
+        self._is_torn = False  # a pass has ended within a layer, with an error or Ctrl-C
         for index, (layer, _) in enumerate(layers):
             layer.register_forward_pre_hook(lambda *_, index=index: self._before(index))
             layer.register_forward_hook(lambda *_, index=index: self._after(index))
         self.resize(num_slots, partial(logging.tqdm, desc="Reading weights"))
 
     def resize(self, num_slots: int, progress: Callable[[list[int]], Iterable[int]] = iter) -> None:
-        """Let another number of layers stay, between passes.
+        """Change the number of resident layers, between passes.
 
         Args:
-            num_slots: space for those that are fetched in turn is counted, too.
-            progress: goes through indices of layers that are read for it, and shows that.
+            num_slots: number of slabs, including those of streamed layers.
+            progress: iterates over the indices of layers to read, and shows progress.
         """
         self._source.drain()
         self._fetching.clear()
@@ -77,7 +77,7 @@ class LayerStream:
         for index in turn:
             self._bind(index, self._views(index, self._slabs[0]))
             self._own.pop(index, None)
-        self._is_torn = True  # until those that stay are there; what can't be read for that is fetched in turn
+        self._is_torn = True  # until the resident layers are read; layers that can't be read then are streamed
         self._turn = [index for index in range(total) if index not in self._own]
         for index in progress([index for index in self._turn if index not in turn]):
             slab, _ = new_space((self._size,), self._slabs[0])
@@ -90,7 +90,7 @@ class LayerStream:
         self._is_torn = False
 
     def _start(self, position: int) -> None:
-        """Fetch as many layers as there are slabs, from one on."""
+        """Fetch as many layers as there are slabs, from a position on."""
         self._next = position
         self._fetching.clear()
         for following in range(position, position + len(self._slabs)):
@@ -140,34 +140,34 @@ class LayerStream:
 
 
 def _padded(stored: StoredTensor | Tensor) -> int:
-    """Return the numbers that a tensor takes, the next one being aligned for vector instructions."""
+    """Return the number of elements of a tensor, padded so that the next one is aligned for vector instructions."""
     return -(-torch.Size(stored.shape).numel() // 64) * 64
 
 
 OFFLOAD = "_speculant_offload"
-"""Attribute of a loaded model that holds its :class:`Offload`."""
+"""Attribute of a loaded model with its :class:`Offload`."""
 
 
 class Offload:
-    """Fetches what a plan does not keep in memory, whenever the model is run."""
+    """Fetches the streamed weights of a plan whenever the model runs."""
 
     reducible = "weights in memory"
 
     def __init__(self, model: PreTrainedModel, plan: Plan, folder: tempfile.TemporaryDirectory[str]) -> None:
-        """Take over a model that was loaded with the plan's device map.
+        """Take a model that was loaded with the plan's device map.
 
         Args:
-            model: its streamed weights are not there yet.
-            plan: what is streamed.
-            folder: holds weights that had to be written in another form than the checkpoint's; removed at the end.
+            model: the model, without its streamed weights.
+            plan: the plan.
+            folder: has weights that had to be rewritten in another form than the checkpoint's; removed at the end.
         """
         self.plan, self._folder = plan, folder
         self.num_slots = plan.num_slots
-        """Units that there is space for now."""
+        """Number of units that have space now."""
         stored: dict[str, Any] = dict(stored_tensors(_index_of(model)))
         remove_hook_from_submodules(model)
         for parameter in model.parameters():
-            if not parameter.is_meta:  # else they are pages of the file, which the system takes away when it likes
+            if not parameter.is_meta:  # otherwise they are pages of the file, which the system may evict at any time
                 parameter.data = parameter.data.clone()
         like = next(each for each in model.parameters() if not each.is_meta).new_empty(0, dtype=model.dtype)
         modules = [(name, model.get_submodule(name)) for name in plan.streamed]
@@ -209,12 +209,12 @@ class Offload:
 
     @property
     def num_wanted(self) -> int:
-        """Experts that passes wanted; 0 where layers are streamed."""
+        """Number of experts that passes needed; 0 if layers are streamed."""
         return self._stream.num_wanted
 
     @property
     def num_found(self) -> int:
-        """Those of them that were in memory, or on their way."""
+        """How many of these were in memory, or being read."""
         return self._stream.num_found
 
     def resize(self, num_slots: int) -> None:
@@ -223,7 +223,7 @@ class Offload:
         self.num_slots = num_slots
 
     def reduce(self) -> int | None:
-        """Keep fewer by a quarter of what can be given up; bytes that were freed, or None if nothing is left to."""
+        """Drop a quarter of the reducible units from memory; return the freed bytes, or None at the minimum."""
         before, least = self.num_slots, self.plan.least_slots
         if before <= least or not self._stream.gives_back:
             return None
@@ -231,7 +231,7 @@ class Offload:
         return (before - self.num_slots) * self.plan.unit_bytes
 
     def restore(self) -> None:
-        """Keep a degree more."""
+        """Undo one reduction."""
         self.resize(min(self.plan.num_slots, self.num_slots + self._degree))
 
     @property
@@ -239,18 +239,18 @@ class Offload:
         return -(-(self.plan.num_slots - self.plan.least_slots) // 4)
 
     def close(self) -> None:
-        """Stop reading; the model can't be run any more."""
+        """Stop reading; the model can't run afterwards."""
         self._source.close()
         self._folder.cleanup()
 
 
 def copier_of(device: torch.device) -> PinnedWeights | None:
-    """Return what copies from this machine's memory to a device; None if that is its own memory."""
+    """Return the copier from host memory to a device; None if the device is the CPU."""
     return PinnedWeights(device) if device.type == "cuda" else None
 
 
 def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """Return weight and bias of what chooses a block's experts, which has a row for each; None if nothing looks so."""
+    """Return weight and bias of a block's router, which has a row per expert; None if no module has this form."""
     for each in block.children():
         weight = getattr(each, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2 and len(weight) == experts.num_experts:
@@ -259,13 +259,13 @@ def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | N
 
 
 def _weights_of(layer: nn.Module, name: str, stored: Mapping[str, Any]) -> list[tuple[nn.Module, str, Any]]:
-    """Return of every weight of a layer its module, its name there, and where it is stored."""
+    """Return the module, the name in it, and the location of every weight of a layer."""
     parts = [(*inner.rpartition("."), stored[f"{name}.{inner}"]) for inner, _ in layer.named_parameters()]
     return [(layer.get_submodule(path), last, where) for path, _, last, where in parts]
 
 
 def _index_of(model: nn.Module) -> dict[str, dict[str, str]]:
-    """Return where accelerate would read the streamed weights from."""
+    """Return the index from which accelerate would read the streamed weights."""
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
         for each in (hook, *getattr(hook, "hooks", ())):

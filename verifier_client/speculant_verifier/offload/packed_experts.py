@@ -1,8 +1,8 @@
-"""Experts of gpt-oss as they are published, in MXFP4: they stay packed, and are decoded while they are multiplied.
+"""Experts of gpt-oss in their published form, MXFP4: they stay packed, and are decoded during multiplication.
 
-32 numbers of four bits (E2M1) share one exponent (E8M0): 17 bytes for 32 weights. A stretch of an expert's rows is
-decoded into a buffer that the processor's cache holds, and multiplied with the tokens of that expert: decoding an
-expert as a whole would write, and read again, four or eight times as many bytes as it was read from.
+32 numbers of four bits (E2M1) share one exponent (E8M0): 17 bytes for 32 weights. Some rows of an expert at a time are
+decoded into a buffer that fits into the processor's cache, and multiplied with the tokens of that expert. Decoding a
+whole expert would write, and read again, four or eight times as many bytes as its packed form has.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from speculant_verifier.sources import MODEL_SETTING
 BLOCK = 32
 """Numbers that share an exponent."""
 _STRETCH = 1 << 21
-"""Bytes of decoded rows."""
+"""Size of the buffer of decoded rows, in bytes."""
 _METHOD = "speculant-packed"
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Of four bits each."""
+"""Numbers of four bits in a byte."""
 
 
 def is_packed(config: PreTrainedConfig) -> bool:
-    """Whether a checkpoint has its experts in MXFP4."""
+    """Return whether a checkpoint has its experts in MXFP4."""
     quantization = getattr(config, "quantization_config", None)
     return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
 
 
 def has_kernels() -> bool:
-    """Whether transformers multiplies with packed experts on a GPU by kernels of its own; else it decodes them all."""
+    """Return whether transformers has GPU kernels for packed experts; otherwise it decodes them all."""
     return bool(is_triton_available("3.4.0") and is_kernels_available())
 
 
 class PackedExperts(nn.Module):
-    """Experts of one layer, or of all of them: every weight has a row for each of them."""
+    """Experts of one layer, or of all layers: every weight has one row per expert."""
 
     _apply_gate: Any = GptOssExperts._apply_gate
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
-        """Take shapes and numbers' type from a model's description; the weights are zeros."""
+        """Take shapes from a model's configuration; the weights are zeros."""
         super().__init__()
         self.num_experts, self.hidden_size = config.num_local_experts, config.hidden_size
         self.intermediate_size = config.intermediate_size
@@ -67,12 +67,12 @@ class PackedExperts(nn.Module):
                 self.register_parameter(name + part, nn.Parameter(weight, requires_grad=False))
 
     def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
-        """Compute tokens by their experts.
+        """Compute the experts' outputs for tokens.
 
         Args:
             hidden_states: ``[n, hidden]``.
-            router_indices: numbers of the experts of every token, ``[n, k]``.
-            routing_weights: theirs, ``[n, k]``.
+            router_indices: indices of the experts of every token, ``[n, k]``.
+            routing_weights: their weights, ``[n, k]``.
 
         Returns:
             ``[n, hidden]``.
@@ -88,7 +88,7 @@ class PackedExperts(nn.Module):
         return weighted.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
 
     def _project(self, name: str, expert: int, inputs: Tensor) -> Tensor:
-        """Multiply rows of numbers with a matrix of an expert, and add its bias."""
+        """Multiply rows with a matrix of an expert, and add its bias."""
         parts: Any = self._parameters
         blocks, scales, bias = (parts[f"{name}{part}"][expert] for part in ("_blocks", "_scales", "_bias"))
         num_rows, width = len(blocks), inputs.shape[1]
@@ -105,9 +105,9 @@ def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
     """Decode rows of MXFP4 (OCP Microscaling Formats 1.0); all numbers are exact.
 
     Args:
-        blocks: two numbers a byte, the low half first, ``[rows, n, 16]``.
-        scales: exponents, 127 more than they mean, ``[rows, n]``.
-        into: takes the numbers, contiguous, ``[rows, 32 n]``.
+        blocks: two numbers per byte, the low half first, ``[rows, n, 16]``.
+        scales: exponents with a bias of 127, ``[rows, n]``.
+        into: receives the numbers, contiguous, ``[rows, 32 n]``.
     """
     if into.device.type == "cpu" and into.dtype in (torch.float32, torch.bfloat16):
         numbers = into.view(torch.uint16) if into.dtype == torch.bfloat16 else into
@@ -120,10 +120,10 @@ def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
 
 
 def pack(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Let a model without weights have its experts packed.
+    """Replace the experts of a model without weights with packed ones.
 
     Raises:
-        ConfigError: their sizes are not whole blocks.
+        ConfigError: their sizes are not multiples of a block.
     """
     config = model.config
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
@@ -139,13 +139,13 @@ def pack(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def keep_packed(config: PreTrainedConfig) -> None:
-    """Let transformers load the experts of a checkpoint as they are."""
+    """Make transformers load the experts of a checkpoint in packed form."""
     config.quantization_config = {"quant_method": _METHOD}
 
 
 @register_quantization_config(_METHOD)
 class _PackedConfig(QuantizationConfigMixin):
-    """What :func:`keep_packed` tells transformers."""
+    """The configuration that :func:`keep_packed` sets."""
 
     def __init__(self, **_: object) -> None:
         super().__init__(quant_method=_METHOD)  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ class _PackedConfig(QuantizationConfigMixin):
 
 @register_quantizer(_METHOD)
 class _PackedQuantizer(HfQuantizer):
-    """Transformers' way to exchange modules before weights are loaded."""
+    """Transformers' hook for replacing modules before weights are loaded."""
 
     is_trainable = False
 

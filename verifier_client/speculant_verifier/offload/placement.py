@@ -1,9 +1,9 @@
-"""What of a model stays in memory and what is read for every pass, by sizes alone: nothing is loaded for it.
+"""Decides which weights stay in memory and which are streamed in every pass, from sizes alone.
 
-Of a dense model as many decoder layers stay as fit, and every n-th is streamed, so that the next one is read while
-those between are computed. Of a mixture of experts the experts are streamed, one by one, and all else stays. SpecExec
-(Svirschevski et al. 2024) puts whole layers on one side. On a GPU what is streamed lies in this machine's memory as far
-as it fits there, and else, as on a CPU, on the disk. Experts in MXFP4 are streamed, and stay, packed.
+In a dense model as many decoder layers stay as fit, and every n-th is streamed, so that it is read while those between
+are computed. In a mixture of experts the experts are streamed individually, and all other weights stay. SpecExec
+(Svirschevski et al. 2024) places whole layers on one side. For a GPU, streamed weights are in host memory as far as
+they fit, and otherwise, as on a CPU, on the disk. Experts in MXFP4 are streamed, and stay, packed. Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -23,70 +23,71 @@ from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pa
 from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
-"""Share of the budget for keys and values, and for what passes compute with."""
+"""Share of the budget for keys and values, and for temporary memory of passes."""
 _LEAST_GB = 0.1
-"""Smaller sizes are told in megabytes."""
+"""Smaller sizes are shown in megabytes."""
 _KV_SHARE = 0.4
-"""Of what is reserved."""
+"""Share of the reserve for keys and values."""
 _FREE_SHARE = 0.9
-"""Of the memory that is free, without a budget."""
+"""Share of the free memory that is used without a budget."""
 _WIDEST = 256
-"""Nodes of a tree; more of them have hardly ever brought more."""
+"""Most nodes of a tree; more have hardly ever helped."""
 _MOST_SLOTS = 4096
-"""Experts of a pool: transformers counts their tokens by a histogram of float32, which is exact up to so many."""
+"""Most experts of a pool: transformers counts their tokens with a float32 histogram, which is exact up to this
+number."""
 _NUM_SLABS = 2
-"""Layers that fit with those that stay: one is computed, and one is read."""
+"""Slabs for streamed layers: one is computed, and one is read."""
 _TOLERANCE = 1.05
-"""Of a budget: what passes compute with comes and goes."""
+"""Factor of the budget beyond which memory is short, because temporary memory of passes varies."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
-"""Bytes that are free where that can't be found out."""
+"""Assumed free bytes if unknown."""
 SMALLER = "choose a smaller model ({field}) or fewer bytes per weight (verifier.dtype bfloat16)"
-"""What helps."""
+"""The usual fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where weights are."""
+    """The placement of weights."""
 
     unit: Literal["layer", "expert"]
-    """What is read as a whole."""
+    """The unit of streaming."""
     streamed: tuple[str, ...]
     """Names of the modules whose weights share slots, in the order of the forward pass."""
     resident: tuple[str, ...]
-    """Names of all other modules; of those inside of each other the outer one."""
+    """Names of all other modules; of nested modules the outer one."""
     unit_bytes: int
-    """Of the largest unit, in memory."""
+    """Bytes of the largest unit in memory."""
     file_bytes: int
-    """Of the same in the checkpoint, where numbers may have another type."""
+    """Bytes of the same unit in the checkpoint, where the dtype may differ."""
     num_units: int
-    """Units that the streamed modules consist of."""
+    """Number of units in the streamed modules."""
     num_slots: int
-    """Units that fit into memory."""
+    """Number of units that fit into memory."""
     least_slots: int
-    """The fewest that do: of layers one that is computed and one that is read, of experts all of a layer."""
+    """Least number of slots: for layers one that is computed and one that is read, for experts all of a layer."""
     resident_bytes: int
-    """Weights other than the slots."""
+    """Bytes of weights outside of the slots."""
     kv_tokens: int
-    """Tokens of keys and values that fit into memory."""
+    """Number of tokens whose keys and values fit into memory."""
     most_nodes: int
-    """Nodes of a tree, of as many as can pay, whose logits fit into memory in a full batch."""
+    """Most nodes of a tree that can pay and whose logits fit into memory in a full batch."""
     budget: int
-    """Bytes that all of the process may take, of the GPU's memory if there is one."""
+    """Memory limit of the whole process in bytes, on the GPU if there is one."""
     process_bytes: int
-    """Of them, what it took before."""
+    """Bytes that the process already used."""
     most_bytes: int | None
-    """Beyond them memory is short; None if it has no bound."""
+    """Bytes beyond which memory is short; None if there is no bound."""
     num_chosen: int = 0
-    """Experts of all layers that compute one token; of layers none."""
+    """Experts of all layers that compute one token; 0 if layers are streamed."""
     host_bytes: int | None = None
-    """Of a GPU's model, bytes of units that lie in this machine's memory, others being on the disk; None if all do."""
+    """For a GPU, bytes of units in host memory, while others are on the disk; None if all are in host memory."""
     is_packed: bool = False
     """Whether units are experts in MXFP4."""
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """What passes cost depends on, roughly: budgets leave a little more or less space at every start."""
+        """The inputs of the cost of passes, rounded, because space differs a little at every start."""
         return self.unit, self.streamed, round(20 * self.num_kept / self.num_units)
 
     @property
@@ -100,17 +101,17 @@ class Plan:
         return (self.num_units - self.num_kept) * self.file_bytes
 
     def bytes_of(self, num_tokens: int) -> float:
-        """Return the bytes that a pass over so many tokens reads where all experts are used alike."""
+        """Return the bytes that a pass over ``num_tokens`` tokens reads if experts are used evenly."""
         if self.unit == "layer":
             return self.pass_bytes
         wanted = 1.0 - (1.0 - self.num_chosen / self.num_units) ** num_tokens
         return wanted * self.pass_bytes
 
     def rows(self, rate: float = 0.0) -> list[tuple[str, str]]:
-        """Return the plan for people, as rows of a table.
+        """Return the plan as rows of a table.
 
         Args:
-            rate: bytes per second that weights are read with, if that is known.
+            rate: speed of reading weights in bytes per second, if known.
         """
         kept = self.num_kept * self.unit_bytes
         space = f"{_readable(kept)} for {self.num_kept} of {self.num_units} {self.unit}s"
@@ -142,18 +143,18 @@ def plan_for(
     *,
     may_stream: bool = True,
 ) -> Plan | None:
-    """Decide what stays in memory; None if everything does.
+    """Decide which weights stay in memory; None if all do.
 
     Args:
-        config: the model's.
-        dtype: of the weights in memory.
-        verifier: bounds of memory.
-        device: where the model is computed.
+        config: the model's configuration.
+        dtype: dtype of the weights in memory.
+        verifier: memory limits.
+        device: device of the computation.
         may_stream: whether passes may read weights from the disk.
 
     Raises:
-        ConfigError: not even the least that must stay fits; or not everything, and nothing may be streamed; or there is
-            a budget of memory besides the device's where there is none.
+        ConfigError: the weights that must stay do not fit; or not all weights fit, and streaming is not allowed; or
+            there is a host budget although the model runs on the CPU.
     """
     if device.type == "cpu" and verifier.host_budget:
         raise ConfigError(
@@ -161,7 +162,7 @@ def plan_for(
             fix="leave {field} out: verifier.memory_budget bounds this machine's memory",
             field="verifier.host_budget",
         )
-    in_file = getattr(config.get_text_config(), "dtype", None) or dtype  # the next lines change it
+    in_file = getattr(config.get_text_config(), "dtype", None) or dtype  # read before the next lines change it
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     on_cpu, packed, needed = device.type == "cpu", is_packed(config), _size(model)
@@ -175,7 +176,7 @@ def plan_for(
     bound = int(verifier.memory_budget)
     budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
     wanted = verifier.resident_layers
-    # Without a budget there is no setting for keys and values: they take what is left.
+    # Without a budget there is no setting for keys and values, and they use the rest.
     left = budget - process - (int(_RESERVED * budget) if bound else 0)
     if wanted is None and needed <= left:
         return None
@@ -188,7 +189,7 @@ def plan_for(
     size = f"{_readable(needed)} as {str(dtype).removeprefix('torch.')}"
     reason = f"needs {size}, and {_readable(max(0, left))} are left for weights"
     if wanted is not None:
-        reason = f"can't be streamed, as verifier.resident_layers {wanted} asks for"
+        reason = f"can't be streamed, which verifier.resident_layers {wanted} requires"
     _require_streamable(model, layers, verifier.model_name, reason, may_stream=may_stream)
     kv_bytes = _kv_bytes(model, dtype)
     kv_reserved = int(_KV_SHARE * reserved)
@@ -241,7 +242,7 @@ def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the decoder layers by their names, in order.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: it has none.
     """
     decoder = model.get_decoder()
     prefix = next((f"{name}." for name, each in model.named_modules() if each is decoder and name), "")
@@ -264,12 +265,12 @@ def _require_streamable(
     Args:
         model: the model, without weights.
         layers: its decoder layers.
-        name: of the model, for the message.
-        reason: why this matters, for the message.
+        name: name of the model, for the message.
+        reason: why it would be streamed, for the message.
         may_stream: whether passes may read weights from the disk.
 
     Raises:
-        ConfigError: it is so.
+        ConfigError: it must not, or can't, be streamed.
     """
     quantization = getattr(model.config, "quantization_config", None)
     if not may_stream:
@@ -277,14 +278,14 @@ def _require_streamable(
     elif quantization is not None and not is_packed(model.config):
         why = "of quantised weights only MXFP4 can be streamed: give a checkpoint in that or in bfloat16 ({field})"
     elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):
-        why = f"layers of a {type(model).__name__} can't be streamed, as they hold more than weights; {SMALLER}"
+        why = f"layers of a {type(model).__name__} can't be streamed, because they have more than weights; {SMALLER}"
     else:
         return
     raise ConfigError(f"model '{name}' {reason}; {why}", field=MODEL_SETTING)
 
 
 def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
-    """Return the bytes of this machine's memory for weights of a GPU, where not all that it does not hold fit there."""
+    """Return the host bytes for a GPU's streamed weights; None if all of them fit there."""
     available = available_bytes()
     free = _UNKNOWN if available is None else available
     if num_bytes <= (int(verifier.host_budget) or free - anonymous_bytes()):
@@ -293,7 +294,7 @@ def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return modules all of whose weights have a row for every expert, and that compute by the numbers of experts."""
+    """Return modules whose weights all have one row per expert, and whose forward takes the experts' indices."""
     if not model._can_set_experts_implementation():
         return []
     return [
@@ -319,7 +320,7 @@ def _kv_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
 
 
 def _most_nodes(model: PreTrainedModel, num_bytes: int, num_tokens: int) -> int:
-    """Return how many nodes a row's tree may have: their logits, in two number types, take at most so many bytes."""
+    """Return how many nodes a row's tree may have so that their logits, in two dtypes, take at most ``num_bytes``."""
     vocabulary_size = int(model.config.get_text_config().vocab_size)
     return max(1, min(_WIDEST, num_bytes // (8 * vocabulary_size) - 1, num_tokens // 4))
 

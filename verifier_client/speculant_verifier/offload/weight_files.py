@@ -1,9 +1,8 @@
-"""Where streamed weights are: in a checkpoint's files, or in memory that a GPU copies from while it computes.
+"""Reads streamed weights from a checkpoint's files, or copies them from memory to a GPU while it computes.
 
-Threads read files past the page cache. It would take the memory that the budget is to leave alone, and copy every byte
-once more. So files are read in aligned chunks (``O_DIRECT``) into small buffers, from which the numbers go to where
-they are used, in the number type that they have there. A file system that can't do that is read through the page
-cache, which is then dropped.
+Threads read files without the page cache, which would use memory beyond the budget and copy every byte once more. So
+files are read in aligned chunks (``O_DIRECT``) into small buffers, and converted from there into the target tensors. If
+the file system does not support this, files are read through the page cache, which is then dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from speculant_verifier.sources import MODEL_SETTING
 _CHUNK = 4 << 20
 _ALIGNED = 4096
 _MEASURED = 1 << 26
-"""Bytes that are read at once of a checkpoint whose speed is measured."""
+"""Bytes per read when the speed of a checkpoint is measured."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -39,11 +38,11 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Numbers of a tensor in a file."""
+    """The location of a tensor in a file."""
 
     path: str
     offset: int
-    """Of the first byte."""
+    """Offset of the first byte."""
     dtype: torch.dtype
     shape: tuple[int, ...]
 
@@ -62,10 +61,10 @@ def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTe
     """Find weights in their files.
 
     Args:
-        index: per name of a weight ``safetensors_file`` and ``weight_name``, as of accelerate.
+        index: per name of a weight, ``safetensors_file`` and ``weight_name``, as in accelerate.
 
     Raises:
-        ConfigError: a file is damaged, or has a number type that can't be read.
+        ConfigError: a file is damaged, or has an unsupported dtype.
     """
     headers: dict[str, tuple[int, dict[str, Any]]] = {}
     found = {}
@@ -91,22 +90,22 @@ def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTe
 
 
 def require_same(name: str, stored: StoredTensor, expected: Tensor) -> None:
-    """Refuse a weight that is not what the model's description says.
+    """Refuse a weight that contradicts the model's configuration.
 
     Raises:
-        ConfigError: its shape is another one, or it is packed where it should not be, or the other way round.
+        ConfigError: its shape differs, or it is packed and should not be, or the other way round.
     """
     of_file, wanted = ((tuple(each.shape), each.dtype.is_floating_point) for each in (stored, expected))
     if of_file != wanted:
         raise ConfigError(
-            f"weight '{name}' in {stored.path} has the shape {of_file[0]} and the number type {stored.dtype}, and "
-            f"config.json says {wanted[0]} and {expected.dtype}; download the model again, or set {{field}} to another",
+            f"weight '{name}' in {stored.path} has the shape {of_file[0]} and the number type {stored.dtype}, but "
+            f"config.json has {wanted[0]} and {expected.dtype}; download the model again, or set {{field}} to another",
             field=MODEL_SETTING,
         )
 
 
 def type_in_memory(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the number type that a weight has where it is used: that of the model, unless it is packed."""
+    """Return a weight's dtype in memory: the model's, unless the weight is packed."""
     return dtype if weight.dtype.is_floating_point else weight.dtype
 
 
@@ -119,10 +118,10 @@ def _header(path: str) -> tuple[int, dict[str, Any]]:
 
 
 def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
-    """Measure how fast the weights of a checkpoint are read, as passes read them; 0 if there is hardly any.
+    """Measure how fast passes can read the weights of a checkpoint, in bytes per second; 0 if it has hardly any.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         most: bytes to read.
     """
     pieces = [
@@ -141,25 +140,25 @@ def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
 
 
 class WeightReader:
-    """Reads weights into tensors, by threads of its own."""
+    """Reads weights into tensors, with its own threads."""
 
     def __init__(self, num_threads: int = 2) -> None:
-        """Begin; every thread has a buffer of a few megabytes."""
+        """Start the threads, each with a buffer of a few megabytes."""
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, "speculant-weights")
         self._own = threading.local()
         self._files: dict[str, int] = {}
         self._lock = threading.Lock()
         self.num_bytes = 0
-        """Read so far."""
+        """Bytes read so far."""
         self.stall_s = 0.0
         """Seconds that passes have waited."""
 
     def read(self, pairs: Sequence[tuple[StoredTensor, Tensor]]) -> list[Future[None]]:
-        """Begin to read; every stored tensor into one of the same shape, contiguous, and of any number type.
+        """Start reading stored tensors into contiguous ones of the same shape and any dtype.
 
         Returns:
-            What :meth:`wait` takes.
+            The argument of :meth:`wait`.
         """
         started = []
         for stored, tensor in pairs:
@@ -171,10 +170,10 @@ class WeightReader:
         return started
 
     def wait(self, started: Sequence[Future[None]]) -> None:
-        """Return when all that was begun is there.
+        """Wait until started reads are done.
 
         Raises:
-            GenerationError: it can't be read.
+            GenerationError: a weight can't be read.
         """
         started_s = time.perf_counter()
         for part in started:
@@ -182,12 +181,12 @@ class WeightReader:
         self.stall_s += time.perf_counter() - started_s
 
     def drain(self) -> None:
-        """Return when nothing is written any more; what had not begun is not read."""
+        """Wait until all writes are done; reads that have not begun are cancelled."""
         self._threads.shutdown(cancel_futures=True)
         self._threads = ThreadPoolExecutor(self._num_threads, "speculant-weights")
 
     def close(self) -> None:
-        """End what is being read, and close the files."""
+        """Stop reading, and close the files."""
         self._threads.shutdown(cancel_futures=True)
         for file in self._files.values():
             os.close(file)
@@ -199,7 +198,7 @@ class WeightReader:
         start = offset - offset % _ALIGNED
         skipped = offset - start
         buffer: mmap.mmap | None = getattr(self._own, "buffer", None)
-        if buffer is None:  # of whole pages, as the disk writes to it by itself
+        if buffer is None:  # of whole pages, because the disk writes to it directly
             buffer = self._own.buffer = mmap.mmap(-1, _CHUNK + 2 * _ALIGNED)
         needed = skipped + size
         whole = -(-needed // _ALIGNED) * _ALIGNED
@@ -211,13 +210,13 @@ class WeightReader:
                 if done + count >= needed:
                     break
                 if count < _ALIGNED:
-                    raise OSError("the file ends before")
+                    raise OSError("the file is too short")
                 done += count - count % _ALIGNED
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file, start, whole, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise GenerationError(
-                f"weights can't be read from {stored.path} ({error}); see to the disk, then start again"
+                f"weights can't be read from {stored.path} ({error}); check the disk, then start again"
             ) from error
         into.copy_(torch.frombuffer(buffer, dtype=stored.dtype, count=into.numel(), offset=skipped))
         with self._lock:
@@ -227,7 +226,7 @@ class WeightReader:
         with self._lock:
             if path not in self._files:
                 self._files[path] = os.open(path, os.O_RDONLY)
-                with suppress(OSError):  # a file system without; some fail at the first read only
+                with suppress(OSError):  # unsupported by the file system; some fail only at the first read
                     file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
                     try:
                         os.preadv(file, [mmap.mmap(-1, _ALIGNED)], 0)
@@ -238,10 +237,10 @@ class WeightReader:
 
 
 class PinnedWeights:
-    """Copies weights from this machine's memory to tensors of a GPU, on a stream of its own.
+    """Copies weights from host memory to tensors of a GPU, on a separate stream.
 
-    A copy begins when the GPU has computed what was asked of it before, so that it never overwrites what is in use, and
-    what is asked of it after :meth:`wait` begins when the copy has ended. The CPU waits for neither.
+    A copy begins after the GPU's earlier work, so that it never overwrites tensors in use; work enqueued after
+    :meth:`wait` begins when the copy has ended. The CPU waits for neither.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -252,16 +251,16 @@ class PinnedWeights:
         self._stall_s = 0.0
         self._held: list[Tensor] = []
         self.num_bytes = 0
-        """Copied so far."""
+        """Bytes copied so far."""
 
     def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return memory to copy from.
 
         Raises:
-            ConfigError: there is no memory that the GPU can reach.
+            ConfigError: no memory can be pinned.
         """
         tensor = torch.empty(tuple(shape), dtype=dtype)
-        # torch's own pinned memory comes in powers of two.
+        # torch allocates pinned memory in powers of two.
         failure = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
         if int(failure):
             raise ConfigError(
@@ -273,10 +272,10 @@ class PinnedWeights:
         return tensor
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[torch.cuda.Event]:
-        """Begin to copy; every tensor to one of the same shape.
+        """Start copying each tensor to one of the same shape.
 
         Returns:
-            What :meth:`wait` takes.
+            The argument of :meth:`wait`.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -286,7 +285,7 @@ class PinnedWeights:
             return [self._stream.record_event()]
 
     def wait(self, started: Sequence[torch.cuda.Event]) -> None:
-        """Let what the GPU is asked to compute from now on begin when all that was begun is there."""
+        """Make the GPU's later work wait for the started copies."""
         stream = torch.cuda.current_stream(self._device)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record(stream)
@@ -297,18 +296,18 @@ class PinnedWeights:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that the GPU has waited for copies, as far as it has come."""
+        """Seconds that the GPU has waited for copies so far."""
         while self._waits and self._waits[0][1].query():
             before, after = self._waits.pop(0)
             self._stall_s += before.elapsed_time(after) / 1e3
         return self._stall_s
 
     def drain(self) -> None:
-        """Return when nothing is copied any more."""
+        """Wait until all copies are done."""
         self._stream.synchronize()
 
     def close(self) -> None:
-        """End what is being copied, and give the memory back."""
+        """Stop copying, and free the memory."""
         self.drain()
         for tensor in self._held:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
@@ -316,11 +315,10 @@ class PinnedWeights:
 
 
 def new_space(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, mmap.mmap | None]:
-    """Return a tensor of zeros of another one's number type and device, and on a CPU the memory that it lies in.
+    """Return a tensor of zeros with another's dtype and device, and on a CPU its mapped memory.
 
-    The system gets it back as soon as it is not needed, while allocators keep it for later. Pages of that memory come
-    when they are written to. They go when the tensor does, or when they are said to be needless (``madvise``): then
-    they are zeros again.
+    The system gets the memory back as soon as it is unused, while allocators would cache it. Pages are allocated on
+    first write. They are freed with the tensor, or by ``madvise``; after that they are zeros again.
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape), None

@@ -1,1 +1,1 @@
-"""Detailed mode: whole requests in a database, to see where drafts fail, and for training."""
+"""Detailed mode: whole requests in a database, for analysis of failed drafts and for training."""

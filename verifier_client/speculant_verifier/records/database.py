@@ -1,8 +1,7 @@
-"""Finished requests in a SQLite database: all failures, and of each tenant a uniform sample of the others.
+"""Finished requests in a SQLite database: all failures, and per tenant a uniform sample of the others.
 
 Every request has a random key, and the sample is those with the smallest keys (Efraimidis and Spirakis, 2006, with
-equal weights). Several processes may write to a folder; what one writes at once is there whole or not at all. Nothing
-here needs torch.
+equal weights). Several processes may write to a folder; each write is atomic. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from speculant_verifier.records.record import RequestRecord
 DATABASE = "records.sqlite"
 """Name of the file in the folder of records."""
 REPLAY = 400
-"""Requests of each tenant that are kept as replay: more than an epoch of a training draws from hundreds of failures."""
+"""Replay requests kept per tenant: more than a training epoch draws with hundreds of failures."""
 MAX_WAITING = 4_000_000
-"""Numbers of records kept in memory while the disk is slow, about 40 bytes each; further requests are lost."""
+"""Most numbers kept in memory while the disk is slow, about 40 bytes each; further requests are lost."""
 
 _LOCK_TIMEOUT_S = 30.0
 _SCHEMA = (
-    "PRAGMA secure_delete = ON",  # what is deleted is overwritten, and the file becomes shorter
+    "PRAGMA secure_delete = ON",  # deleted data is overwritten, and the file shrinks
     "PRAGMA auto_vacuum = FULL",
     "CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, is_failure INTEGER NOT NULL, tenant TEXT NOT NULL, "
     "time_s REAL NOT NULL, reservoir_key REAL NOT NULL, num_bytes INTEGER NOT NULL, record TEXT NOT NULL)",
@@ -47,14 +46,14 @@ DELETE FROM records WHERE id IN (
     ) WHERE place > ?
 )
 """
-"""Leaves of each tenant the requests with the smallest keys."""
+"""Keeps each tenant's requests with the smallest keys."""
 _DELETE_OLDEST = """
 DELETE FROM records WHERE id IN (
     SELECT id FROM (SELECT id, sum(num_bytes) OVER (PARTITION BY is_failure ORDER BY id DESC) AS total FROM records)
     WHERE total > ?
 )
 """
-"""Leaves of the failures the newest ones that fit into a number of bytes, and of the replay too."""
+"""Keeps the newest failures that fit into a number of bytes, and likewise the newest replay."""
 
 _RECORD = TypeAdapter(RequestRecord)
 
@@ -62,11 +61,11 @@ _RECORD = TypeAdapter(RequestRecord)
 def read_records(folder: str | Path, *, tenant: str | None = None) -> list[RequestRecord]:
     """Return the failures in a folder, the oldest first.
 
-    Records that are damaged or of another release are left out, with one warning.
+    Records that are damaged or of another release are skipped, with one warning.
 
     Args:
-        folder: where the verifier writes its records; without any there are none.
-        tenant: whose; None: of all tenants.
+        folder: the verifier's folder of records; it may be empty.
+        tenant: the tenant; None: all tenants.
 
     Raises:
         ConfigError: the file can't be read.
@@ -75,12 +74,12 @@ def read_records(folder: str | Path, *, tenant: str | None = None) -> list[Reque
 
 
 def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[RequestRecord]:
-    """Return replay: requests that were no failures, drawn uniformly, in an order that is random, too.
+    """Return replay: requests that are not failures, drawn uniformly, in random order.
 
     Args:
-        folder: where the verifier writes its records.
-        tenant: whose; None: of all tenants together.
-        count: most requests wanted. Up to :data:`REPLAY` of them the draw is uniform.
+        folder: the verifier's folder of records.
+        tenant: the tenant; None: all tenants together.
+        count: most requests to return. The draw is uniform up to :data:`REPLAY` requests.
 
     Raises:
         ConfigError: the file can't be read.
@@ -113,11 +112,11 @@ def _read(folder: Path, condition: str, order: str, tenant: str | None, most: in
 
 @contextmanager
 def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database of a folder, which is made if need be, for this user alone; commit at the end.
+    """Open or create the database of a folder, for this user only; commit at the end.
 
     Raises:
-        OSError: the folder or the file can't be made.
-        sqlite3.Error: the disk is full, the file is damaged, or another process has it for long.
+        OSError: the folder or the file can't be created.
+        sqlite3.Error: the disk is full, the file is damaged, or another process locks it for long.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / DATABASE
@@ -131,21 +130,21 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
 
 @dataclass(slots=True)
 class WriterStatistics:
-    """What a writer did since it was made; what else it was given waits, or was not drawn for replay."""
+    """Counts since a writer was made; other requests are queued, or were not drawn for replay."""
 
     recorded: int = 0
-    """Requests that it was given."""
+    """Received requests."""
     written: int = 0
-    """Those that are kept."""
+    """Kept requests."""
     lost: int = 0
-    """Those that could not be written."""
+    """Requests that could not be written."""
     failures: int = 0
-    """Failures among those that were written."""
+    """Failures among the written requests."""
     tenants: set[str] = field(default_factory=set)
-    """Whose those that were written are."""
+    """Tenants of the written requests."""
 
     def line(self) -> str:
-        """Return the counts in one line for people."""
+        """Return the counts in one line."""
         requests = f"{self.recorded} request{'' if self.recorded == 1 else 's'}"
         replay = self.written - self.failures
         passed_over = self.recorded - self.written - self.lost
@@ -156,23 +155,23 @@ class WriterStatistics:
 
 
 class RecordWriter:
-    """Writes finished requests to the database of a folder, by a thread of its own.
+    """Writes finished requests to the database of a folder, in its own thread.
 
-    Safe to use from several threads, and several processes may use one folder. A crash of this process loses what
-    came since the last time that the thread wrote. Nothing raises once it is made: what can't be written is counted,
-    with one warning until it works again.
+    Safe to use from several threads, and several processes may use one folder. A crash of this process loses the
+    requests since the thread's last write. After construction no method raises: requests that can't be written are
+    counted, with one warning until writing works again.
     """
 
     def __init__(self, config: RecordConfig, *, num_replay: int = REPLAY, flush_s: float = 1.0) -> None:
-        """Make the folder if need be.
+        """Create the folder if it does not exist.
 
         Args:
-            config: it names a folder.
-            num_replay: requests of each tenant that are kept as replay.
-            flush_s: seconds after which records are written.
+            config: names the folder.
+            num_replay: replay requests kept per tenant.
+            flush_s: interval of writes in seconds.
 
         Raises:
-            ConfigError: the folder can't be made.
+            ConfigError: the folder can't be created.
         """
         assert config.folder is not None
         self._folder, self._max_bytes, self._num_replay = config.folder, config.max_bytes, num_replay
@@ -184,7 +183,7 @@ class RecordWriter:
                 f"{self._folder} can't be used for records ({_reason(error)}); check permissions, or name another "
                 "folder"
             ) from error
-        self._lock = threading.Lock()  # of what waits and the counts
+        self._lock = threading.Lock()  # guards the queue and the counts
         self._writing = threading.Lock()
         self._waiting: list[RequestRecord] = []
         self._num_waiting = 0
@@ -203,7 +202,7 @@ class RecordWriter:
         self.close()
 
     def record(self, record: RequestRecord) -> None:
-        """Take one; the disk is not touched. After :meth:`close` it is counted as lost."""
+        """Queue a record, without disk access. After :meth:`close` it is counted as lost."""
         size = len(record.prompt) + sum(4 + 2 * len(row) for row in record.top_token_ids)
         with self._lock:
             is_lost = self._closing.is_set() or (self._waiting and self._num_waiting + size > MAX_WAITING)
@@ -214,7 +213,7 @@ class RecordWriter:
                 self._num_waiting += size
 
     def flush(self) -> None:
-        """Write what waits; other processes can read it when this returns."""
+        """Write queued records; other processes can read them when this returns."""
         with self._writing:
             with self._lock:
                 taken, self._waiting, self._num_waiting = self._waiting, [], 0
@@ -244,7 +243,7 @@ class RecordWriter:
                 self.statistics.tenants.update(tenant for tenant, _ in kept)
 
     def close(self) -> None:
-        """Write what waits and end; a second time does nothing."""
+        """Write queued records and stop; a second call does nothing."""
         with self._lock:
             self._closing.set()
         self._worker.join()
@@ -255,7 +254,7 @@ class RecordWriter:
             self.flush()
 
     def _row(self, record: RequestRecord) -> tuple[object, ...] | None:
-        """Return what is written of a record; None if one of its texts is no Unicode, or it is over the limit."""
+        """Return a record's row; None if one of its texts is not Unicode, or it is over the limit."""
         try:
             content = _RECORD.dump_json(record, warnings="none").decode()
             if len(content) > self._max_bytes:

@@ -1,4 +1,4 @@
-"""Verification rules: how much of a draft the model agrees with. Pure functions; every one leaves the output exact."""
+"""Verification rules: they accept a part of a draft. All are pure functions and leave the output exact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rule = Callable[[Draft, DraftTarget, UniformStream], Verdict]
 
 RULES: dict[RuleName, Rule] = {
     "follow": follow,
-    "gumbel": follow,  # as the paper calls it; drafts are coupled under both names
+    "gumbel": follow,  # the paper's name; drafts are coupled under both names
     "token": token,
     "block": block,
     "nasd": nasd,
@@ -25,9 +25,9 @@ RULES: dict[RuleName, Rule] = {
 """Every rule by its name."""
 
 WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", "tree-iid"))
-"""Rules that make use of q. Without q they are exact, too, and accept what they can. With it a draft must not be cut by
-looking at it, and its tokens must be drawn by numbers that the rule does not use. The others choose by noise that a
-drafter may share: their drafts may be cut, and are coupled."""
+"""Rules that use q. Without q they are exact, too, but accept less. With q, a draft must not be cut depending on its
+tokens, and its tokens must be drawn with random numbers that the rule does not use. The other rules choose with noise
+that a drafter may share: their drafts may be cut, and are coupled."""
 
 __all__ = [
     "RULES",

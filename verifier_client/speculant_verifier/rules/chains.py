@@ -1,16 +1,17 @@
-"""Rules for chains that were drawn from q. Both take a token that nothing is known of as certain, q(x) = 1.
+"""Rules for chains drawn from q. Both treat a token without q as certain, q(x) = 1.
 
 *Token* is speculative sampling, token by token (Leviathan et al. 2023, Chen et al. 2023). A drafted token x is accepted
-with probability min(1, p(x)/q(x)); after the first rejection a token is drawn from what q leaves of p.
+with probability min(1, p(x)/q(x)); after the first rejection a token is drawn from the residual of p after q.
 
 *Block* is block verification (Sun et al. 2024, arXiv 2403.10444), never fewer accepted tokens than *token*. A draft is
-judged as a whole: a token less probable than its proposal may be made up for by those before it. With ``a[0] = 1`` and
-``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, what is left of p after i tokens is ``max(a[i] p - q, 0)`` of mass ``s[i]``.
-The longest i is accepted that passes with probability ``s[i] / (s[i] + 1 - a[i])``, at the end of the draft ``a[i]``;
-then a token is drawn from what is left there. All lengths are tried: a longer one may pass where a short one failed.
+judged as a whole: earlier tokens may compensate for a token that is less probable than its proposal. With ``a[0] = 1``
+and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, p's residual after i tokens is ``max(a[i] p - q, 0)`` of mass ``s[i]``.
+Length i passes with probability ``s[i] / (s[i] + 1 - a[i])``, at the end of the draft ``a[i]``; the longest passing i
+is accepted, and then a token is drawn from the residual there. All lengths are tried, because a longer one may pass
+where a shorter one failed.
 
-The proofs need drafts that were not cut by looking at the token that was cut off: whether to shorten a draft is decided
-before it is drawn, or after a token that is kept.
+The proofs need drafts whose length does not depend on the token that was cut off: the decision to shorten a draft is
+made before the token is drawn, or after a token that is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
         target: the model.
-        uniforms: one number is taken for every token that is looked at, then one for the token of the model's own.
+        uniforms: one number per examined token, then one for the model's own token.
 
     Returns:
         The accepted part and one more token.
@@ -68,7 +69,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
 
 @dataclass(frozen=True, slots=True)
 class _Remainder:
-    """What is left of p after the first ``length`` tokens, if the draft is accepted up to there."""
+    """The residual of p after the first ``length`` tokens, if the draft is accepted up to there."""
 
     length: int
     distribution: TargetDistribution
@@ -90,8 +91,7 @@ def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
         target: the model.
-        uniforms: one number is taken for every length above 0 that can pass, shortest first, then one for the token of
-            the model's own.
+        uniforms: one number per length above 0 that can pass, shortest first, then one for the model's own token.
 
     Returns:
         The accepted part and one more token.

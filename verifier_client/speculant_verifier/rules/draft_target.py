@@ -1,8 +1,8 @@
-"""What a rule sees of the target model: its distribution after every node of a draft, looked at only where it must be.
+"""A rule's interface to the target model: its distribution after every node of a draft, computed on demand.
 
-A rule works on small arrays: the probabilities of the few tokens that a proposal names, and one draw. So it is the same
-code whether the distribution lies on a GPU, on a CPU or in a test, and a sparse proposal never becomes as wide as the
-vocabulary: arrays are as long as q's support, and the rest is one number, the mass of p beyond it.
+A rule works on small arrays: the probabilities of the few tokens in a proposal, and one draw. So the same code runs for
+distributions on a GPU, on a CPU or in a test, and a sparse proposal never becomes as wide as the vocabulary: arrays are
+as long as q's support, and the rest is one number, the mass of p outside the support.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, TokenId
 
 UniformStream = Callable[[], float]
-"""Next number of the request's stream for rules, uniform in [0, 1). No number is ever given twice."""
+"""Next number of the request's stream for rules, uniform in [0, 1). No number is returned twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one row's pass yields."""
+    """The result of one row's pass."""
 
     path: tuple[int, ...]
-    """Draft node indices that were accepted, root to leaf."""
+    """Indices of accepted draft nodes, root to leaf."""
     token_ids: tuple[TokenId, ...]
-    """Tokens to emit: the accepted ones, then one of the model's own."""
+    """Tokens to emit: the accepted ones, then one of the model's own tokens."""
 
 
 class TargetDistribution(Protocol):
     """The target's distribution p of the token after one node, after the request's own processors.
 
-    Normalised in float64: rules take what tokens do not hold as the mass of all others.
+    Normalised in float64, because rules compute the mass of all other tokens as the rest.
     """
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return p of the tokens, shape ``[s]``; NaN where the model's scores are not finite, which rules refuse."""
+        """Return p of the tokens, shape ``[s]``; NaN if the model's scores are not finite, which rules refuse."""
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
         """Draw by the inverse of the cumulative weights; never a token of weight 0.
 
         Args:
             number: in [0, 1).
-            token_ids: tokens that have another weight than the others, shape ``[s]``, different from each other.
-            weights: theirs, not negative, shape ``[s]``.
-            scale: every other token weighs ``scale`` times p.
+            token_ids: distinct tokens with their own weights, shape ``[s]``.
+            weights: their weights, not negative, shape ``[s]``.
+            scale: every other token has the weight ``scale`` times p.
 
         Raises:
             GenerationError: p is not finite, or no token has a weight.
@@ -57,11 +57,11 @@ class TargetDistribution(Protocol):
 class DraftTarget(Protocol):
     """The target model at the positions of one draft: 0 is its root, j + 1 comes after its node j.
 
-    So ``after(j)`` is the distribution that node j of a chain was accepted or rejected by.
+    So ``after(j)`` is the distribution that decides on node j of a chain.
     """
 
     def choice_after(self, position: int) -> TokenId:
-        """Return the model's own choice there, made with the noise of that place in the sequence.
+        """Return the model's own choice there, made with the noise of that position in the sequence.
 
         Raises:
             GenerationError: the model's scores are not finite.
@@ -80,7 +80,7 @@ def children_of(parents: Sequence[int]) -> list[list[int]]:
 
 
 NEGLIGIBLE = 1e-9
-"""Mass below which a remainder is what rounding left of nothing."""
+"""Mass below which a residual counts as rounding error."""
 
 _MASS_TOLERANCE = 1e-6
 _NO_TOKENS = np.zeros(0, np.int64)
@@ -90,18 +90,18 @@ _CERTAIN = np.ones(1)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A drafted token and what it was drawn from."""
+    """A drafted token and its distribution q."""
 
     token_ids: NDArray[np.int64]
     """Support of q, shape ``[s]``."""
     probabilities: NDArray[np.float64]
     """q, shape ``[s]``."""
     index: int
-    """Where the drafted token lies in the support; its q is above 0."""
+    """Index of the drafted token in the support; its q is above 0."""
 
 
 def drawn_from(draft: Draft, node: int) -> Drawn | None:
-    """Return what a node's token was drawn from; None if the draft names none, or an impossible one."""
+    """Return the distribution of a node's token; None if the draft has none, or an impossible one."""
     if node >= len(draft.proposals):
         return None
     proposal = draft.proposals[node]
@@ -113,10 +113,10 @@ def drawn_from(draft: Draft, node: int) -> Drawn | None:
 
 
 def certain(token_id: TokenId) -> Drawn:
-    """Return the distribution of a token that was not drawn at all.
+    """Return the point mass of a token that was not drawn.
 
-    Rules for chains take it for a token of unknown origin. Whatever chose the token, they stay exact: given the token,
-    it is accepted with probability p, and otherwise p without it is drawn from.
+    Rules for chains use it for a token without q. They stay exact for any origin of the token: it is accepted with
+    probability p, and otherwise a token is drawn from p without it.
     """
     return Drawn(np.array([token_id]), _CERTAIN, 0)
 
@@ -125,7 +125,7 @@ def seen_through(distribution: TargetDistribution, token_ids: NDArray[np.int64])
     """Return p of the tokens and the mass of all others.
 
     Raises:
-        GenerationError: p is no distribution, as the model's scores were not finite.
+        GenerationError: p is not a distribution, because the model's scores are not finite.
     """
     probabilities = distribution.probabilities_of(token_ids)
     mass = float(probabilities.sum())
@@ -145,16 +145,16 @@ def draw_from_rest(
     scale: float,
     mass: float,
 ) -> TokenId:
-    """Draw from what a rejected token's q leaves of p.
+    """Draw from the residual of p after a rejected token's q.
 
     Args:
         distribution: p.
         number: in [0, 1).
         drawn: the rejected token, with its support.
-        weights: what is left of the support, shape ``[s]``.
-        scale: every other token weighs ``scale`` times p.
-        mass: sum of all weights. Where only rounding can have rejected the token (p equal to q), there is none: then
-            p without the token is drawn from, or p if there is no other token.
+        weights: residual weights of the support, shape ``[s]``.
+        scale: every other token has the weight ``scale`` times p.
+        mass: sum of all weights. It is 0 if only rounding can have rejected the token (p equal to q): then the draw is
+            from p without the token, or from p if there is no other token.
     """
     if mass > NEGLIGIBLE:
         return distribution.draw(number, drawn.token_ids, weights, scale)
@@ -166,11 +166,11 @@ def draw_from_rest(
 
 
 def own_token(target: DraftTarget, position: int, uniforms: UniformStream) -> TokenId:
-    """Draw the model's own token after a node, which no draft is to be compared with."""
+    """Draw the model's own token after a node, without comparing it with a draft."""
     return target.after(position).draw(uniforms(), _NO_TOKENS, _NO_WEIGHTS, 1.0)
 
 
 def all_accepted(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Return the verdict on a chain that is accepted to its end: all of it, and one token of the model's own."""
+    """Return the verdict on a completely accepted chain: all of it, and one of the model's own tokens."""
     size = len(draft)
     return Verdict(tuple(range(size)), (*draft.token_ids, own_token(target, size, uniforms)))

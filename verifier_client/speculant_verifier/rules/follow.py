@@ -1,12 +1,12 @@
 """*Follow*: the model chooses its own token at every node, and the draft is walked while it contains that token.
 
-The noise of a choice belongs to seed, position and token alone, so what is emitted never depends on the draft, only how
-many tokens one pass emits. Greedy decoding is the special case without randomness.
+The noise of a choice depends only on seed, position and token, so the output never depends on the draft; only the
+number of tokens per pass does. Greedy decoding is the special case without randomness.
 
-*NASD*, the match of n-gram assisted speculative decoding, looks at one token per position: the draft's first, most
-probable one. There, a mismatch is followed by a second, fresh draw. That is biased: a drafted token of probability p
-then comes with probability ``p + (1 - p) p``, .75 instead of .5. Here the choice that did not match is itself the token
-to go on with, so the output is the same as by *follow*, which also looks at the other branches.
+*NASD*, the match of n-gram assisted speculative decoding, compares one token per position: the draft's first, most
+probable one. The paper draws again after a mismatch. That is biased: a drafted token of probability p is then emitted
+with probability ``p + (1 - p) p``, .75 instead of .5. Here the choice that did not match is emitted itself, so the
+output is the same as with *follow*, which also compares the other branches.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from speculant_verifier.rules.draft_target import DraftTarget, UniformStream, Ve
 
 
 def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Walk the draft while it contains what the model chose.
+    """Walk the draft while it contains the model's choices.
 
     Args:
         draft: the proposed tree.
-        target: the model; its choices after the nodes that are visited are made one after another.
+        target: the model; its choices after visited nodes are made one after another.
         uniforms: not used.
 
     Returns:
@@ -41,10 +41,10 @@ def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdic
 
 
 def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Walk the first children of the draft while they are what the model chose.
+    """Walk the first children of the draft while they equal the model's choices.
 
     Args:
-        draft: a chain, or a tree with the most probable child of every node first; other children are not looked at.
+        draft: a chain, or a tree with the most probable child of every node first; other children are ignored.
         target: the model.
         uniforms: not used.
 

@@ -1,4 +1,4 @@
-"""Teacher forcing: a model computes everything and writes a given text, for benches and scripted models."""
+"""Teacher forcing: a model computes as usual but writes a given text, for benches and scripted models."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from speculant_verifier.rules.draft_target import DraftTarget, TargetDistributio
 
 TargetWrapper = Callable[[DraftTarget, int, Sequence[int]], DraftTarget]
 """Takes the model's choices for one pass, the number of tokens emitted before it, and the depth of every node, the root
-first; returns the choices that count."""
+first; returns the effective choices."""
 
 
 def teacher_forced(token_ids: Sequence[TokenId]) -> TargetWrapper:
-    """Return a wrapper that makes a model write these tokens; after them the model chooses."""
+    """Return a wrapper that makes a model write these tokens; after them the model chooses freely."""
     return partial(_forced, tuple(token_ids))
 
 
@@ -31,9 +31,9 @@ class TeacherForcedTarget:
         """Take the choices.
 
         Args:
-            token_ids: what is chosen from here on.
-            depths: of every node, the root first.
-            target: computes each choice all the same, and chooses after the last given token; None: there is no model.
+            token_ids: the choices from here on.
+            depths: depth of every node, the root first.
+            target: still computes each choice, and chooses after the last given token; None: there is no model.
         """
         self._token_ids, self._depths, self._target = token_ids, depths, target
 
@@ -48,5 +48,5 @@ class TeacherForcedTarget:
     def after(self, position: int) -> TargetDistribution:
         """Return the model's own distribution; see :class:`DraftTarget`."""
         if self._target is None:
-            raise NotImplementedError  # of rules that weigh p against q
+            raise NotImplementedError  # only for rules that compare p with q
         return self._target.after(position)

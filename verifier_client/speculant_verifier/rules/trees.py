@@ -1,7 +1,7 @@
 """Rules for sampled trees: rejection sampling over the children of a node, one after another.
 
-After a rejection, what q leaves of p replaces p (normalised), and the next child is looked at. The rules
-differ in what the next child was drawn from:
+After a rejection, the normalised residual of p after q replaces p, and the next child is examined. The rules differ in
+the distribution of the next child:
 
 - *tree-wor*: siblings were drawn without replacement (Sequoia, Chen et al. 2024; RSD, Jeon et al. 2024). A rejected
   token can't be drawn again, so the next sibling was drawn from q without it.
@@ -33,7 +33,7 @@ from speculant_verifier.rules.draft_target import (
 from speculant_verifier.rules.follow import follow
 
 NextProposal = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
-"""From q and the index of a rejected token in its support to the q of the next sibling."""
+"""Takes q and the index of a rejected token in its support; returns the q of the next sibling."""
 
 
 def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
@@ -44,8 +44,8 @@ def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream)
 def tree_without_replacement(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Accept children drawn without replacement, in their order; see :func:`_walk`.
 
-    A sibling that repeats a token is passed over. So siblings drawn independently are verified exactly, too: those of
-    them that are new are a draw without replacement.
+    A sibling that repeats a token is skipped. So independently drawn siblings are verified exactly, too, because the
+    distinct ones are a draw without replacement.
     """
     return _walk(draft, target, uniforms, _without)
 
@@ -58,14 +58,14 @@ def _without(q: NDArray[np.float64], rejected: int) -> NDArray[np.float64]:
 
 
 def _walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_proposal: NextProposal) -> Verdict:
-    """Accept one child of a node after another until all are rejected or there are none.
+    """Accept one child per node until all children are rejected or there are none.
 
     Args:
-        draft: children of a node in the order in which they were drawn, all with the q of the first draw. Without
-            proposals the draft is followed, and so are children that do not share one q.
+        draft: children of a node in the order in which they were drawn, all with the q of the first draw. Drafts
+            without proposals, and children that do not share one q, are followed instead.
         target: the model.
-        uniforms: one number is taken for every child that is looked at, and one for the token of the model's own.
-        next_proposal: how q changes by a rejection. Children that it leaves no probability are passed over.
+        uniforms: one number per examined child, and one for the model's own token.
+        next_proposal: the change of q after a rejection. Children without probability under it are skipped.
 
     Returns:
         The accepted path and one more token.
@@ -103,7 +103,7 @@ def _choose(
     uniforms: UniformStream,
     next_proposal: NextProposal,
 ) -> tuple[int | None, TokenId]:
-    """Return the accepted child and its token, or None and a token of the model's own."""
+    """Return the accepted child and its token, or None and one of the model's own tokens."""
     distribution = target.after(position)
     support, q = drawn[0].token_ids, drawn[0].probabilities
     weights, rest = seen_through(distribution, support)
@@ -124,7 +124,7 @@ def _choose(
 
 
 def _drawn_from_the_same(draft: Draft, siblings: Sequence[int]) -> list[Drawn] | None:
-    """Return what the children of a node were drawn from; None if it is not known or not the same."""
+    """Return the distributions of a node's children; None if they are unknown or not the same."""
     first = drawn_from(draft, siblings[0])
     if first is None:
         return None

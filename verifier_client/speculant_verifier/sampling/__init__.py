@@ -1,4 +1,4 @@
-"""From logits to tokens, by a request's own settings and random stream."""
+"""Sampling: from logits to tokens, with a request's own settings and random stream."""
 
 from speculant_verifier.sampling.distribution import Distribution, top_logprobs, top_tokens
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of

@@ -1,10 +1,10 @@
 """The target's distribution after one node, and draws from it, in float64; the most probable tokens of many rows.
 
-A request's own draws are such that rounding hardly moves them: the token with the largest sum of score and Gumbel
-noise. ``argmax(log p + noise)`` is a draw from p, and a softmax's normaliser does not change an argmax. The inverse of
-a cumulative distribution has a border between every two neighbours of the vocabulary, and rounding of one score moves
-many of them; here it matters only if the two best sums are closer than the rounding. The noise belongs to seed,
-position and token (:func:`~speculant_graph.random_stream.noise_key`), never to the draft.
+A request's own draws are robust against rounding: the token with the largest sum of score and Gumbel noise is chosen.
+``argmax(log p + noise)`` is a draw from p, and a softmax's normaliser does not change an argmax. An inverse cumulative
+distribution has a border between every two adjacent tokens of the vocabulary, and rounding of one score moves many of
+them; here rounding matters only if the two best sums are closer than it. The noise depends on seed, position and token
+(:func:`~speculant_graph.random_stream.noise_key`), never on the draft.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TOP_BLOCK = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Probabilities of the tokens that a request's processors left."""
+    """Probabilities of the tokens that a request's processors keep."""
 
     token_ids: NDArray[np.int64] | None
-    """Tokens that are left, shape ``[s]``, ascending; None: all of the vocabulary."""
+    """Kept tokens, shape ``[s]``, ascending; None: the whole vocabulary."""
     probabilities: NDArray[np.float64]
-    """Theirs, shape ``[s]``; they sum to 1."""
+    """Their probabilities, shape ``[s]``; they sum to 1."""
 
     @classmethod
     def of_scores(cls, scores: Tensor) -> Self:
@@ -52,11 +52,11 @@ class Distribution:
 
     @classmethod
     def of_token(cls, token_id: TokenId) -> Self:
-        """Return the distribution of greedy decoding, which has one token."""
+        """Return the distribution of greedy decoding, with one token."""
         return cls(np.array([token_id], np.int64), np.ones(1))
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the probabilities of tokens, shape ``[s]``; 0 of those that are not of the vocabulary."""
+        """Return the probabilities of tokens, shape ``[s]``; 0 for tokens outside the vocabulary."""
         if self.token_ids is None:
             known = np.minimum(token_ids, len(self.probabilities) - 1)
             return np.where(known == token_ids, self.probabilities[known], 0.0)
@@ -66,13 +66,13 @@ class Distribution:
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
         """Draw by the inverse of the cumulative weights; never a token of weight 0.
 
-        Where rounding left no weight at all, the draw is from the distribution itself.
+        If rounding left no weight, the draw is from the distribution itself.
 
         Args:
             number: in [0, 1).
-            token_ids: tokens that have another weight than the others, shape ``[s]``, different from each other.
-            weights: theirs, not negative, shape ``[s]``.
-            scale: every other token weighs ``scale`` times its probability.
+            token_ids: distinct tokens with their own weights, shape ``[s]``.
+            weights: their weights, not negative, shape ``[s]``.
+            scale: every other token has the weight ``scale`` times its probability.
         """
         ids, all_weights = self.token_ids, self.probabilities * scale
         if ids is None:
@@ -81,7 +81,7 @@ class Distribution:
         else:
             is_left = np.isin(token_ids, ids)
             all_weights[self._indices(token_ids[is_left])] = weights[is_left]
-            if weights[~is_left].any():  # tokens that the processors dropped and the caller still needs
+            if weights[~is_left].any():  # tokens that the processors dropped but the caller needs
                 ids = np.concatenate((ids, token_ids[~is_left]))
                 order = np.argsort(ids)
                 ids, all_weights = ids[order], np.concatenate((all_weights, weights[~is_left]))[order]
@@ -91,7 +91,7 @@ class Distribution:
         return index if ids is None else int(ids[index])
 
     def choose(self, number: float) -> TokenId:
-        """Draw a token by a number in [0, 1)."""
+        """Draw a token with a number in [0, 1)."""
         index = _inverse_cumulative(self.probabilities, number)
         return index if self.token_ids is None else int(self.token_ids[index])
 
@@ -101,14 +101,14 @@ class Distribution:
 
 
 def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
-    """Return the first index where the cumulative weight exceeds the number's share of all; its weight is never 0.
+    """Return the first index where the cumulative weight exceeds the number's share; its weight is never 0.
 
-    Sums of blocks first: cumulative sums of a whole vocabulary take longer than everything else that is done with it.
+    It sums blocks first, because a cumulative sum over a whole vocabulary would dominate the time.
     """
     blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
     target = number * blocks[-1]
     block = int(np.searchsorted(blocks, target, side="right"))
-    if block == len(blocks):  # rounding left none above
+    if block == len(blocks):  # because of rounding no block exceeds it
         return int(np.flatnonzero(weights)[-1])
     inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
     before = blocks[block - 1] if block else 0.0
@@ -119,15 +119,15 @@ def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
 def top_tokens(logits: Tensor, count: int) -> Tensor:
     """Return the tokens of the largest logits of every row, best first.
 
-    They lie in the blocks with the largest maxima, so one pass over the logits finds these blocks and the rest looks
-    at few numbers: on a CPU a third of the time of ``topk`` over 201,088 logits, and about that of a copy.
+    They are in the blocks with the largest maxima, so one pass over the logits finds these blocks and the rest reads
+    few numbers: on a CPU this takes a third of the time of ``topk`` over 201,088 logits, and about that of a copy.
 
     Args:
         logits: shape ``[..., V]``, any device and float dtype.
-        count: how many tokens, at least 1; at most V are returned.
+        count: number of tokens, at least 1; at most V are returned.
 
     Returns:
-        Token ids, int64, shape ``[..., min(count, V)]``; which of equal ones come first is not defined.
+        Token ids, int64, shape ``[..., min(count, V)]``; the order of ties is undefined.
     """
     count = min(count, logits.shape[-1])
     size = logits.shape[-1] - logits.shape[-1] % _TOP_BLOCK
@@ -142,11 +142,11 @@ def top_tokens(logits: Tensor, count: int) -> Tensor:
 
 
 def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
-    """Return the most probable tokens of every row and their log-probabilities, by one transfer from the device.
+    """Return the most probable tokens of every row and their log-probabilities, with one transfer from the device.
 
     Args:
-        logits: shape ``[..., V]``, any float type.
-        count: how many tokens; at most V are returned.
+        logits: shape ``[..., V]``, any float dtype.
+        count: number of tokens; at most V are returned.
 
     Returns:
         The tokens, best first, and after them their log-probabilities, float64, shape ``[..., 2 * min(count, V)]``.
@@ -154,40 +154,40 @@ def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
     with torch.no_grad():
         token_ids = top_tokens(logits, count)
         logprobs = logits.gather(-1, token_ids).float() - logits.float().logsumexp(-1, keepdim=True)
-        # JSON has no infinity, which a logit may be; float64 holds every token id and every float32.
+        # JSON has no infinity, which a logit may be; float64 represents every token id and every float32.
         found = torch.cat([token_ids.double(), logprobs.clamp_min(torch.finfo(torch.float32).min).double()], -1)
     values: NDArray[np.float64] = found.cpu().numpy()
     return values
 
 
 _WORD_BITS = 52
-"""Of a word that become noise, which hence is below 53 ln 2."""
+"""Bits of a word that become noise, which is therefore below 53 ln 2."""
 
 
 def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
     """Draw a token.
 
     Args:
-        scores: shape ``[V]``; -inf for tokens that are not possible.
-        seed: the request's.
-        position: absolute index in the sequence of the token that is drawn.
+        scores: shape ``[V]``; -inf for impossible tokens.
+        seed: the request's seed.
+        position: absolute index in the sequence of the drawn token.
 
     Returns:
-        The token and its sum, which is not finite where a score is NaN or +inf, or all are -inf.
+        The token and its sum, which is not finite if a score is NaN or +inf, or all are -inf.
     """
     return _core.gumbel_argmax(scores, noise_key(seed, position))
 
 
 def gumbel_argmaxs(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
-    """Draw a token after each of many nodes, where the scores are.
+    """Draw a token after each of many nodes, on the scores' device.
 
     Args:
         scores: float32 ``[T, V]``, any device.
-        seed: the request's.
-        positions: of the tokens that are drawn, ``T`` of them.
+        seed: the request's seed.
+        positions: positions of the ``T`` drawn tokens.
 
     Returns:
-        What :func:`gumbel_argmax` returns for every row, up to the last bits of the sum.
+        The result of :func:`gumbel_argmax` for every row, up to the last bits of the sum.
     """
     keys = torch.tensor([_signed(noise_key(seed, position)) for position in positions], device=scores.device)
     word = torch.arange(scores.shape[-1], device=scores.device) * _signed(TOKEN_FACTOR) + _signed(TOKEN_OFFSET)
@@ -207,5 +207,5 @@ def _signed(number: int) -> int:
 
 
 def _shifted(words: Tensor, count: int) -> Tensor:
-    """Shift to the right as unsigned numbers are, which torch does not have."""
+    """Shift to the right as for unsigned numbers, which torch lacks."""
     return (words >> count) & ((1 << (64 - count)) - 1)

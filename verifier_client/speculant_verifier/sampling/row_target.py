@@ -1,7 +1,7 @@
-"""The target model at the nodes of one row's draft, as verification rules see it.
+"""The target model at the nodes of one row's draft, as seen by verification rules.
 
-A node costs time only when a rule looks at it. Stateful processors, too, then see exactly the tokens that were emitted.
-On a GPU, where every look is a transfer, choices that need no prefix are made for all nodes at once.
+A node is computed only when a rule reads it. So stateful processors, too, see exactly the emitted tokens. On a GPU,
+where every read is a transfer, choices that need no prefix are made for all nodes at once.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from speculant_verifier.sampling.sampler import Sampler
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What one row of a pass belongs to."""
+    """The request and sequence of one row of a pass."""
 
     sampler: Sampler
-    """The request's."""
+    """The request's sampler."""
     token_ids: Sequence[TokenId]
     """Its sequence so far; the last token is the draft's root."""
     draft: Draft
-    """What was drafted after it."""
+    """The draft after it."""
 
 
 class RowTarget:
-    """One row's :class:`~speculant_verifier.rules.draft_target.DraftTarget`; every node is worked out once at most."""
+    """One row's :class:`~speculant_verifier.rules.draft_target.DraftTarget`; every node is computed at most once."""
 
     __slots__ = (
         "_choices", "_chosen", "_distributions", "_draft", "_logits", "_sampler", "_scores", "_token_ids",
@@ -51,20 +51,20 @@ class RowTarget:
         """Wrap a row.
 
         Args:
-            sampler: the request's.
-            logits: ``[T, V]``, any float type; rows after the draft's last node are not looked at.
+            sampler: the request's sampler.
+            logits: ``[T, V]``, any float dtype; rows after the draft's last node are ignored.
             token_ids: the sequence so far; must not change while the target is used.
-            draft: what was drafted after it.
-            chosen: per node the choice and a number that is finite unless the choice is void, where they are made.
+            draft: the draft after it.
+            chosen: per node, the choice and a number that is finite unless the choice is void, if already made.
         """
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
-        self._chosen = dict(enumerate(chosen))  # whatever the output's form
+        self._chosen = dict(enumerate(chosen))  # without regard to the constraint
         self._choices: dict[int, tuple[TokenId, float]] = {}
         self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
     def choice_after(self, position: int) -> TokenId:
-        """Return the model's own choice there, made with the random number of that place.
+        """Return the model's own choice there, made with the random numbers of that position.
 
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
@@ -108,14 +108,14 @@ class RowTarget:
         sampler, constraint = self._sampler, self._sampler.constraint
         if constraint is None:
             return self._chosen.get(position) or self._choice_of(position, self._logits[position])
-        if sampler.can_choose_first:  # nearly always what the form allows, and a mask takes longer than to ask
+        if sampler.can_choose_first:  # nearly always allowed, and a mask takes longer than a check
             token, evidence = self._chosen.get(position) or self._choice_of(position, self._logits[position])
             if np.isfinite(evidence) and constraint.allows(self._token_ids, self._path_to(position), token):
                 return token, evidence
         return self._choice_of(position, self._allowed(position))
 
     def _allowed(self, position: int) -> Tensor:
-        """Return the logits of what the output's form allows."""
+        """Return the logits, masked by the constraint."""
         constraint = self._sampler.constraint
         if constraint is None:
             return self._logits[position]
@@ -144,7 +144,7 @@ class RowTarget:
     def _scores_of(self, position: int, logits: Tensor) -> Tensor:
         if self._sampler.constraint is not None:
             return self._scored(position, logits)
-        if position not in self._scores:  # stateful processors see every one once
+        if position not in self._scores:  # stateful processors see every position once
             self._scores[position] = self._scored(position, logits)
         return self._scores[position]
 
@@ -179,7 +179,7 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
     """Return the target of every row of a pass.
 
     Args:
-        logits: ``[n, T, V]``, any float type and device; on a CPU nothing is computed yet.
+        logits: ``[n, T, V]``, any float dtype and device; on a CPU nothing is computed yet.
         rows: one per row, in the same order.
     """
     on_cpu = logits.device.type == "cpu"
@@ -190,16 +190,16 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
 
 
 def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence[tuple[TokenId, float]]]:
-    """Make the choices that need no prefix after all nodes: one transfer for greedy rows, one for each sampled row.
+    """Make the choices that need no prefix for all nodes: one transfer for greedy rows, one for each sampled row.
 
     Returns:
-        Per row and node a choice and a number that is finite unless the choice is void; nothing for other rows.
+        Per row and node, a choice and a number that is finite unless the choice is void; empty for other rows.
     """
     chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
     greedy = [index for index, row in enumerate(rows) if row.sampler.is_plain_greedy]
     if greedy:
         largest = (logits if len(greedy) == len(rows) else logits[greedy]).max(-1)
-        # Token ids are exact in float64: one array, hence one transfer.
+        # Token ids are exact in float64, so one array and one transfer suffice.
         both = torch.stack((largest.indices.double(), largest.values.double()), -1).tolist()
         for index, nodes in zip(greedy, both, strict=True):
             chosen[index] = [(int(token), value) for token, value in nodes]

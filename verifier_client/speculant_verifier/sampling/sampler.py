@@ -1,6 +1,6 @@
-"""One request's way from logits to tokens: its settings, checked beforehand, its random streams, and its processors.
+"""One request's sampling from logits: its checked settings, its random streams, and its processors.
 
-Those are transformers' own logits processors, in transformers' order.
+The processors are transformers' own logits processors, in transformers' order.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from speculant_verifier.structured.constraint import Constraint
 
 
 class CountPenalties(LogitsProcessor):
-    """Takes from the logits of emitted tokens: ``presence`` once, and ``frequency`` as often as each was emitted.
+    """Subtracts from the logits of emitted tokens: ``presence`` once, and ``frequency`` per emission.
 
-    Tokens of the prompt do not count. As in OpenAI's API reference; transformers does not have them.
+    Tokens of the prompt do not count. Defined as in OpenAI's API reference; transformers lacks them.
     """
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
-        """Take the penalties, which may be negative, and how many tokens the prompt has."""
+        """Take the penalties, which may be negative, and the length of the prompt."""
         self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -61,17 +61,17 @@ def processors_of(
 ) -> LogitsProcessorList:
     """Return the processors that ``model.generate`` would make for the same settings, in the same order.
 
-    OpenAI's penalties, which it does not have, come after its own.
+    OpenAI's penalties, which it lacks, come after its own.
 
     Args:
         config: the request's settings.
         prompt_length: tokens of the prompt.
         end_token_ids: tokens that end this request's text (:func:`end_token_ids_of`).
-        vocabulary_size: of the model, that is of its logits.
-        device: where the logits are.
+        vocabulary_size: size of the model's logits.
+        device: device of the logits.
 
     Raises:
-        GenerationError: a setting does not fit the model's vocabulary, or contradicts another.
+        GenerationError: a setting is invalid for the model's vocabulary, or contradicts another.
     """
     check_settings(config, vocabulary_size)
     processors = LogitsProcessorList()
@@ -97,15 +97,15 @@ def processors_of(
 
 
 def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) -> frozenset[TokenId]:
-    """Return the tokens that end a request's text: its own, or those that the model declares."""
+    """Return the tokens that end a request's text: its own, or the model's declared ones."""
     return frozenset(declared if config.end_token_ids is None else config.end_token_ids)
 
 
 def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
-    """Refuse settings that a model of this vocabulary can't follow.
+    """Refuse settings that are invalid for a vocabulary.
 
     Raises:
-        GenerationError: which one, and what to give instead.
+        GenerationError: a setting is invalid; the message names it and the fix.
     """
     known = f"0..{vocabulary_size - 1}"
     for token, bias in config.logit_bias.items():
@@ -139,7 +139,7 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
 
 
 _CONTEXT_FREE = frozenset((MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper))
-"""Processors that look at nothing but the scores, hence may be called for many nodes at once and in any order."""
+"""Processors that read only the scores, so that they may be called for many nodes at once and in any order."""
 
 _TOKENWISE = frozenset(
     (
@@ -150,11 +150,11 @@ _TOKENWISE = frozenset(
         TemperatureLogitsWarper,
     )
 )
-"""Processors that look at no other token's score."""
+"""Processors that change each score independently of the others."""
 
 
 class Sampler:
-    """Turns the logits of one request into scores, and names the random number of every choice."""
+    """Turns the logits of one request into scores, and provides the random number of every choice."""
 
     def __init__(
         self, config: GenerationConfig, processors: LogitsProcessorList, constraint: Constraint | None = None
@@ -165,19 +165,19 @@ class Sampler:
             config: its settings.
             processors: applied to the logits in this order
                 (:func:`~speculant_verifier.sampling.sampler.processors_of`, or a caller's own).
-            constraint: form of the output, which comes before all processors; None for any.
+            constraint: constraint of the output, applied before all processors; None for none.
         """
         self.config = config
         self.constraint = constraint
         self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
-        """Whether the choice without the constraint, if that allows it, is the choice with it."""
+        """Whether an unconstrained choice that the constraint allows is also the constrained choice."""
         self.processors = processors
         self.seed = config.seed
         self.is_greedy = config.temperature == 0.0
         self.is_plain_greedy = self.is_greedy and not processors
-        """Whether a choice is the largest logit and nothing else."""
+        """Whether a choice is simply the largest logit."""
         self.needs_prefix = not all(_is_context_free(processor) for processor in processors)
-        """Whether scores depend on the tokens before, so that nodes must be looked at one after another."""
+        """Whether scores depend on earlier tokens, so that nodes must be computed one after another."""
         self._rule_numbers = itertools.count()
         self._prefix = np.empty(256, np.int64)
         self._num_known = 0
@@ -185,12 +185,11 @@ class Sampler:
     def scores(self, logits: Tensor, prefix_ids: Sequence[TokenId] | Tensor) -> Tensor:
         """Apply the processors.
 
-        Stateful processors see every position once and in order if callers do so.
+        Stateful processors see every position once and in order if callers pass them so.
 
         Args:
-            logits: ``[V]``, any float type.
-            prefix_ids: all tokens before, exactly; int64 ``[L]`` if it is a tensor. Only looked at if
-                ``needs_prefix``.
+            logits: ``[V]``, any float dtype.
+            prefix_ids: exactly all tokens before; int64 ``[L]`` if it is a tensor. Only used if ``needs_prefix``.
 
         Returns:
             Scores, float32 ``[V]``.
@@ -203,7 +202,7 @@ class Sampler:
         return self._processed(logits, torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device))
 
     def _processed(self, logits: Tensor, prefix: Tensor) -> Tensor:
-        scores = logits.to(torch.float32, copy=bool(self.processors))  # which may write into what they are given
+        scores = logits.to(torch.float32, copy=bool(self.processors))  # processors may write into their input
         for processor in self.processors:
             if type(processor) is MinNewTokensLengthLogitsProcessor and _is_over(processor, prefix):
                 continue
@@ -214,7 +213,7 @@ class Sampler:
         return scores
 
     def prefix(self, token_ids: Sequence[TokenId], path_ids: Sequence[TokenId]) -> Tensor:
-        """Return what stands before a node as one tensor, int64 ``[L]``, without reading old tokens again.
+        """Return all tokens before a node as one tensor, int64 ``[L]``, without converting old tokens again.
 
         Args:
             token_ids: the sequence so far, which only ever grows.
@@ -226,10 +225,10 @@ class Sampler:
         self._prefix[self._num_known : len(token_ids)] = token_ids[self._num_known :]
         self._num_known = len(token_ids)
         self._prefix[self._num_known : length] = path_ids
-        return torch.from_numpy(self._prefix[:length].copy())  # a processor may keep what it was given
+        return torch.from_numpy(self._prefix[:length].copy())  # a processor may keep its input
 
     def next_number(self) -> float:
-        """Return the next number in [0, 1) of the request's stream for rules; none is given twice."""
+        """Return the next number in [0, 1) of the request's stream for rules; none is returned twice."""
         return uniform(self.seed, next(self._rule_numbers), RULE_STREAM)
 
 
@@ -240,7 +239,7 @@ def _is_context_free(processor: LogitsProcessor) -> bool:
 
 
 def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
-    """Whether it would return its scores as they are, which takes it longer than all else."""
+    """Return whether it would return its scores unchanged, which would take longer than the rest."""
     return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
 
 
@@ -256,14 +255,14 @@ def _can_be_quick(processor: TopPLogitsWarper, scores: Tensor) -> bool:
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Return the scores with -inf for all but the most probable tokens that hold the mass: top-p without a sort.
+    """Return the scores with -inf for all but the most probable tokens with mass ``top_p``: top-p without a sort.
 
-    Sorting 200,000 scores takes longer than all else that is done with them. Only tokens near the border of the nucleus
-    have to be in order: probabilities are summed by buckets of similar size, and those of one bucket are sorted.
+    Sorting 200,000 scores would dominate the time. Only tokens near the border of the nucleus must be ordered:
+    probabilities are summed in buckets of similar size, and only one bucket is sorted.
 
-    The same as ``TopPLogitsWarper(top_p)`` but for tokens whose cumulative probability is within about 1e-6 of the
-    border, the rounding of the softmax. Of equal scores at the border those of larger token ids stay; transformers
-    keeps as many, but leaves open which.
+    The result equals ``TopPLogitsWarper(top_p)`` except for tokens whose cumulative probability is within about 1e-6 of
+    the border, the rounding of the softmax. Among equal scores at the border, larger token ids stay; transformers keeps
+    as many, but does not define which.
 
     Args:
         scores: float32 ``[V]`` on the CPU, without NaN and not all -inf.
@@ -278,7 +277,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     cumulative = (mass + np.cumsum(probabilities[border], dtype=np.float64)).astype(np.float32)
     border = border[cumulative > most_removed]
     kept[border] = array[border]
-    if not len(border) and kept.max() == -np.inf:  # one token stays, however little mass is asked for
+    if not len(border) and kept.max() == -np.inf:  # at least one token stays
         last_of_largest = np.flatnonzero(array == array.max())[-1]
         kept[last_of_largest] = array[last_of_largest]
     return torch.from_numpy(kept)

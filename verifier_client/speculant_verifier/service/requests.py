@@ -217,11 +217,12 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
         GenerationRequestError: a value is not allowed.
     """
     try:
-        return GenerationConfig.model_validate(defaults.model_dump() | dict(wanted))
+        checked = GenerationConfig.model_validate(dict(wanted))  # what is not changed was checked before
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"])) or "the settings"
         raise GenerationRequestError(f"{{field}} {humanise(first)}", field=name) from None
+    return defaults.model_copy(update={name: getattr(checked, name) for name in checked.model_fields_set})
 
 
 def session_options(principal: Principal, tenant: str, graph: str, learn: bool | None) -> SessionOptions | None:

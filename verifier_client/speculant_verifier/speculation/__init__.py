@@ -1,4 +1,4 @@
-"""What speculation costs on this machine: measured once, kept, and asked for whenever a draft must earn its price."""
+"""The cost of speculation on this machine: measured once, cached, and used to decide which drafts pay."""
 
 from speculant_verifier.speculation.costs import CostPoint, CostTable
 from speculant_verifier.speculation.measurement import batches_up_to, load_or_measure, measure_costs

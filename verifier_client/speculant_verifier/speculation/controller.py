@@ -1,9 +1,9 @@
 """``auto`` speculation: as many drafted nodes as pay, for the whole batch, and none where none do.
 
-Rows of a pass are filled up to one width, so one is chosen for all (:class:`~speculant_graph.budget.StepBudget`). What
-a node is worth is known from what became of earlier drafts: by its depth, or by the drafter's own probability and the
-share of such predictions that came true. Where nothing pays, drafts are tried again after a while, and each time
-without success later.
+Rows of a pass are padded to one width, so one width is chosen for all (:class:`~speculant_graph.budget.StepBudget`).
+The value of a node is estimated from earlier drafts: from its depth, or from the drafter's own probability and the
+realised share of such predictions. If no draft pays, drafts are tried again after a while, and after each failure
+later.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ MAX_DEPTH = 64
 """Deeper nodes count as nodes of this depth."""
 
 _MEMORY = 0.95
-"""What a draft, or a step, weighs after the next one."""
+"""Decay of the weight of a draft, or a step, per later one."""
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT = 0.7, 1.0
-"""First expectation of a node whose parent was accepted, and how many nodes it is worth."""
+"""Prior acceptance of a node whose parent was accepted, and its weight in nodes."""
 _INHERITED_WEIGHT = 2.0
-"""Nodes that what other sequences have met is worth."""
+"""Weight of other sequences' history, in nodes."""
 _SHARED_WEIGHT = 2.0
-"""Nodes that the acceptance at all depths together is worth at each of them."""
+"""Weight of the overall acceptance at each depth, in nodes."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128
 _PROBE_COST = 1.4
 _LARGEST_PROBE = 2
 
 
 class AcceptanceHistory:
-    """Acceptance by depth, and of what drafters predict; recent drafts count most.
+    """Acceptance by depth, and realised acceptance of drafters' predictions; recent drafts count most.
 
-    Kept is, for every depth, how often a node was accepted whose parent was; so depths that were not tried lately are
-    expected to be like the others.
+    For every depth it stores how often a node was accepted if its parent was; depths without recent drafts are assumed
+    to be like the others.
     """
 
     __slots__ = ("_accepted", "_predicted", "_prior", "_reached", "_realised")
 
     def __init__(self, expected: AcceptanceHistory | None = None) -> None:
-        """Begin with what other sequences have met, if there were any."""
+        """Begin with the history of other sequences, if any."""
         self._reached = np.zeros(MAX_DEPTH)
         self._accepted = np.zeros(MAX_DEPTH)
         if expected is None:
@@ -55,7 +55,7 @@ class AcceptanceHistory:
 
     @property
     def overall(self) -> float:
-        """Share of nodes that were accepted, of those whose parent was."""
+        """Accepted share of the nodes whose parent was accepted."""
         return float((self._accepted.sum() + self._prior[0]) / (self._reached.sum() + self._prior[1]))
 
     def by_depth(self) -> NDArray[np.float64]:
@@ -65,11 +65,11 @@ class AcceptanceHistory:
 
     @property
     def calibration(self) -> float:
-        """Accepted nodes for each one that drafters predicted, recently; at most 1."""
+        """Recent ratio of accepted to predicted nodes; at most 1."""
         return min(1.0, self._realised / self._predicted)
 
     def observe(self, depths: Sequence[int], num_accepted: int, predicted: float) -> None:
-        """Note what became of a draft that was verified.
+        """Record the outcome of a verified draft.
 
         Args:
             depths: depth of every node, at least one node.
@@ -88,16 +88,15 @@ class AcceptanceHistory:
 
 
 class DraftLengthController:
-    """Decides how much to draft at every step of one engine."""
+    """Decides how much to draft in every step of one engine."""
 
     def __init__(self, budget: StepBudget, *, has_predictions: bool, is_measured: bool = False) -> None:
         """Begin without experience.
 
         Args:
-            budget: what drafts may cost.
-            has_predictions: whether the drafter gives drafts with path probabilities that are calibrated.
-            is_measured: whether passes cost here what the budget believes, so that steps without drafts can follow from
-                it.
+            budget: the step budget.
+            has_predictions: whether drafts have calibrated path probabilities.
+            is_measured: whether the budget's costs were measured here, so that it may decide to skip drafts.
         """
         self._budget, self._has_predictions, self._is_measured = budget, has_predictions, is_measured
         self._everyone = AcceptanceHistory()
@@ -106,14 +105,14 @@ class DraftLengthController:
         self._pause = _FIRST_PAUSE
 
     def new_history(self) -> AcceptanceHistory:
-        """Return the history of a sequence that begins."""
+        """Return the history for a new sequence."""
         return AcceptanceHistory(self._everyone)
 
     def budgets(self, histories: Sequence[AcceptanceHistory | None], limits: Sequence[int]) -> list[int]:
-        """Return how many nodes to ask for, per row.
+        """Return the node budget of every row.
 
         Args:
-            histories: of every row of the batch; None for rows that take what they can get.
+            histories: the history of every row; None for rows that use their limit.
             limits: most nodes of every row.
         """
         self._step += 1
@@ -138,64 +137,65 @@ class DraftLengthController:
     def keep(
         self, histories: Sequence[AcceptanceHistory | None], drafts: Sequence[Draft], can_trim: Sequence[bool]
     ) -> list[Sequence[int]]:
-        """Return which nodes of the drafts pay: per draft their numbers, ascending, each with all its ancestors.
+        """Return the nodes of the drafts that pay: per draft their indices, ascending, each with all its ancestors.
 
-        Dropping nodes after they were seen is exact only under rules that take a draft as it is (``can_trim``): a rule
-        that weighs p against q would favour what was kept.
+        Dropping nodes depending on their tokens is exact only under rules that ignore q (``can_trim``): a rule that
+        compares p with q would favour the kept nodes.
 
         Args:
-            histories: as before.
-            drafts: what the drafter made.
-            can_trim: whether the row's rule lets nodes be dropped after they were seen.
+            histories: as in :meth:`budgets`.
+            drafts: the drafts.
+            can_trim: whether the row's rule permits dropping nodes depending on their tokens.
         """
         free = [
             history is not None and can and bool(draft.path_probabilities)
             for history, can, draft in zip(histories, can_trim, drafts, strict=True)
         ]
         if not (self._has_predictions and any(free)):
-            return [range(len(draft)) for draft in drafts]
-        longest = max(map(len, drafts))
+            return [range(len(draft.token_ids)) for draft in drafts]
+        sizes = [len(draft.token_ids) for draft in drafts]
+        longest = max(sizes)
         predicted, gains = np.zeros((2, len(drafts), longest))
         orders: list[NDArray[np.int64]] = []
-        for row, (history, draft) in enumerate(zip(histories, drafts, strict=True)):
-            probabilities = np.asarray(draft.path_probabilities if free[row] else [1.0] * len(draft))
+        for row, (history, draft, size) in enumerate(zip(histories, drafts, sizes, strict=True)):
+            probabilities = np.asarray(draft.path_probabilities if free[row] else [1.0] * size)
             orders.append(np.argsort(-probabilities, kind="stable"))  # parents stay before their children
-            predicted[row, : len(draft)] = probabilities[orders[row]]
-            gains[row, : len(draft)] = predicted[row, : len(draft)] * (
+            predicted[row, :size] = probabilities[orders[row]]
+            gains[row, :size] = predicted[row, :size] * (
                 history.calibration if free[row] and history is not None else 1.0
             )
-        fixed = max((len(draft) for draft, is_free in zip(drafts, free, strict=True) if not is_free), default=0) + 1
+        fixed = max((size for size, is_free in zip(sizes, free, strict=True) if not is_free), default=0) + 1
         width = max(fixed, self._best_width(gains))
         if width == 1 and self._best_width(predicted) > 1 and self._step >= self._resume_at:
             width = self._probe_width(len(drafts), longest)
         return [
-            sorted(order[: width - 1].tolist()) if is_free else range(len(draft))
-            for draft, order, is_free in zip(drafts, orders, free, strict=True)
+            sorted(order[: width - 1].tolist()) if is_free else range(size)
+            for size, order, is_free in zip(sizes, orders, free, strict=True)
         ]
 
     def observe(self, history: AcceptanceHistory, depths: Sequence[int], num_accepted: int, predicted: float) -> None:
-        """Note what became of a row's draft; see :meth:`AcceptanceHistory.observe`."""
+        """Record the outcome of a row's draft; see :meth:`AcceptanceHistory.observe`."""
         history.observe(depths, num_accepted, predicted)
         self._everyone.observe(depths, num_accepted, predicted)
-        if num_accepted:  # drafts are worth a try again
+        if num_accepted:  # drafts are worth a trial again
             self._resume_at, self._pause = self._step, _FIRST_PAUSE
 
     def least_probability(self, limits: Sequence[int]) -> float:
         """Return the path probability below which no node of this step can pay.
 
-        Of several rows any node is of use that is no deeper in its row's order than those of another row.
+        0 with several rows, because a node costs nothing if another row makes the pass as wide.
         """
         return self._budget.prices(1, max(limits)).least_probability if len(limits) == 1 else 0.0
 
     def _best_width(self, gains: NDArray[np.float64]) -> int:
-        """Return the width that pays most, of nodes in the order of what they are worth, shape ``[rows, nodes]``."""
+        """Return the width that pays most, for nodes in descending order of value, shape ``[rows, nodes]``."""
         num_rows, most = gains.shape
         prices = self._budget.prices(num_rows, num_rows * most)
         seconds = np.ascontiguousarray(prices.seconds[num_rows::num_rows])
         return 1 + best_size(gains.sum(0).tolist(), seconds, prices.rate)
 
     def _probe_width(self, num_rows: int, most_nodes: int) -> int:
-        """Return the width of a try where nothing seems to pay, and put the next one off."""
+        """Return the width of a trial if no draft seems to pay, and postpone the next trial."""
         most = min(most_nodes, _LARGEST_PROBE)
         seconds = self._budget.cost.seconds(num_rows, num_rows * (1 + most))[num_rows::num_rows]
         costs = seconds / seconds[0]

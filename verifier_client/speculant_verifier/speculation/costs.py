@@ -1,4 +1,4 @@
-"""How long one forward pass takes, by the rows of the batch and the tokens of each row: measured, and estimated."""
+"""The duration of a forward pass, by the rows of the batch and the tokens of each row: measured, and estimated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from speculant_graph.budget import CURVES, CostCurve
 from speculant_graph.budget.pass_cost import MAX_POINT
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
-"""Tokens of a row that a table has a time for, measured or not."""
+"""Tokens per row for which a table has a time, measured or not."""
 
 _FEWEST_KNOWN = 64
-"""Tokens of a row that estimates are made for at once."""
+"""Tokens per row for which estimates are computed at once."""
 _Curve = tuple[int, NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -33,24 +33,24 @@ class CostPoint:
     ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Milliseconds of the pass."""
     is_measured: bool = True
-    """Or predicted, by what it reads."""
+    """Whether it was predicted from the bytes that the pass reads."""
 
 
 @dataclass(frozen=True)
 class CostTable:
     """Measured passes, and estimates of all others.
 
-    Where a row of :data:`TOKENS` tokens was not measured, its time is that of the typical curve, scaled: between two
-    measured points so that it meets both, beyond the last one so that it meets that one. Straight lines join the
-    points, and the last line continues; a pass never costs less than one of fewer tokens. Between two measured batches
-    it is a straight line again. A batch outside of the measured ones costs what the nearest one does for as many tokens
-    altogether.
+    For unmeasured numbers of :data:`TOKENS` the time is the typical curve, scaled to pass through both adjacent
+    measured points, and beyond the last point through that one. Straight lines join the points, and the last line
+    continues; a pass never costs less than one of fewer tokens. Between two measured batches the time is interpolated
+    linearly. A batch outside of the measured range costs as much as the nearest one with the same total number of
+    tokens.
     """
 
     points: tuple[CostPoint, ...]
-    """At least one, with one token, for every batch; different from each other."""
+    """Distinct points, with at least one for one token for every batch."""
     context: Annotated[int, Field(ge=0)]
-    """Tokens that every row had in the cache."""
+    """Tokens in the cache of every row."""
     typical: Literal["dense", "cpu-moe"] = "dense"
     """Name of the typical curve, see :data:`~speculant_graph.budget.CURVES`."""
 
@@ -58,7 +58,7 @@ class CostTable:
         """Check that plain decoding is among the passes of every batch.
 
         Raises:
-            ValueError: it is not.
+            ValueError: one is missing.
         """
         alone = {point.batch for point in self.points if point.tokens == 1}
         if not self.points or any(point.batch not in alone for point in self.points):
@@ -72,14 +72,14 @@ class CostTable:
         curves = []
         for batch, times in sorted(by_batch.items()):
             widths = np.array(sorted(times))
-            # Noise may make a longer pass look cheaper than a shorter one.
+            # Noise may make a wider pass look cheaper than a narrower one.
             rising = np.maximum.accumulate([times[width] for width in widths.tolist()])
             curves.append((batch, *_filled(widths, rising, CURVES[self.typical])))
         return curves
 
     @property
     def fewest_widths(self) -> int:
-        """Of all batches, the fewest different numbers of tokens that were measured."""
+        """Smallest number of measured widths of any batch."""
         return min(sum(point.batch == batch for point in self.points) for batch in {each.batch for each in self.points})
 
     @cached_property
@@ -91,7 +91,7 @@ class CostTable:
 
         Args:
             batch: rows, at least 1.
-            tokens: tokens of each row, per pass, at least 1; a mean over steps may lie between two whole numbers.
+            tokens: tokens of each row, per pass, at least 1; may be fractional, as a mean over steps.
         """
         batches = [measured for measured, _, _ in self._curves]
         if not batches[0] <= batch <= batches[-1]:
@@ -105,12 +105,12 @@ class CostTable:
         return np.asarray(estimates[after - 1] + share * (estimates[after] - estimates[after - 1]))
 
     def relative(self, batch: int, tokens: float) -> float:
-        """Estimate a pass in passes of one token over the same batch."""
+        """Estimate a pass relative to a pass of one token over the same batch."""
         times = self.ms(batch, np.array([1.0, tokens]))
         return float(times[1] / times[0])
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return what passes cost; see :class:`~speculant_graph.budget.PassCost`. Rows are filled up to one width."""
+        """Return the cost of passes; see :class:`~speculant_graph.budget.PassCost`. Rows are padded to one width."""
         known = self._tables.get(num_rows)
         if known is None or len(known) <= most_tokens:
             tokens = np.maximum(np.arange(max(_FEWEST_KNOWN * num_rows, most_tokens) + 1), num_rows)
@@ -130,19 +130,19 @@ def _on(curve: _Curve, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
 def _filled(
     widths: NDArray[np.int64], times: NDArray[np.float64], typical: CostCurve
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Add the missing ones of :data:`TOKENS` to a measured curve.
+    """Add the missing numbers of :data:`TOKENS` to a measured curve.
 
     Args:
         widths: measured numbers of tokens, ascending from 1.
-        times: theirs, ascending.
-        typical: lends its shape.
+        times: their times, ascending.
+        typical: curve whose shape is used.
 
     Returns:
         All numbers of tokens, and their times.
     """
     shape, last = typical.seconds(1, max(TOKENS[-1], int(widths[-1]))), int(widths[-1])
     filled = np.union1d(widths, TOKENS)
-    # Of equal costs of the typical curve, those of more tokens are told apart by their number.
+    # Where the typical curve is flat, interpolate by the number of tokens.
     measured_at, filled_at = (shape[each] + 1e-11 * each for each in (widths, filled))
     estimates = np.interp(filled_at, measured_at, times)
     beyond = filled > last

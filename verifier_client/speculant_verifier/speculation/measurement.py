@@ -1,7 +1,7 @@
-"""Measures what forward passes cost, within a budget of time, and keeps it in the user's cache folder.
+"""Measures the cost of forward passes, within a time budget, and stores it in the user's cache folder.
 
-One file holds the costs of one model, machine and way of running it. A damaged one is measured again. Passes that read
-weights take seconds, so that only two of them are run; what others cost follows from the bytes that they will read.
+One file has the costs of one model, machine and configuration. If it is damaged, costs are measured again. Passes that
+stream weights take seconds, so only two of them are run; the cost of others is predicted from the bytes that they read.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.speculation.costs import TOKENS, CostPoint, CostTable
 
 BATCHES = (1, 4, 8)
-"""Rows that are measured unless others are asked for."""
+"""Batch sizes measured by default."""
 CONTEXT = 200
-"""Tokens that every row has in the cache while it is measured, unless filling it takes too long."""
+"""Tokens in the cache of every row during the measurement, unless filling it takes too long."""
 BUDGET_S = 6.0
 """Time of a measurement, in seconds."""
 
 _MOST_REPEATS = 9
 _SHARE_OF_SETUP = 0.4
-"""Of the budget, for filling caches and for first passes; what is not run by then is not measured."""
+"""Share of the budget for filling caches and for first passes; passes not run by then are not measured."""
 _LONGEST_PASS = 0.005
-"""Of the budget, over one token. Where passes take longer, caches stay empty: to fill them takes dozens of passes."""
+"""Share of the budget for one pass over one token. If passes take longer, caches stay empty, because filling them takes
+dozens of passes."""
 _FEWEST_WIDTHS = 2
-"""Of a batch, or it is left out: one alone does not tell what a token more costs."""
+"""Least widths of a batch, or it is omitted: one width alone does not show the cost of another token."""
 _SILENCE_S = 2.0
-"""Time without a line in the log."""
+"""Seconds between lines in the log."""
 _VERSION = 5
-"""Of what is measured and how it is written; files of other versions are not found."""
+"""Version of the measurement and its file; files of other versions are ignored."""
 _FOLDER_MODE = 0o700
 _FILE = TypeAdapter(CostTable)
 
@@ -51,22 +52,22 @@ _Point = tuple[int, int]
 
 
 def batches_up_to(largest: int) -> tuple[int, ...]:
-    """Return the batches to measure for engines that decode so many sequences together, the most frequent first."""
+    """Return the batches to measure for engines of up to ``largest`` sequences, the most frequent first."""
     return tuple(dict.fromkeys((1, largest, *(batch for batch in BATCHES if batch < largest))))
 
 
 def load_or_measure(
     target: TargetModel, batches: Iterable[int] = BATCHES, folder: Path | None = None, *, most_nodes: int = 8
 ) -> CostTable:
-    """Return what passes cost here, from the cache folder or measured now and kept there.
+    """Return the cost of passes here, from the cache folder, or measured now and stored there.
 
-    A folder that can't be written costs nothing but the time of the next measurement.
+    If the folder can't be written, the next start measures again.
 
     Args:
         target: the model.
         batches: rows, see :func:`measure_costs`.
-        folder: instead of :func:`cache_folder`.
-        most_nodes: of a draft: the pass that verifies it is among those that are measured first, and is the widest.
+        folder: used instead of :func:`cache_folder`.
+        most_nodes: most nodes of a draft; the pass that verifies it is measured early, and is the widest.
     """
     batches = tuple(dict.fromkeys(batches))
     conditions = [sorted(batches), TOKENS, most_nodes, CONTEXT, *_conditions(target)]
@@ -80,9 +81,9 @@ def load_or_measure(
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        logger.warning("{} holds no measured costs ({}), measuring again", path, type(error).__name__)
-    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two passes, as each one reads weights"
-    logger.info("measuring what passes of '{}' cost on this machine, once, {}", target.name, time)
+        logger.warning("{} has no measured costs ({}), measuring again", path, type(error).__name__)
+    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two passes, because each reads weights"
+    logger.info("measuring the cost of passes of '{}' on this machine, once, {}", target.name, time)
     tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
     table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
     try:
@@ -90,19 +91,19 @@ def load_or_measure(
         with replacing(path, lambda written: _FILE.validate_json(written.read_bytes())) as temporary:
             temporary.write_bytes(_FILE.dump_json(table) + b"\n")
     except (OSError, SpeculantError) as error:
-        logger.warning("the measured costs can't be kept, measuring again next time: {}", error)
+        logger.warning("the measured costs can't be stored and will be measured again: {}", error)
     return table
 
 
 def cache_folder() -> Path:
     """Return the folder of measured costs: below ``$XDG_CACHE_HOME``, else below ``~/.cache``."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # a relative one is to be ignored
+    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # the specification ignores relative paths
     return base / "speculant-graph" / "verify-costs"
 
 
 def _conditions(target: TargetModel) -> list[object]:
-    """Return all that makes the costs of a model what they are: machine, libraries, weights, number type, kernels."""
+    """Return the conditions of a model's costs: machine, libraries, weights, dtype, kernels."""
     machine, config, device = describe_machine(), target.model.config, target.device
     return [
         _VERSION,
@@ -128,28 +129,28 @@ def measure_costs(
     budget_s: float = BUDGET_S,
     urgent: Iterable[int] = (1, 2),
 ) -> CostTable:
-    """Measure what passes of this model cost here and now.
+    """Measure the cost of this model's passes.
 
-    Every pass is run once and then again and again, in turn with all others, so that a noisy moment hits all of them;
-    the smallest time counts. Where the budget is short, the last batches and longest rows are left out, and the rest is
-    run fewer times. The tokens are random, which in a mixture of experts wakes as many experts as any text.
+    Every pass is run once and then repeatedly, interleaved with all others, so that noise affects all of them; the
+    smallest time counts. If the budget is short, the last batches and longest rows are omitted, and the rest is run
+    fewer times. The tokens are random, which in a mixture of experts activates as many experts as any text.
 
     Args:
         target: the model.
         batches: rows, the most important first.
         tokens: tokens of each row; 1 is always measured.
-        context: tokens that every row has in the cache; None: :data:`CONTEXT`, and none of a slow model.
-        budget_s: time, in seconds. The first two passes are run however long they take, and none is begun that may not
-            end in time. Of a model whose weights are read for every pass, only two are run, without a context: over one
-            token, and over two or as many as there may be, whichever tells more. What others cost is predicted.
-        urgent: tokens of each row that are measured before all others, as far as they are of ``tokens``.
+        context: tokens in the cache of every row; None: :data:`CONTEXT`, and none for a slow model.
+        budget_s: time, in seconds. The first two passes always run, and no pass starts that may not end in time. For a
+            model with streamed weights only two passes run, without a context: over one token, and over two or the
+            most tokens, whichever is more informative. The cost of others is predicted.
+        urgent: tokens of each row to measure before all others, if they are in ``tokens``.
     """
     rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}
     plan, most = None if target.offload is None else target.offload.plan, target.max_length
     predicted: list[int] = []
     if plan is not None:
         context, rows, most = 0, rows[:1], min(most, 1 + plan.most_nodes)
-        if plan.unit == "expert":  # the widest pass would read the whole model
+        if plan.unit == "expert":  # otherwise the widest pass would read the whole model
             predicted = sorted({min(width, most) for width in wanted if width > 2})
         wanted = first = {1, 2} if predicted else {1, max(wanted)}
     widths = sorted({min(width, most) for width in wanted})
@@ -176,7 +177,7 @@ def _order(rows: list[int], widths: list[int], urgent: set[int]) -> Iterator[_Po
 
 
 class _Measurement:
-    """Passes that are measured until the time is over."""
+    """Measures passes until the time is over."""
 
     def __init__(self, target: TargetModel, context: int | None, capacity: int, widest: int, budget_s: float) -> None:
         self._started_s = self._told_s = time.perf_counter()
@@ -186,22 +187,22 @@ class _Measurement:
         self._num_passes = 0
         self._probe = _Probe(target, 0, widest)
         self._context = min(CONTEXT, capacity) if context is None else min(context, capacity)
-        if context is None and target.offload is None:  # the first pass of all pays for what is made once
+        if context is None and target.offload is None:  # the very first pass includes one-time initialisation
             self._probe.open(1)
             longest_s = _LONGEST_PASS * budget_s
             if self._probe.pass_s(1, 1) > longest_s and self._probe.pass_s(1, 1) > longest_s:
                 self._context = 0
         self._probe = _Probe(target, self._context, widest)
-        self._opening_s = 0.0  # of a row's cache
+        self._opening_s = 0.0  # time to fill a row's cache
 
     @property
     def _spent_s(self) -> float:
         return time.perf_counter() - self._started_s
 
     def may_run(self, point: _Point, *, is_urgent: bool) -> bool:
-        """Whether a pass is among the first two, or ends in time even if every token costs as much as the others.
+        """Return whether a pass is among the first two, or ends in time even if tokens cost as much as before.
 
-        All of the budget may be spent on what is urgent.
+        Urgent passes may use the whole budget.
         """
         if len(self._best_s) < _FEWEST_WIDTHS:
             return True
@@ -225,7 +226,7 @@ class _Measurement:
         self._note(point)
 
     def repeat(self) -> None:
-        """Run all passes again, and again."""
+        """Repeat all passes until the time is over."""
         order = list(self._best_s)
         for repeat in range(_MOST_REPEATS):
             for point in order if repeat % 2 else reversed(order):
@@ -242,7 +243,7 @@ class _Measurement:
             logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
-        """Yield what other passes take if they read as fast as those that were run, and no less time than these."""
+        """Yield the predicted times of other passes: they read at the measured speed and take no less time."""
         offload = self._target.offload
         if offload is None:
             return
@@ -253,7 +254,7 @@ class _Measurement:
             yield CostPoint(batch, width, 1e3 * max(least_s, read_s), is_measured=False)
 
     def table(self, predicted: list[_Point]) -> CostTable:
-        """Return what was measured, and predictions of other passes of a model whose weights are read for them."""
+        """Return the measured passes, and predictions of others for a model with streamed weights."""
         num_widths = [sum(rows == batch for rows, _ in self._best_s) for batch, _ in self._best_s]
         most = max(num_widths)
         points = tuple(
@@ -266,7 +267,7 @@ class _Measurement:
 
 
 class _Probe:
-    """Caches with a context in every row, and passes over them that leave them as they were."""
+    """Caches with a context in every row, and passes that do not change them."""
 
     def __init__(self, target: TargetModel, context: int, widest: int) -> None:
         self._target, self._context, self._widest = target, context, max(context, widest)
@@ -274,11 +275,11 @@ class _Probe:
         self._generator = random.Random(0)
 
     def is_open(self, batch: int) -> bool:
-        """Whether there is a cache of so many rows."""
+        """Return whether there is a cache of ``batch`` rows."""
         return batch in self._caches
 
     def open(self, batch: int) -> None:
-        """Fill a cache of so many rows."""
+        """Fill a cache of ``batch`` rows."""
         if self._target.offload is not None:
             self._caches.clear()
         self._caches[batch] = cache = self._target.new_cache(batch, widest_pass=self._widest)
@@ -286,7 +287,7 @@ class _Probe:
             self._target.prefill([self._random(self._context) for _ in range(batch)], cache, range(batch))
 
     def pass_s(self, batch: int, tokens: int) -> float:
-        """Return the seconds of one pass over chains; nothing of it is committed."""
+        """Return the duration of one pass over chains in seconds, without committing it."""
         nodes = [self._random(tokens) for _ in range(batch)]
         drafts = [Draft(tuple(ids[1:]), tuple(range(tokens - 1))) for ids in nodes]
         self._wait()

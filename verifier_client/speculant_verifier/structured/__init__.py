@@ -1,8 +1,7 @@
-"""Output that must have a form: a JSON schema, a regular expression, one of some texts, a grammar.
+"""Structured output: a JSON schema, a regular expression, a choice of texts, or a grammar.
 
-The mask of a node of a draft is that of its path, so that drafts change nothing; nodes that the form forbids are left
-out before the pass, and what it forces is drafted. Masks are made by llguidance, which goes back by tokens, as trees
-need.
+The mask at a node of a draft depends only on its path, so drafts do not change the output; forbidden nodes are dropped
+before the pass, and forced tokens are drafted. llguidance makes the masks; it can roll back tokens, which trees need.
 """
 
 from speculant_verifier.structured.constraint import Constraint

@@ -1,4 +1,4 @@
-"""What one sequence's output must keep to, at any node of a draft, and drafts that hold what it forces."""
+"""The constraint of one sequence's output, at any node of a draft, and drafts with forced tokens."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
 _MOST_FORCED = 2_048
-"""Tokens; a form that spells more at once takes too long to ask at every step."""
+"""Most forced tokens; longer ones take too long to query in every step."""
 
 
 class Constraint:
-    """A matcher that goes to where it is asked about: back by tokens, and on by others.
+    """A matcher that moves to a queried position: it rolls back tokens and consumes others.
 
-    For one thread, and one sequence, which only ever grows; paths below it are asked about in any order.
+    For one thread, and one sequence, which only ever grows; paths below it may be queried in any order.
     """
 
     def __init__(
         self, matcher: LLMatcher, prompt_length: int, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Take a matcher that has seen nothing yet.
+        """Take a matcher in its initial state.
 
         Args:
-            matcher: of the form.
-            prompt_length: tokens that come before the output.
-            vocabulary_size: of the model's logits.
-            end_token_ids: what may come when the form is complete; nothing comes after one of them.
+            matcher: the matcher of the grammar.
+            prompt_length: number of tokens before the output.
+            vocabulary_size: size of the model's logits.
+            end_token_ids: tokens allowed when the output is complete; no token follows one of them.
         """
         self._ends = end_token_ids
         self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
         self._seen: list[TokenId] = []
-        self._num_committed = 0  # of these, tokens of the sequence itself, which only ever grows
+        self._num_committed = 0  # number of these that belong to the sequence itself, which only ever grows
         self._forces_much = False
         self._masked: NDArray[np.float32] | None = None
         self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
 
     def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
-        """Tell whether a token may follow a sequence and a path below it."""
+        """Return whether a token may follow a sequence and a path below it."""
         if self._is_over(token_ids, path):
             return True
         self._go_to(token_ids, path)
         return self._may_come(token)
 
     def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
-        """Return the logits ``[V]`` after a sequence and a path below it, minus infinity where the form forbids.
+        """Return the logits ``[V]`` after a sequence and a path below it, minus infinity for forbidden tokens.
 
-        On a CPU they stay as they are until the next call only: new memory takes longer to fill than masks to make.
+        On a CPU they are valid only until the next call, because filling new memory takes longer than making a mask.
 
         Raises:
-            GenerationRequestError: the form has become too complex to be kept to.
+            GenerationRequestError: the grammar has become too complex to enforce.
         """
         if self._is_over(token_ids, path):
             return logits
@@ -74,7 +74,7 @@ class Constraint:
         return torch.from_numpy(self._masked)
 
     def usable(self, token_ids: Sequence[TokenId], draft: Draft) -> list[int]:
-        """Return the nodes of a draft that the form allows, all their ancestors among them."""
+        """Return the allowed nodes of a draft, including all their ancestors."""
         paths: list[list[TokenId] | None] = [[]]
         kept = []
         for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
@@ -90,18 +90,18 @@ class Constraint:
         return kept
 
     def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
-        """Return tokens that spell what the form forces next; none if it leaves a choice."""
+        """Return the tokens that are forced next; none if there is a choice."""
         if self._is_over(token_ids, path) or self._forces_much:
             return []
         self._go_to(token_ids, path)
         forced = list(self._matcher.compute_ff_tokens())
         self._forces_much = len(forced) > _MOST_FORCED
         forced = forced[:_MOST_FORCED]
-        # Bytes that spell a control token are forced as bytes, but tokenised as that token, which is not allowed.
+        # Forced bytes may spell a control token and be tokenised as that token, which is not allowed.
         return forced[: self._matcher.validate_tokens(forced)] if forced else []
 
     def _is_over(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> bool:
-        """Whether nothing that comes now is emitted. A matcher that has read an end can't go back after it."""
+        """Return whether no further token is emitted. A matcher can't roll back an end."""
         if path:
             return path[-1] in self._ends
         return len(token_ids) > self._prompt_length and token_ids[-1] in self._ends
@@ -123,7 +123,7 @@ class Constraint:
         if rest := wanted[common:]:
             count = self._matcher.try_consume_tokens(rest)
             self._seen += rest[:count]
-            if count < len(rest):  # tokens that were allowed are not refused, but limits may be met
+            if count < len(rest):  # allowed tokens are not refused, but a limit may be exceeded
                 raise GenerationRequestError(
                     f"the output's form is too complex ({reason_of(self._matcher)}); simplify it"
                 )
@@ -131,7 +131,7 @@ class Constraint:
 
 
 def reason_of(matcher: LLMatcher) -> str:
-    """Return why a matcher has given up, in one short line: it would add its whole state and grammar."""
+    """Return why a matcher has given up, in one short line, without its whole state and grammar."""
     lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()] or ["it is too large"]
     if lines[0] == "NoExtensionBias":
         return "nothing is of this form"
@@ -140,7 +140,7 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 def with_forced(constraint: Constraint, token_ids: Sequence[TokenId], draft: Draft, most_nodes: int) -> Draft:
-    """Return the draft with what its form forces next, and after its most probable path, as far as its budget allows.
+    """Return the draft with the tokens that are forced next, and after its most probable path, within its budget.
 
     New nodes come after all others.
     """
@@ -162,7 +162,7 @@ def path_to(draft: Draft, node: int) -> list[TokenId]:
 
 
 def _extended(draft: Draft, node: int, token_ids: Sequence[TokenId], most_nodes: int) -> Draft:
-    """Return the draft with a path below a node, as much of which as is there already is not added."""
+    """Return the draft with a path below a node; existing nodes of the path are not added again."""
     tokens, parents = list(draft.token_ids), list(draft.parents)
     probabilities, sources = list(draft.path_probabilities), list(draft.sources)
     children = {(parent, token): child for child, (parent, token) in enumerate(zip(parents, tokens, strict=True), 1)}

@@ -1,4 +1,4 @@
-"""Forms as grammars that masks are made from, and what JSON of a schema looks like before any was written."""
+"""Converts structured-output settings to grammars, and a schema to example JSON for drafts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from speculant_verifier.structured.constraint import Constraint, reason_of
 from speculant_verifier.structured.json_schema import prepared
 
 LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
-"""Between the parts of JSON; without a bound a weak model may never stop."""
+"""Whitespace in JSON; without a bound a weak model may never stop."""
 HARMONY_THOUGHT = (
     r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"'
 )
-"""What may come before the message that a form is about; its rule of grammars."""
+"""Rule for messages before the constrained message."""
 _HARMONY = f"""start: thought{{0,4}} <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @form
 {HARMONY_THOUGHT}
 """
-"""Around the form of an answer whose prompt ends with harmony's beginning of one: it is that of the final message."""
+"""Wraps the grammar of an answer in harmony's format: it constrains the final message."""
 _HARMONY_NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
 _MOST_KEPT = 64
 _LIMITS = LLParserLimits(
     max_grammar_size=200_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=100_000
 )
-"""Of preparing a form, and of a step with it."""
+"""Limits of compiling a grammar, and of a step with it."""
 
 _DEEPEST_EXAMPLE = 8
 _LONGEST_EXAMPLE = 20_000
@@ -41,10 +41,10 @@ _OF_TYPE = {"string": '""', "integer": "0", "number": "0.0", "boolean": "true, f
 
 
 def form_of(config: GenerationConfig) -> str:
-    """Return the form that settings ask for, as a grammar; empty if they ask for none.
+    """Return the grammar that settings request; empty if none.
 
     Raises:
-        GenerationRequestError: they ask for several, or what they ask for can't be read.
+        GenerationRequestError: they request several, or one that can't be parsed.
     """
     if config.json_schema and config.grammar:
         raise GenerationRequestError(
@@ -75,18 +75,18 @@ def form_of(config: GenerationConfig) -> str:
 
 
 def grammar_of_regex(regex: str) -> str:
-    """Return the grammar of texts that a regular expression (Rust's syntax) matches as a whole."""
+    """Return the grammar of texts that a regular expression (Rust's syntax) matches completely."""
     grammar: str = LLMatcher.grammar_from_regex(regex)
     return grammar
 
 
 def grammar_of_choices(texts: Sequence[str]) -> str:
-    """Return the grammar of a few texts."""
+    """Return the grammar of a choice of texts."""
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in texts)
 
 
 def example_of(schema: Any) -> str:
-    """Return keys, values that are given, and punctuation of a schema, roughly as JSON; cut off where it is long."""
+    """Return keys, fixed values and punctuation of a schema, roughly as JSON; truncated if long."""
     return _example(schema, _DEEPEST_EXAMPLE)[:_LONGEST_EXAMPLE]
 
 
@@ -108,28 +108,28 @@ def _example(schema: Any, depth: int) -> str:
 
 
 class Grammar:
-    """A compiled grammar; every sequence gets a constraint of its own."""
+    """A compiled grammar; every sequence gets its own constraint."""
 
     def __init__(self, matcher: LLMatcher, vocabulary_size: int, end_token_ids: Collection[TokenId]) -> None:
-        """Take a matcher that has seen nothing, and the tokens that end an output."""
+        """Take a matcher in its initial state, and the tokens that end an output."""
         self._matcher, self._vocabulary_size, self._ends = matcher, vocabulary_size, frozenset(end_token_ids)
 
     def constraint(self, prompt_length: int) -> Constraint:
-        """Return what a sequence's output must keep to.
+        """Return the constraint of a sequence.
 
         Args:
-            prompt_length: tokens of its prompt, which the form is not about.
+            prompt_length: length of its prompt, which is not constrained.
         """
         return Constraint(self._matcher.deep_copy(), prompt_length, self._vocabulary_size, self._ends)
 
 
 class Grammars:
-    """Compiles grammars for one model, and keeps the latest. For any thread."""
+    """Compiles grammars for one model, and caches the latest. Thread-safe."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Take the model's. Looking at a tokenizer takes seconds: :meth:`prepare`, or the first grammar, does it."""
+        """Take the model's tokenizer. Reading it takes seconds; :meth:`prepare`, or the first grammar, does it."""
         self._source, self._vocabulary_size = tokenizer, vocabulary_size
         self._ends = sorted(end_token_ids)
         self._opening = _opening(tokenizer)
@@ -138,7 +138,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Look at the tokenizer now, so that the first form does not wait for it."""
+        """Read the tokenizer now, so that the first grammar does not wait for it."""
         with self._lock:
             if self._ends:
                 self._read_tokenizer()
@@ -149,14 +149,14 @@ class Grammars:
         return self._tokenizer
 
     def compiled(self, form: str, prompt: Sequence[TokenId]) -> Grammar:
-        """Return the grammar of what follows a prompt.
+        """Return the compiled grammar of the output after a prompt.
 
         Args:
-            form: as :func:`form_of` returns it.
-            prompt: after harmony's beginning of an answer, the form is that of its final message.
+            form: the grammar, from :func:`form_of`.
+            prompt: if it ends with harmony's beginning of an answer, the grammar constrains the final message.
 
         Raises:
-            GenerationRequestError: it is none, is too large, or the model has no end tokens.
+            GenerationRequestError: the grammar is invalid or too large, or the model has no end tokens.
         """
         grammars = json.loads(form)
         grammars = grammars.get("grammars", [grammars])
@@ -190,7 +190,7 @@ class Grammars:
 
 
 def _opening(tokenizer: PreTrainedTokenizerFast) -> list[TokenId]:
-    """Return the tokens that prompts of harmony end with; none for other tokenizers."""
+    """Return the tokens at the end of harmony's prompts; empty for other tokenizers."""
     added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     if not added.keys() >= set(_HARMONY_NAMES):
         return []

@@ -1,8 +1,8 @@
-"""Schemas of ordinary libraries, in the words of JSON Schema that llguidance knows.
+"""Rewrites schemas of common libraries with the keywords of JSON Schema that llguidance supports.
 
-What has an exact other word is rewritten: ``propertyNames`` as zod's records have it, ``not`` of types, ``uniqueItems``
-of a few values, formats that are names alone. What has none is refused by llguidance, by its name; only where a client
-does not ask to be strict, ``uniqueItems`` and formats that it does not know are left to the model.
+Keywords with an exact equivalent are rewritten: ``propertyNames`` as in zod's records, ``not`` of types,
+``uniqueItems`` of a few values, formats that are only names. llguidance refuses the others by name; but if a client
+does not require strictness, ``uniqueItems`` and unknown formats are left to the model.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Mapping
 from typing import Any
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
-"""All of JSON; "integer" is a part of "number"."""
+"""All types of JSON; "integer" is a subset of "number"."""
 _KNOWN_FORMATS = frozenset(
     {*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")}
 )
-"""Those of llguidance."""
+"""Formats of llguidance."""
 _MOST_ARRANGED = 4
-"""Values whose arrangements are few enough to be written down: of 4 there are 65."""
+"""Most values whose arrangements are enumerated: 4 values have 65."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Words with an object of schemas."""
+"""Keywords with an object of schemas."""
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _OF_SCHEMA = ("additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else")
 _DEEPEST = 64
 
 
 def prepared(schema: Any, *, is_strict: bool) -> Any:
-    """Return a schema that means the same in llguidance's words, as far as there are any.
+    """Return an equivalent schema in llguidance's keywords, as far as possible.
 
     Args:
-        schema: as a client gave it.
-        is_strict: whether every word of it counts.
+        schema: the client's schema.
+        is_strict: whether every keyword must be enforced.
     """
     return _prepared(schema, is_strict, _DEEPEST)
 
@@ -57,12 +57,12 @@ def _prepared(schema: Any, is_strict: bool, depth: int) -> Any:
     _without_repetitions(found, is_strict)
     kind = found.get("format")
     if isinstance(kind, str) and kind not in _KNOWN_FORMATS and (not is_strict or "pattern" in found):
-        del found["format"]  # by the standard a name that is not known says nothing
+        del found["format"]  # the standard ignores unknown names
     return False if found.get("not") in ({}, True) else _without_not(found)
 
 
 def _without_names(schema: dict[str, Any]) -> None:
-    """Say by its properties which names an object has."""
+    """Replace ``propertyNames`` with properties."""
     names = schema.get("propertyNames")
     if names is True:
         del schema["propertyNames"]
@@ -79,7 +79,7 @@ def _without_names(schema: dict[str, Any]) -> None:
         return
     values = names.get("enum", [names["const"]] if "const" in names else None)
     if isinstance(values, list) and "pattern" not in names and all(isinstance(value, str) for value in values):
-        # A name that is not allowed is none, whatever it was to hold.
+        # A property whose name is not allowed can't exist, so it is dropped.
         schema["properties"] = {value: own.get(value, rest) for value in values}
     elif values is None and isinstance(names.get("pattern"), str) and not own:
         schema["patternProperties"] = {names["pattern"]: rest}
@@ -90,7 +90,7 @@ def _without_names(schema: dict[str, Any]) -> None:
 
 
 def _without_conditions(schema: dict[str, Any]) -> None:
-    """Leave out conditions that lead to nothing, and take the branch of those that always hold."""
+    """Drop conditions without effect, and take the branch of conditions that always hold."""
     if "if" not in schema:
         schema.pop("then", None)
         schema.pop("else", None)
@@ -108,7 +108,7 @@ def _without_conditions(schema: dict[str, Any]) -> None:
 
 
 def _without_repetitions(schema: dict[str, Any], is_strict: bool) -> None:
-    """Write down the arrays of different values, where they are few."""
+    """Enumerate the arrays of distinct values, if they are few."""
     unique = schema.get("uniqueItems")
     if unique is None:
         return
@@ -132,7 +132,7 @@ def _without_repetitions(schema: dict[str, Any], is_strict: bool) -> None:
 
 
 def _values_of(schema: Any) -> list[Any] | None:
-    """Return the values that a schema allows, if it lists them; equal ones once."""
+    """Return the distinct values that a schema allows, if it lists them."""
     if not isinstance(schema, Mapping):
         return None
     if isinstance(values := schema.get("enum"), list):
@@ -141,7 +141,7 @@ def _values_of(schema: Any) -> list[Any] | None:
 
 
 def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
-    """Say which types are left where some are excluded."""
+    """Replace excluded types with the remaining ones."""
     excluded = schema.get("not")
     if excluded is False:
         return {name: value for name, value in schema.items() if name != "not"}
@@ -150,7 +150,7 @@ def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
     types = excluded["type"] if isinstance(excluded["type"], list) else [excluded["type"]]
     own = schema.get("type", list(_TYPES))
     left = [kind for kind in (own if isinstance(own, list) else [own]) if kind not in types]
-    # Of numbers integers can't be told apart by a type, nor can a schema have no type at all.
+    # No type means non-integer numbers, and a schema can't have an empty list of types.
     if "integer" in types or ("number" in types and "integer" in left) or not left:
         return schema
     return {name: value for name, value in schema.items() if name != "not"} | {"type": left}

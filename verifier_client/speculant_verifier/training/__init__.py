@@ -1,1 +1,1 @@
-"""Training of the draft model: LoRA adapters from recorded requests. The engine does not depend on it."""
+"""Training of LoRA adapters for the draft model on recorded requests. The engine does not depend on it."""

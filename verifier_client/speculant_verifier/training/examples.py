@@ -1,4 +1,4 @@
-"""What is trained on: recorded requests as token ids and labels, which of them, and in which order. No torch here."""
+"""Training data: recorded requests as token ids and labels, their selection and order. Does not need torch."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from speculant_graph.types import TokenId
 from speculant_verifier.records.record import RequestRecord
 
 HELD_OUT_SHARE = 0.3
-"""Share of the documents: of fewer the gate could seldom be sure, as they differ more in how well they are drafted than
-adapters do."""
+"""Held-out share of the documents. With fewer the gate could seldom decide, because documents differ more in acceptance
+than adapters do."""
 REPLAY_SHARE = 0.2
-"""Share of replay among the requests trained on, against forgetting."""
+"""Share of replay in the training requests, against forgetting."""
 
 _KEY_LENGTH = 16
 """Hexadecimal digits of a document's key."""
 _LEAST_SHARED = 16
-"""Tokens of a prompt from which on another that begins with all of it continues its conversation."""
+"""Least tokens of a prompt such that a longer prompt that begins with it counts as the same conversation."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One request. Labels are of the n output positions that have a token before them."""
+    """One request. Labels exist for the n output positions with a token before them."""
 
     token_ids: NDArray[np.int64]
     """Prompt and output, ``[T]``."""
     first: int
     """Index of the first labelled token: ``n = T - first``."""
     label_ids: NDArray[np.int64]
-    """Tokens whose probabilities are known, ``[n, k]``; rows with fewer are filled up with their first."""
+    """Tokens with known probabilities, ``[n, k]``; shorter rows are padded with their first token."""
     label_probabilities: NDArray[np.float32]
-    """Their probabilities, ``[n, k]``; 0 where filled up. What a row lacks to 1 is of all other tokens together."""
+    """Their probabilities, ``[n, k]``; 0 for padding. The rest of a row up to 1 is the mass of all other tokens."""
     is_label: NDArray[np.bool_]
-    """Which are not filled up, ``[n, k]``."""
+    """Which entries are not padding, ``[n, k]``."""
 
     @property
     def num_labels(self) -> int:
-        """Positions that are trained on."""
+        """Number of labelled positions."""
         return len(self.label_ids)
 
 
 def make_example(record: RequestRecord, max_tokens: int) -> Example:
-    """Return a request as it is trained on: by the target's most probable tokens, or by what it wrote if not known.
+    """Return a training example: labels are the target's most probable tokens, or its output if those are unknown.
 
     Args:
         record: the request.
-        max_tokens: of more tokens the first ones are left out.
+        max_tokens: most tokens; the first ones are cut off.
     """
     token_ids = (*record.prompt, *record.output)[-max_tokens:]
     num_labels = min(len(record.output), len(token_ids) - 1)
@@ -78,9 +78,9 @@ def make_example(record: RequestRecord, max_tokens: int) -> Example:
 
 
 def documents_of(records: Sequence[RequestRecord]) -> list[str]:
-    """Return a key of each record's document: a digest of its name, or where it has none of its prompt.
+    """Return a key of each record's document: a digest of its name, or of its prompt if it has no name.
 
-    A prompt that begins with a whole earlier one is of the same document: they are turns of one conversation.
+    A prompt that begins with a whole earlier prompt belongs to the same document: they are turns of one conversation.
     """
     keys = [""] * len(records)
     first: tuple[TokenId, ...] = ()
@@ -89,7 +89,7 @@ def documents_of(records: Sequence[RequestRecord]) -> list[str]:
         if record.document:
             keys[index] = hashlib.sha256(record.document.encode()).hexdigest()[:_KEY_LENGTH]
             continue
-        # All prompts that begin with another come right after it.
+        # Prompts that begin with another one come directly after it.
         if len(first) < _LEAST_SHARED or record.prompt[: len(first)] != first:
             first = record.prompt
         keys[index] = hashlib.sha256(np.array(first, "<i8").tobytes()).hexdigest()[:_KEY_LENGTH]
@@ -97,11 +97,11 @@ def documents_of(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
-    """Return what is trained on and what is held out: a share of the documents, chosen by a hash.
+    """Return training and held-out records: a hash chooses a share of the documents to hold out.
 
-    So a document that is held out once always is: an adapter is judged by text of which it has not learned a part. Of
-    two documents one is held out: if the hash chooses none, the one whose hash is smallest, and a later training with
-    others may then train on it.
+    So a held-out document always stays held out, and an adapter is judged on text that it has not learned in part. If
+    the hash chooses none of several documents, the one with the smallest hash is held out; a later training with more
+    documents may train on it.
     """
     keys = documents_of(records)
     ordered = sorted(set(keys))
@@ -116,10 +116,10 @@ def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[R
 
 
 def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> list[Item]:
-    """Return what is trained on, in order: every failure as often as there are epochs, and among them replay.
+    """Return the training items in order: every failure once per epoch, mixed with replay.
 
-    Every epoch draws its replay anew, :data:`REPLAY_SHARE` of it, or all that there is. Without failures replay is all
-    that there is to learn.
+    Every epoch draws new replay, :data:`REPLAY_SHARE` of the epoch, or all that is available. Without failures there is
+    only replay.
     """
     own, other = (failures, replay) if failures else (replay, ())
     chosen = random.Random(0)
@@ -134,7 +134,7 @@ def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> 
 
 
 def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size: int) -> list[RequestRecord]:
-    """Return the records whose token ids mean what they mean to the draft model, and are ids that it has.
+    """Return the records with the draft model's tokenizer and with ids in its vocabulary.
 
     Raises:
         ConfigError: there are none.

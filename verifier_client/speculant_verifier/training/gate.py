@@ -1,12 +1,12 @@
-"""Whether a trained adapter may be published: requests that no training has seen are replayed before and after.
+"""Decides whether a trained adapter may be published: replays requests that no training has seen, before and after.
 
-What serves now, the adapter published before or none, and the candidate draft for the same requests, without a target:
-a step drafts as the engine does, walks the draft along the target's text, and goes one token further. The rule
-``follow`` does the same where the target writes the record, so tokens a pass are those of the engine. Tokens a pass
-must rise, seconds must not, and what went well before must go on so.
+The present adapter, or none, and the candidate draft for the same requests, without a target: a step drafts as the
+engine does, walks the draft along the target's text, and advances one more token. The rule ``follow`` does the same
+when the target writes the record, so tokens per pass equal the engine's. Tokens per pass must rise, tokens per second
+must not fall, and requests that were drafted well must stay so.
 
-Seconds are those of passes, by their number: of the target as the record has them, of the draft model as a share of
-these. So two replays of one model come to the same, and a difference is the adapter's.
+Time is computed from the number of passes: the target's duration is in the record, the draft model's is a share of it.
+So two replays of one model give the same figures, and any difference comes from the adapter.
 """
 
 from __future__ import annotations
@@ -39,40 +39,41 @@ from speculant_verifier.speculation.controller import DraftLengthController
 from speculant_verifier.training.examples import documents_of
 
 FEWEST_FAILURES = 30
-"""Held-out failures that are asked for: of fewer a candidate may look better by luck."""
+"""Required held-out failures: with fewer a candidate may look better by chance."""
 FEWEST_DOCUMENTS = 10
-"""Documents that they must be of: requests of one document are alike, so of fewer the interval is too narrow."""
+"""Required documents of these failures: requests of one document are similar, so with fewer the interval is too
+narrow."""
 FEWEST_REPLAY = 60
-"""Other held-out requests that are asked for, to see what is forgotten."""
+"""Required other held-out requests, to detect forgetting."""
 MOST_LOSS = 0.02
-"""Share of the tokens a pass that may be lost on requests that were no failures."""
+"""Largest share of the tokens per pass that may be lost on requests that were not failures."""
 MOST_REQUESTS = 100
-"""Requests of either kind that are replayed: more would make the interval little narrower, and take minutes."""
+"""Replayed requests of each kind: more would hardly narrow the interval, and take minutes."""
 DRAFT_SHARE = 1 / 8
-"""What a pass of the draft model is taken to cost, in passes of the target."""
+"""Assumed cost of a pass of the draft model, in passes of the target."""
 DRAFT = DraftConfig(strategy="model")
-"""How a replay drafts: without n-grams, which would hide what the model learned."""
+"""Drafting settings of a replay: without n-grams, which would hide the model's progress."""
 _CURVE = CURVES["dense"]
 _RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same requests before and after. Tokens a pass are means over requests."""
+    """The same requests before and after. Tokens per pass are means over requests."""
 
     num_requests: int
     tokens_per_pass_before: float
     tokens_per_pass_after: float
     num_documents: int
-    """Documents that they are of."""
+    """Number of their documents."""
     interval_after_minus_before: tuple[float, float]
-    """Holds 95 % of the mean difference when documents are drawn anew; it is the mean if there is one document."""
+    """95 % interval of the mean difference when documents are resampled; the mean itself if there is one document."""
     tokens_per_s_before: float
     tokens_per_s_after: float
 
     @property
     def gain(self) -> float:
-        """Tokens a pass after, less those before."""
+        """Tokens per pass after, minus those before."""
         return self.tokens_per_pass_after - self.tokens_per_pass_before
 
 
@@ -83,21 +84,21 @@ class Verdict:
     is_better: bool
     """Whether it may be published."""
     reason: str
-    """Why, for people."""
+    """The reason, as text."""
     everything: Comparison | None
-    """Of all kinds of requests, in the shares that they have; None if too few were held out to judge by."""
+    """Comparison over all kinds of requests, in their actual shares; None if too few were held out."""
     failures: Comparison | None
-    """Of what it was trained for; None with the other."""
+    """Comparison over failures; None with the other."""
     replay: Comparison | None
-    """Of requests that were no failures; None with the other."""
+    """Comparison over requests that were not failures; None with the other."""
 
     @property
     def replay_loss(self) -> float | None:
-        """Share of their tokens a pass that is lost on requests that were no failures; negative: won."""
+        """Lost share of the tokens per pass on requests that were not failures; negative for a gain."""
         return None if self.replay is None else -self.replay.gain / self.replay.tokens_per_pass_before
 
     def figures(self) -> dict[str, Any]:
-        """Return it as values that JSON has."""
+        """Return it as JSON values."""
         return asdict(self) | {"replay_loss": self.replay_loss}
 
 
@@ -107,16 +108,16 @@ def judge(
     config: DraftModelConfig,
     records: Sequence[RequestRecord],
 ) -> Verdict:
-    """Compare a candidate with what serves now.
+    """Compare a candidate with the present adapter.
 
     Args:
         candidate: the adapter.
-        present: the one that serves; None: the model without any.
+        present: the present adapter; None: the model without adapter.
         config: the draft model.
         records: requests that neither was trained on.
 
     Raises:
-        ConfigError: the model can't be loaded, or the present adapter is not of it.
+        ConfigError: the model can't be loaded, or the present adapter is for another model.
     """
     if too_few := shortage(records):
         return Verdict(False, too_few, None, None, None)
@@ -136,17 +137,17 @@ def judge(
 def weights_of(
     records: Sequence[RequestRecord], failures: Sequence[RequestRecord], replay: Sequence[RequestRecord]
 ) -> NDArray[np.float64]:
-    """Return for how many requests each of those that were replayed stands, failures first.
+    """Return how many requests each replayed one represents, failures first.
 
-    Failures are those that went badly before. By them alone any other model would look better, and by the rest worse,
-    as texts are harder for one model than for another by chance. Together, in the shares that they have of all
-    requests, they are fair. All failures are recorded. Of the others those with the smallest keys are, so the largest
-    of m keys is about m / (m + 1) of the share that is kept.
+    Failures are requests with bad drafts before. On failures alone any other model would look better, and on the rest
+    worse, because by chance a text is harder for one model than for another. Together, in their shares of all requests,
+    they are unbiased. All failures are recorded. Of the others the requests with the smallest keys are recorded, so the
+    largest of m keys is about m / (m + 1) of the recorded share.
 
     Args:
-        records: all that are held out.
-        failures: those of them that were replayed.
-        replay: the same of the others.
+        records: all held-out requests.
+        failures: the replayed failures.
+        replay: the other replayed requests.
     """
     num_failures = sum(record.is_failure for record in records)
     largest, num_others = max(record.reservoir_key for record in replay), len(records) - num_failures
@@ -160,12 +161,12 @@ def compare(
     runs: Sequence[tuple[tuple[int, float], tuple[int, float]]],
     weights: NDArray[np.float64] | None = None,
 ) -> Comparison:
-    """Return what replays came to, with an interval by a bootstrap over documents.
+    """Return the figures of replays, with an interval from a bootstrap over documents.
 
     Args:
         records: at least one request.
-        runs: of each the passes and seconds before and after.
-        weights: for how many requests each stands; None: for one.
+        runs: for each request, the passes and seconds before and after.
+        weights: how many requests each represents; None: one.
     """
     weights = np.ones(len(records)) if weights is None else weights
     sizes = np.array([len(record.output) for record in records])
@@ -191,16 +192,16 @@ def interval_of(
     weights: NDArray[np.float64],
     num_draws: int = _RESAMPLES,
 ) -> tuple[float, float]:
-    """Return what holds 95 % of the mean when documents are drawn anew, each with all of its requests.
+    """Return the 95 % interval of the mean when documents are resampled, each with all its requests.
 
-    Requests of a document are alike, so drawing single ones would make the interval too narrow (Davison and Hinkley
-    1997, "Bootstrap Methods and their Application", section 3.8).
+    Requests of a document are similar, so resampling single requests would make the interval too narrow (Davison and
+    Hinkley 1997, "Bootstrap Methods and their Application", section 3.8).
 
     Args:
         differences: one per request.
-        documents: per request its document.
-        weights: per request for how many it stands.
-        num_draws: how often.
+        documents: per request, its document.
+        weights: per request, how many requests it represents.
+        num_draws: number of resamples.
     """
     names, which = np.unique(documents, return_inverse=True)
     sums, sizes = np.bincount(which, weights * differences), np.bincount(which, weights)
@@ -210,7 +211,7 @@ def interval_of(
 
 
 def shortage(records: Sequence[RequestRecord]) -> str:
-    """Return why so few held-out requests can't judge; empty if they can."""
+    """Return why there are too few held-out requests to judge; empty if there are enough."""
     failures, replay = _judges(records)
     num_documents = len(set(documents_of(failures)))
     enough = (FEWEST_FAILURES, FEWEST_DOCUMENTS, FEWEST_REPLAY)
@@ -223,8 +224,8 @@ def shortage(records: Sequence[RequestRecord]) -> str:
 
 
 def _judges(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
-    """Return the failures and the others that are replayed."""
-    timed = [record for record in records if record.pass_s > 0.0]  # others came without a pass
+    """Return the failures and the other requests to replay."""
+    timed = [record for record in records if record.pass_s > 0.0]  # others needed no pass
     kinds = [record for record in timed if record.is_failure], [record for record in timed if not record.is_failure]
     chosen = random.Random(0)
     failures, replay = (chosen.sample(kind, min(len(kind), MOST_REQUESTS)) for kind in kinds)
@@ -245,12 +246,12 @@ def objection(everything: Comparison, failures: Comparison, replay: Comparison) 
 
 
 def _curve(pass_s: float) -> CostCurve:
-    """Return what passes cost if one over a single token takes so many seconds."""
+    """Return the cost curve of passes if a pass over one token takes ``pass_s`` seconds."""
     return CostCurve(_CURVE.tokens, tuple(1e3 * pass_s * each / _CURVE.ms[0] for each in _CURVE.ms))
 
 
 class Replay:
-    """One draft model that learns online from request to request, as it does where it serves."""
+    """One draft model that learns online from request to request, as in the verifier."""
 
     def __init__(
         self, model: TargetModel, pass_s: float, draft: DraftConfig = DRAFT, draft_share: float = DRAFT_SHARE
@@ -258,10 +259,10 @@ class Replay:
         """Begin without experience.
 
         Args:
-            model: what drafts.
-            pass_s: mean seconds of a pass of the target.
-            draft: how to draft.
-            draft_share: what a pass of the draft model costs, in passes of the target.
+            model: the draft model.
+            pass_s: mean duration of a pass of the target, in seconds.
+            draft: drafting settings.
+            draft_share: cost of a pass of the draft model, in passes of the target.
         """
         budget = StepBudget(_curve(pass_s))
         passes = TimedPasses(model, draft_share * pass_s)
@@ -269,23 +270,24 @@ class Replay:
             passes, DraftPrice(budget, _curve(draft_share * pass_s)), draft, clock=passes.clock
         )
         self._controller = DraftLengthController(budget, has_predictions=True)
-        # Of a target it asks for lengths alone; where the draft model ends, there is no draft.
+        # It uses only the target's length; beyond the draft model's length there is no draft.
         self._drafting = Drafting(model, self._drafter, self._controller, draft, EngineTotals())
 
     def run(self, record: RequestRecord) -> tuple[int, float]:
-        """Replay a request that was written in some seconds a pass; return passes of the target, and all seconds."""
+        """Replay a request; return the passes of the target, and the total seconds."""
         config = GenerationConfig(max_tokens=len(record.output), ignore_end_tokens=True)
         sequence = ActiveSequence(Request(0, record.prompt, config), token_ids=list(record.prompt), has_session=True)
         sequence.history = self._controller.new_history()
         self._drafter.open(sequence.session_id)
         seconds = 0.0
-        while sequence.num_remaining:
+        while len(sequence.token_ids) < sequence.longest:
             [draft] = self._drafting.drafts([sequence])
             depths = depths_of(draft)
             verdict = follow(draft, TeacherForcedTarget(record.output[sequence.num_emitted :], [0, *depths]), float)
             sequence.num_steps += 1
             sequence.token_ids += verdict.token_ids
-            self._drafting.observe(sequence, draft, depths, len(verdict.path))
+            if depths:
+                self._controller.observe(sequence.history, depths, len(verdict.path), sum(draft.path_probabilities))
             pass_s = record.pass_s * _CURVE.relative(1 + len(draft))
             seconds += pass_s + self._drafter.observe(PassReport(pass_s))
         self._drafter.finish(sequence.session_id)
@@ -293,10 +295,10 @@ class Replay:
 
 
 class TimedPasses(DraftPasses):
-    """Passes that take equally long by a clock of their own."""
+    """Passes with equal durations on a simulated clock."""
 
     def __init__(self, model: TargetModel, pass_s: float) -> None:
-        """Take the model and how long they take."""
+        """Take the model and the duration of a pass."""
         super().__init__(model, 1)
         self._pass_s, self._now_s = pass_s, 0.0
 
@@ -313,7 +315,7 @@ class TimedPasses(DraftPasses):
 
 
 def _load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel:
-    """Load a draft model, with an adapter added to its weights or without."""
+    """Load a draft model, with or without an adapter merged into its weights."""
     model, fingerprint = load_base(config)
     if adapter is not None:
         model, _ = with_adapter(model, config.name, adapter)

@@ -1,12 +1,12 @@
-"""Training of a LoRA adapter on recorded requests: the draft model learns to write what the target wrote.
+"""Training of a LoRA adapter on recorded requests: the draft model learns to imitate the target's output.
 
 The loss of a position is :func:`divergence`, on the target's own text. The base stays frozen; B begins at zero, so an
-untrained adapter changes nothing (Hu et al. 2021, "LoRA"). Steps are AdamW's (Loshchilov and Hutter 2019).
+untrained adapter changes nothing (Hu et al. 2021, "LoRA"). The optimiser is AdamW (Loshchilov and Hutter 2019).
 
-What is judged and saved is a part of the trained change, :data:`STRENGTH`: weights between those before and after a
-training keep what was known better than the latter do, and have most of its gain (Wortsman et al. 2022, "Robust
-fine-tuning of zero-shot models"). With the demo's pair and 400 requests of a new domain, tokens a pass of chains of
-four rose there by 11 % at full strength and fell by 7 % on text that the draft model knew; at half +7 % and -0.6 %.
+Only a part of the trained change, :data:`STRENGTH`, is evaluated and saved: weights between those before and after a
+training forget less than the latter and have most of their gain (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
+models"). With the demo's pair and 400 requests of a new domain, tokens per pass of chains of four rose by 11 % there at
+full strength and fell by 7 % on text that the draft model knew; at half strength +7 % and -0.6 %.
 """
 
 from __future__ import annotations
@@ -42,52 +42,53 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import Example, documents_of, make_example, mixture, split
 
 LARGE = 200_000_000
-"""From so many parameters on activations are computed twice: of a small model they are small, and a third of the time
-would be lost for nothing; of a large one they would not fit into memory."""
+"""From this number of parameters on, activations are recomputed (gradient checkpointing). A small model's activations
+are small, and checkpointing would waste a third of the time; a large model's would not fit into memory."""
 STRENGTH = 0.5
 """Share of the trained change that is published."""
 GROUP = 8
 """Requests whose gradients make one step."""
 LONGEST = 2_048
-"""Tokens of a request that are trained on; of longer ones the beginning of the prompt is cut off."""
+"""Most tokens of a request; the beginning of a longer prompt is cut off."""
 _NUM_EVALUATIONS = 10
 _WARM_UP = 0.05
 _LARGEST_NORM = 1.0
 _LEAST_ALPHA = 16
-"""An adapter counts alpha / rank: twice at rank 8, once at ranks from 16 up, as it does for models of a few million."""
-_NEVER = -1e30  # a finite logit: minus infinity would make NaN of 0 times its logarithm, and of its gradient
+"""An adapter is scaled by alpha / rank: 2 at rank 8, and 1 from rank 16 on, which models of a few million parameters
+use."""
+_NEVER = -1e30  # a finite logit: with minus infinity, 0 times its logarithm, and its gradient, would be NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How well requests that were held out are drafted, with the target's own tokens before every position."""
+    """Evaluation of drafts for held-out requests, with the target's own tokens before every position."""
 
     loss: float
     """Divergence from the target, nats a position."""
     acceptance: float
-    """Share of the positions at which the most probable token is the one that the target wrote."""
+    """Share of the positions at which the most probable token equals the target's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What came of a training; how requests that were held out are drafted before and after it."""
+    """The result of a training, with evaluations on held-out requests before and after it."""
 
     candidate: Path | None
-    """An adapter that may be published; None if none was better than what there was before."""
+    """An adapter that may be published; None if none was better than the initial state."""
     held_out: tuple[RequestRecord, ...]
-    """What the candidate is to be judged by: no training has seen their documents."""
+    """Requests for judging the candidate; no training has seen their documents."""
     documents: frozenset[str]
-    """Keys of the documents that were trained on."""
+    """Keys of the training documents."""
     end: BaseException | None
-    """Ctrl-C or SIGTERM, if the training ended by it."""
+    """Ctrl-C or SIGTERM, if it ended the training."""
     num_steps: int
     num_tokens: int
-    """Positions that were trained on, repetitions counted."""
+    """Trained positions, including repetitions."""
     before: Evaluation
     after: Evaluation
-    """Of the best state, by its loss."""
+    """Step of the best state, by its loss."""
     trainable_share: float
-    """Share of all parameters."""
+    """Trained share of all parameters."""
     duration_s: float
 
 
@@ -101,23 +102,23 @@ def train_adapter(
     start: AdapterInfo | None = None,
     report: Callable[[str], object] = lambda line: None,
 ) -> TrainingResult:
-    """Train an adapter; Ctrl-C and SIGTERM end it early, and what is best by then is the result.
+    """Train an adapter; Ctrl-C and SIGTERM end it early, and the best state so far is the result.
 
     Args:
-        model: the draft model as it was loaded; afterwards it is good for nothing else.
+        model: the draft model as loaded; it can't be used for anything else afterwards.
         base_name: the name or folder it was loaded from.
-        records: requests of one tenant; failures, and replay among them.
-        config: how to train.
-        folder: an empty one for checkpoints; the candidate is in it.
-        start: an adapter of this model to go on from; None: one that changes nothing.
-        report: takes a line for people after every evaluation.
+        records: requests of one tenant, failures and replay.
+        config: training settings.
+        folder: an empty folder for checkpoints and the candidate.
+        start: an adapter of this model to continue from; None: a new adapter.
+        report: called with a line of text after every evaluation.
 
     Raises:
-        ConfigError: there are fewer than two requests, or the model can't have such an adapter.
+        ConfigError: there are fewer than two requests, or the model does not support such an adapter.
     """
     started = time.monotonic()
     longest = min(LONGEST, model.config.get_text_config().max_position_embeddings)
-    # A first token without a prompt has nothing before it to be predicted from.
+    # A first token without a prompt has no context to be predicted from.
     usable = [record for record in records if len(record.prompt) + len(record.output) > 1 and record.output]
     if len(usable) < 2:
         raise ConfigError("a training needs two requests at least, one of them to judge by; record more of them")
@@ -149,7 +150,7 @@ def train_adapter(
 
 
 class Trainer:
-    """A draft model with an adapter to train, and the best state of it on disk."""
+    """A draft model with an adapter to train, and its best state on disk."""
 
     def __init__(
         self,
@@ -159,31 +160,32 @@ class Trainer:
         folder: Path,
         start: AdapterInfo | None = None,
     ) -> None:
-        """Put an adapter into a model.
+        """Add an adapter to a model.
 
         Args:
-            model: as it was loaded; it gets the adapter's layers, another attention, and no other use.
+            model: the model as loaded; it gets the adapter's layers and another attention, and must not be used
+                otherwise.
             base_name: the name or folder it was loaded from.
-            config: how to train.
-            folder: where checkpoints go.
-            start: an adapter of this model to go on from, of whatever shape; None: one that changes nothing.
+            config: training settings.
+            folder: folder for checkpoints.
+            start: an adapter of this model to continue from, of any shape; None: a new adapter.
 
         Raises:
-            ConfigError: it can't have an adapter, or not this one.
+            ConfigError: the model does not support adapters, or not this one.
         """
         model = plain(model)
-        torch.manual_seed(0)  # a training can be repeated
+        torch.manual_seed(0)  # makes a training repeatable
         self._config, self._folder = config, folder
-        if model.dtype == torch.float16:  # gradients of single tokens are too small for it
+        if model.dtype == torch.float16:  # gradients of single tokens underflow in it
             model = model.bfloat16()
-        # Ours is made for decoding; these are the ones that torch and transformers differentiate. gpt-oss has no sdpa.
+        # Our attention is for decoding; torch and transformers can differentiate these. gpt-oss has no sdpa.
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         with quiet_peft():
             try:
                 self.model: Any = get_peft_model(
                     model, copy.deepcopy(start.config) if start else lora_config(model, config)
                 )
-            except ValueError as error:  # none of the layers is of a kind that can have one
+            except ValueError as error:  # no layer supports adapters
                 raise ConfigError(f"{sentence(error)} Choose another draft model.") from error
         self.model.peft_config["default"].base_model_name_or_path = base_name
         if sum(parameter.numel() for parameter in model.parameters()) > LARGE:
@@ -193,14 +195,15 @@ class Trainer:
         self._weights = list(trained.values())
         if start is not None:
             load_weights(self.model, base_name, start)
-        # Of a new adapter A is as good as any, and only B, which begins at zero, is the change.
+        # A new adapter's A is random, and only B, which begins at zero, is the change.
         changed = self._weights if start else [each for name, each in trained.items() if "lora_B" in name]
         self._beginnings = [(weights, weights.detach().clone()) for weights in changed]
         num_trained = sum(parameter.numel() for parameter in self._weights)
         self.share = num_trained / sum(parameter.numel() for parameter in self.model.parameters())
         """Share of all parameters that is trained."""
         self.best: tuple[Path, Evaluation] | None = None
-        """The best state so far by its held-out loss, a whole adapter; None while none is better than the beginning."""
+        """The best state so far by its held-out loss, a complete adapter; None while none is better than the initial
+        state."""
         self.num_steps = 0
         """Steps so far."""
 
@@ -211,17 +214,17 @@ class Trainer:
         before: Evaluation,
         report: Callable[[str], object],
     ) -> None:
-        """Train on requests in their order; may be left by any exception, and the best state is whole.
+        """Train on requests in their order; after any exception the best state on disk is complete.
 
         Args:
-            training: requests; those that are to be seen more than once are there more than once.
-            held_out: others, by which the best state is found.
-            before: how well the model does them now.
-            report: takes a line for people after every evaluation.
+            training: the requests, repeated for every epoch.
+            held_out: other requests, which select the best state.
+            before: evaluation of the model on them now.
+            report: called with a line of text after every evaluation.
         """
         groups = [training[start : start + GROUP] for start in range(0, len(training), GROUP)]
         every = math.ceil(len(groups) / _NUM_EVALUATIONS)
-        # Decay would pull the product of the matrices towards the base twice; their rank is bound enough.
+        # No weight decay: it would act on both factors of the product, and the rank already limits the change.
         optimiser = torch.optim.AdamW(self._weights, lr=self._config.learning_rate, weight_decay=0.0)
         schedule = get_cosine_schedule_with_warmup(optimiser, math.ceil(_WARM_UP * len(groups)), len(groups) + 1)
         best = before
@@ -229,7 +232,7 @@ class Trainer:
             loss = self._accumulate(group)
             norm = nn.utils.clip_grad_norm_(self._weights, _LARGEST_NORM)
             if not math.isfinite(loss) or not norm.isfinite():
-                logger.warning("the loss is no number any more, and the training ends; lower train.learning_rate")
+                logger.warning("the loss is not a number any more, and the training ends; lower train.learning_rate")
                 break
             optimiser.step()
             schedule.step()
@@ -250,7 +253,7 @@ class Trainer:
     def logits(self, example: Example) -> Tensor:
         """Return the model's logits for the labelled positions, ``[n, V]``."""
         token_ids = torch.from_numpy(example.token_ids[None, :-1]).to(self._model.device)
-        # Of the prompt none are computed: with a large vocabulary they are most of the memory.
+        # No logits are computed for the prompt, because with a large vocabulary they take most of the memory.
         kept = torch.arange(example.first - 1, token_ids.shape[1], device=token_ids.device)
         logits: Tensor = self._model(token_ids, use_cache=False, logits_to_keep=kept).logits[0]
         return logits
@@ -262,7 +265,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Example]) -> Evaluation:
-        """Return how well the model would draft these requests if it were published now."""
+        """Return the evaluation of the model on these requests if it were published now."""
         self._model.train(False)
         loss, num_accepted, num_positions = 0.0, 0, 0
         with self._as_published():
@@ -275,7 +278,7 @@ class Trainer:
         return Evaluation(loss / num_positions, num_accepted / num_positions)
 
     def _accumulate(self, group: Sequence[Example]) -> float:
-        """Add up the gradients of some requests; every position counts the same, whatever request it is of."""
+        """Accumulate the gradients of some requests; every position has the same weight in any request."""
         self._model.train(True)
         num_positions = sum(example.num_labels for example in group)
         total = 0.0
@@ -287,7 +290,7 @@ class Trainer:
 
     @contextmanager
     def _as_published(self) -> Iterator[None]:
-        """Have the adapter as strong as it is published."""
+        """Scale the adapter to its published strength inside of the block."""
         trained = [weights.detach().clone() for weights, _ in self._beginnings]
         with torch.no_grad():
             for weights, beginning in self._beginnings:
@@ -299,11 +302,11 @@ class Trainer:
                     weights.copy_(values)
 
     def save(self, step: int, evaluation: Evaluation) -> None:
-        """Write the present state as the best one; the one before goes."""
+        """Write the present state as the best one, and delete the previous one."""
         folder = self._folder / str(step)
         with self._as_published():
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)  # an empty form
+        (folder / "README.md").unlink(missing_ok=True)  # an empty template
         note = {"step": step, **asdict(evaluation)}
         (folder / NOTE_FILE).write_text(json.dumps(note), encoding="utf-8")
         earlier, self.best = self.best, (folder, evaluation)
@@ -314,8 +317,8 @@ class Trainer:
 def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     """Return peft's settings of a new adapter.
 
-    All linear layers get one, and so do the experts of mixtures, which are no linear layers but parameters with three
-    dimensions: of itself peft leaves those of gpt-oss out, where most of the weights are. With the demo's pair (three
+    All linear layers get one, and so do the experts of mixtures, which are not linear layers but parameters with three
+    dimensions: by default peft omits gpt-oss's experts, which have most of its weights. With the demo's pair (three
     epochs at 1e-2) held-out acceptance went from 29 to 34 % with them at rank 8, and to 28 % without them at rank 32.
     """
     experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
@@ -331,14 +334,14 @@ def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
 def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_label: Tensor) -> Tensor:
     """Return the forward divergence of the target from the model, KL(q ‖ p) in nats, of every position.
 
-    Of the target only some tokens' probabilities are known; all others are one class, for both. With one label of
+    Only some of the target's probabilities are known; all other tokens are one class, for both. With one label of
     probability 1 this is the cross-entropy.
 
     Args:
-        logits: the model's, ``[n, V]``.
-        label_ids: ``[n, k]``; those that are not meant repeat one that is.
-        probabilities: the target's, ``[n, k]``; their sum is at most 1 but for rounding.
-        is_label: which of the k are meant, ``[n, k]``.
+        logits: the model's logits, ``[n, V]``.
+        label_ids: ``[n, k]``; padding repeats a label.
+        probabilities: the target's probabilities, ``[n, k]``; their sum is at most 1 up to rounding.
+        is_label: which of the k are labels, ``[n, k]``.
 
     Returns:
         ``[n]``, float32.
@@ -346,7 +349,7 @@ def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_labe
     logits = logits.float()
     total = logits.logsumexp(-1)
     known = logits.gather(1, label_ids) - total[:, None]
-    # Not log(1 - sum p): where the model is nearly sure, nothing but rounding is left of the difference.
+    # Not log(1 - sum p): if the model is nearly certain, the difference is only rounding error.
     other = logits.scatter(1, label_ids, _NEVER).logsumexp(-1) - total
     rest = (1 - probabilities.sum(-1)).clamp(min=0)
     differences = torch.where(is_label, torch.xlogy(probabilities, probabilities) - probabilities * known, 0)

@@ -1,1 +1,1 @@
-"""What accepted text teaches, and how it outlives the process."""
+"""Learning from accepted text, in memory and on disk."""

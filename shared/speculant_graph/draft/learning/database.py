@@ -1,4 +1,4 @@
-"""The SQLite database of one tenant's learned text, or of the tables that all tenants share."""
+"""The SQLite database of one tenant's learned text, or of the state that all tenants share."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ DELETE FROM texts WHERE id < (
 )
 """
 _PATIENCE_S = 1.0
-"""How long to wait for another process that has the database: a backup, or one that learns, too."""
+"""How long to wait for another process that holds the database: a backup, or another learner."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4").tobytes()
 _HIGHEST_ID = 1 << 62
-"""Ids are milliseconds, so only damage makes a higher one; the ids after it would not fit into 64 bits soon."""
+"""Ids are milliseconds, so a higher id is damage; ids after it would soon exceed 64 bits."""
 
 
 class Database:
     """An open database: texts as little-endian 32-bit token ids, oldest first, and states by name.
 
     The id of a text is the time when it was added, in milliseconds since 1970, or one more than the id before it. Ids
-    rise, also where all texts before are gone or the clock is set back, so a range of ids names its texts for ever.
+    increase even if all earlier texts are removed or the clock is set back, so a range of ids identifies its texts
+    permanently.
     """
 
     def __init__(
@@ -55,19 +56,19 @@ class Database:
         kept_tokens: int | None = None,
         last_id: int = 0,
     ) -> None:
-        """Open a database, or make it, for this user alone.
+        """Open or create a database, readable by this user only.
 
         Args:
             path: its file.
-            max_tokens: tokens of texts that :meth:`texts` returns, the newest ones.
-            is_exclusive: whether no other process may have it meanwhile.
-            kept_tokens: tokens of texts to keep, the oldest out first; None: as many as ``max_tokens``.
-            last_id: ids of new texts are above it.
+            max_tokens: most tokens that :meth:`texts` returns, from the newest texts.
+            is_exclusive: whether to exclude other processes.
+            kept_tokens: tokens to keep, the oldest removed first; None: ``max_tokens``.
+            last_id: new texts get ids above it.
 
         Raises:
-            ConfigError: it is of another format.
+            ConfigError: it has another format.
             sqlite3.Error: it can't be opened, is damaged, or in use.
-            OSError: it can't be made.
+            OSError: it can't be created.
         """
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files next to it the same mode
         self._max_bytes = max_tokens * ID_BYTES
@@ -98,7 +99,7 @@ class Database:
         return self._num_bytes // ID_BYTES
 
     def add(self, token_ids: bytes) -> None:
-        """Add a text. Where all hold more than twice ``kept_tokens``, texts that are wholly beyond it are removed."""
+        """Add a text. Beyond twice ``kept_tokens``, remove the oldest texts that are wholly beyond ``kept_tokens``."""
         text_id = max(self._last_id + 1, time.time_ns() // 1_000_000)
         self._connection.execute("INSERT INTO texts VALUES (?, ?)", (text_id, token_ids))
         self._last_id = text_id
@@ -108,7 +109,7 @@ class Database:
             self._num_bytes = self._counted()
 
     def texts(self) -> list[bytes]:
-        """Return the newest texts of at most ``max_tokens``, oldest first; the first one may be cut at its front."""
+        """Return the newest texts of at most ``max_tokens``, oldest first; the first may be truncated at its start."""
         found: list[bytes] = []
         capacity = self._max_bytes
         for (text,) in self._connection.execute("SELECT CAST(token_ids AS BLOB) FROM texts ORDER BY id DESC"):
@@ -120,7 +121,7 @@ class Database:
         return found[::-1]
 
     def oldest(self, num_left: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the oldest texts with their ids, until the other ones hold at most ``num_left`` tokens."""
+        """Yield the oldest texts with their ids, until the remaining texts have at most ``num_left`` tokens."""
         num_bytes = self._num_bytes
         rows = self._connection.execute("SELECT id, CAST(token_ids AS BLOB) FROM texts ORDER BY id")
         for text_id, text in rows:
@@ -130,7 +131,7 @@ class Database:
             yield text_id, text or b""
 
     def remove(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Remove the texts of some ranges of ids, first and last included, all or none."""
+        """Remove the texts in ranges of ids, first and last included, in one transaction."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             self._connection.executemany("DELETE FROM texts WHERE id BETWEEN ? AND ?", ranges)
@@ -141,20 +142,20 @@ class Database:
         self._num_bytes = self._counted()
 
     def put(self, name: str, content: bytes) -> None:
-        """Replace a state by another."""
+        """Set a state."""
         self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content))
 
     def get(self, name: str) -> bytes | None:
-        """Return a state if there is one."""
+        """Return a state, or None."""
         row = self._connection.execute("SELECT CAST(content AS BLOB) FROM states WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
     def sync(self) -> None:
-        """Bring all of it to disk."""
+        """Write all changes to disk."""
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Bring all of it to disk and let go of it."""
+        """Write all changes to disk and close it."""
         self._connection.close()
 
     def _counted(self) -> int:
@@ -175,12 +176,12 @@ def write_documents(
     """Write texts as the documents of a token stream.
 
     Args:
-        file: where to.
+        file: the output.
         rows: texts with their ids.
-        vocabulary_size: a number from it on, which only damage makes, divides a text.
+        vocabulary_size: ids at or above it, which only damage produces, split a text.
 
     Returns:
-        First and last id of the rows, tokens and documents that were written.
+        First and last id of the rows, and the numbers of written tokens and documents.
     """
     first, last, num_tokens, num_documents = 0, -1, 0, 0
     for row_id, text in rows:

@@ -1,4 +1,4 @@
-"""Runs the processes of folds, one at a time, and tells when one has ended."""
+"""Runs the processes of folds, one at a time, and reports when one has ended."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from speculant_graph.draft.learning.layers import HIDDEN, Layer
 from speculant_graph.types import Fingerprint
 
 DAMAGED = 3
-"""Exit status of the process: an older file is damaged, which the file ``damaged`` names."""
+"""Exit status of the process: an older file is damaged; the file ``damaged`` names it."""
 _MODULE = "speculant_graph.draft.learning.fold_worker"
-_NOT_STARTED = 127  # as shells say it
+_NOT_STARTED = 127  # as shells report it
 _ONE_AT_A_TIME = threading.Lock()  # a sidecar has a store for every graph
 
 
@@ -29,21 +29,21 @@ class FoldJob:
     """The work of one fold."""
 
     folder: str
-    """Its own folder, which has the text, ``tokens``, and in the end the graph, ``graph``."""
+    """Its own folder with the text, ``tokens``, and at the end the graph, ``graph``."""
     num_documents: int
     """Documents in the text, with separators between them."""
     tokenizer: Fingerprint
-    """Of the text."""
+    """Tokenizer of the text."""
     older: tuple[str, ...] = ()
-    """Graph files that the text follows, oldest first."""
+    """Graph files of the text before it, oldest first."""
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return the job as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> FoldJob:
-        """Return the job of a text."""
+        """Return the job from JSON."""
         fields = json.loads(text)
         return cls(
             fields["folder"], fields["num_documents"], Fingerprint(**fields["tokenizer"]), tuple(fields["older"])
@@ -67,7 +67,7 @@ class FoldJob:
 
 @dataclass(slots=True)
 class Fold:
-    """A fold that is under way."""
+    """A running fold."""
 
     name: str
     """Name of the tenant's files."""
@@ -78,9 +78,9 @@ class Fold:
     last: int
     """Highest id of the rows."""
     num_tokens: int
-    """Their tokens."""
+    """Number of their tokens."""
     older: tuple[Layer, ...]
-    """The files that it takes in."""
+    """The files that it merges."""
     process: subprocess.Popen[bytes] | None = None
     is_cancelled: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -98,17 +98,16 @@ def hidden_folder(folder: Path) -> Path:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file that is new for this user alone, whatever the umask is; an ``opener`` of :func:`open`."""
+    """Open a file, created with access for this user only, regardless of the umask; an ``opener`` of :func:`open`."""
     return os.open(path, flags, 0o600)
 
 
 def run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
-    """Start the process of a fold as soon as no other one of this process runs.
+    """Start the process of a fold as soon as this process runs no other fold.
 
     Args:
         fold: the fold.
-        on_end: called in a thread with the fold, the exit status and the seconds that it took; not after
-            :func:`cancel`.
+        on_end: called in a thread with the fold, the exit status and the duration in seconds; not after :func:`cancel`.
     """
     threading.Thread(target=_run, args=(fold, on_end), name="fold", daemon=True).start()
 
@@ -128,7 +127,7 @@ def complaint(fold: Fold, status: int) -> str:
         lines = _messages(fold).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    # A signal, such as that of memory that has ended, leaves no words.
+    # A process that a signal killed, for example when out of memory, leaves no message.
     return lines[-1] if lines else f"its process ended with status {status}"
 
 
@@ -145,7 +144,7 @@ def _run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
                     return
                 fold.process = process = _started(fold)
             status = process.wait()
-        except (OSError, TypeError, ValueError):  # an embedded interpreter does not know its program
+        except (OSError, TypeError, ValueError):  # an embedded interpreter does not know its executable
             status = _NOT_STARTED
         finally:
             if fold.process is not None and fold.process.stdin is not None:
@@ -156,13 +155,13 @@ def _run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
 
 
 def _started(fold: Fold) -> subprocess.Popen[bytes]:
-    # The pipe to its standard input stays open for as long as this process lives: so it notices our end.
+    # The pipe to its standard input closes when this process ends; the child then ends, too.
     with open(_messages(fold), "wb", opener=open_private) as messages:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, fold.job.to_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=messages,
-            start_new_session=True,  # Ctrl-C is for its parent, which ends it
+            start_new_session=True,  # Ctrl-C reaches only the parent, which ends it
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )

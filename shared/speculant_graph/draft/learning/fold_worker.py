@@ -1,7 +1,7 @@
 """The process of a fold: ``python -m speculant_graph.draft.learning.fold_worker JOB`` counts text into a graph file.
 
-It reads and writes in the folder that its job names and reads older graph files. It ends with its parent, whose end it
-notices at its standard input.
+It reads and writes in its job's folder and reads older graph files. It ends when its parent ends, which closes its
+standard input.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 
 MAX_ORDER = 5
-"""Longest context, as graphs have it by default."""
+"""Longest context, as in graphs by default."""
 _MEMORY = 512_000_000
 _LOWEST_PRIORITY = 19
 
 
 def fold(job: FoldJob) -> None:
-    """Count the text, learn from it how reliable contexts are, and merge the counts with the older files.
+    """Count the text, calibrate on it, and merge the counts with the older files.
 
     Raises:
         GraphFileError: an older file is damaged, or the folder can't be written.
@@ -39,7 +39,7 @@ def fold(job: FoldJob) -> None:
     facts = describe_tokens(
         token_ids, job.tokenizer, max_order=MAX_ORDER, num_documents=job.num_documents, document_boundaries=True
     )
-    # The newest text says best how reliable contexts will be: of a merge its calibration stays.
+    # The newest text predicts best how reliable contexts will be, so a merge keeps its calibration.
     facts = dataclasses.replace(facts, calibration=pretrain(job.tokens, facts, _MEMORY, 1))
     newest = folder / "newest"
     count_tokens(job.tokens, newest, facts, folder, memory=_MEMORY, jobs=1)
@@ -47,7 +47,7 @@ def fold(job: FoldJob) -> None:
 
 
 def merge_older(job: FoldJob, newest: Path) -> None:
-    """Put the older files of a job before a graph, which is taken away; the result is ``job.graph``.
+    """Merge the older files of a job with a graph, which is removed; the result is ``job.graph``.
 
     Raises:
         GraphFileError: an older file is damaged, or the folder can't be written.
@@ -64,7 +64,7 @@ def merge_older(job: FoldJob, newest: Path) -> None:
 
 
 def _checked(path: str, job: FoldJob) -> NgramGraph:
-    """Open an older file; damage would be handed on from file to file."""
+    """Open and verify an older file; damage would otherwise spread from file to file."""
     try:
         return NgramGraph.load(path, verify=True)
     except GraphFileError:
@@ -74,14 +74,14 @@ def _checked(path: str, job: FoldJob) -> NgramGraph:
 
 def _end_with_parent() -> None:
     def wait() -> None:
-        sys.stdin.buffer.read()  # the pipe's other end is closed with the process that has it
+        sys.stdin.buffer.read()  # returns when the parent's end of the pipe closes
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 def main() -> int:
-    """Do the job of the command line; return the exit status."""
+    """Run the job of the command line; return the exit status."""
     os.umask(0o077)
     os.nice(_LOWEST_PRIORITY)
     _end_with_parent()
@@ -97,4 +97,4 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # the thread at standard input would hold up the end of the interpreter
+    os._exit(status)  # the thread that reads standard input would block the interpreter's exit

@@ -1,7 +1,7 @@
-"""Begins and ends folds: publishes graph files, removes covered texts and files, forgets by age and size.
+"""Starts and finishes folds: publishes graph files, removes covered texts and files, forgets by age and size.
 
-All of it runs in the thread that owns the folder, but for the work itself (:mod:`.fold_process`). The head of
-:mod:`.layers` says how files and rows fit together at every moment.
+Everything runs in the thread that owns the folder, except the fold itself (:mod:`.fold_process`). The head of
+:mod:`.layers` explains the invariants of files and rows.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 RETRY_S = 60.0
-"""After a fold of a tenant has failed it is left alone for so long."""
+"""Delay after a failed fold before the tenant's next one."""
 
 
 class Folding:
-    """The graph files of all tenants of a folder. Used by the thread that owns the folder alone."""
+    """The graph files of all tenants of a folder. Used only by the thread that owns the folder."""
 
     def __init__(
         self,
@@ -54,32 +54,32 @@ class Folding:
         on_graphs: Callable[[str, tuple[NgramGraph, ...]], None],
         on_fold: Callable[[float, bool], None],
     ) -> None:
-        """Look at nothing yet.
+        """Make it without reading the folder.
 
         Args:
             learned: the folder.
-            tokenizer: the tokenizer that ids are of.
+            tokenizer: the tokenizer of the ids.
             config: when to fold, and how much to keep.
             database_of: returns the open database of a tenant by the name of its files.
-            put: has the owning thread do some work, soon; does nothing once the folder is closed.
-            on_graphs: called with a tenant's name and its graphs, oldest first, when :meth:`announce` asks for them and
-                when they have changed.
-            on_fold: called with the seconds of a fold that has ended, and whether it succeeded.
+            put: queues work for the owning thread; does nothing once the folder is closed.
+            on_graphs: called with a tenant's name and its graphs, oldest first, by :meth:`announce` and when they have
+                changed.
+            on_fold: called with the duration of a finished fold in seconds, and whether it succeeded.
         """
         self._learned, self._tokenizer, self._config = learned, tokenizer, config
         self._database_of, self._put = database_of, put
         self._on_graphs, self._on_fold = on_graphs, on_fold
         self._layers: dict[str, tuple[Layer, ...]] = {}
-        self._graphs: WeakValueDictionary[Path, NgramGraph] = WeakValueDictionary()  # a file is mapped once
+        self._graphs: WeakValueDictionary[Path, NgramGraph] = WeakValueDictionary()  # each file is mapped once
         self._wanted: OrderedDict[str, None] = OrderedDict()
         self._retry_s: dict[str, float] = {}
         self._fold: Fold | None = None
 
     def open(self, name: str) -> int:
-        """Look at a tenant's graph files, and remove those that do not count.
+        """Read a tenant's graph files, and remove covered ones.
 
         Returns:
-            The highest id that new rows must be above.
+            The highest used id; new rows must have higher ids.
 
         Raises:
             OSError: the folder can't be read or written.
@@ -98,10 +98,10 @@ class Folding:
         return max([under_way, *(layer.last for layer in found.layers)])
 
     def settle(self, name: str, database: Database) -> None:
-        """Remove the rows that graph files cover, and rows and files that are too old or too many.
+        """Remove the rows that graph files cover, and rows and files beyond the limits of age and size.
 
         Raises:
-            sqlite3.Error: the database does not work.
+            sqlite3.Error: the database fails.
             OSError: a file can't be removed.
         """
         layers = self._layers[name]
@@ -118,7 +118,7 @@ class Folding:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a fold is under way, or one is to come."""
+        """Whether a fold runs or is due."""
         return self._fold is not None or bool(self._wanted)
 
     def close(self, name: str) -> None:
@@ -126,10 +126,10 @@ class Folding:
         self._layers.pop(name, None)
 
     def announce(self, name: str) -> None:
-        """Tell the graphs of a tenant whose database is open.
+        """Call ``on_graphs`` for a tenant whose database is open.
 
         Raises:
-            OSError: a damaged file can't be moved aside.
+            OSError: a damaged file can't be renamed.
         """
         layers, graphs = [], []
         for layer in self._layers.get(name, ()):
@@ -147,16 +147,16 @@ class Folding:
         self._on_graphs(name, tuple(graphs))
 
     def added(self, name: str, database: Database) -> None:
-        """Fold a tenant's text, soon, if it is more than the young text should be."""
+        """Schedule a fold of a tenant's text if it exceeds the limit of young text."""
         is_due = self._config.enabled and database.num_tokens > self._config.young_tokens
         if not is_due or time.monotonic() < self._retry_s.get(name, 0.0):
             return
-        if self._fold is None or self._fold.name != name:  # after a fold its tenant is looked at again
+        if self._fold is None or self._fold.name != name:  # the end of a fold checks its tenant again
             self._wanted[name] = None
             self._begin()
 
     def forget(self, name: str) -> None:
-        """Remove a tenant's graph files; a fold of it ends.
+        """Remove a tenant's graph files, and cancel its fold.
 
         Raises:
             OSError: a file can't be removed.
@@ -174,7 +174,7 @@ class Folding:
         self._begin()
 
     def end(self) -> None:
-        """End the fold that runs, and begin no other one."""
+        """Cancel the running fold, and start no other."""
         self._wanted.clear()
         if self._fold is not None:
             fold_process.cancel(self._fold)
@@ -193,9 +193,9 @@ class Folding:
                 fold_process.run(self._fold, self._end_soon)
 
     def _prepared(self, name: str) -> Fold | None:
-        """Write the oldest text of a tenant where the process of the fold will find it; None if there is none."""
+        """Write the oldest text of a tenant for the process of the fold; None if there is none."""
         database = self._database_of(name)
-        # The fold before it may have failed between publishing and removing, so the disk is looked at again.
+        # The previous fold may have failed between publishing and removing, so the folder is read again.
         known = self._layers[name]
         self.open(name)
         if self._layers[name] != known:
@@ -216,7 +216,7 @@ class Folding:
                 paths = tuple(str(layer.path) for layer in older)
                 job = FoldJob(str(hidden), num_documents, self._tokenizer, paths)
                 return Fold(name, job, *ids, num_tokens, older)
-            database.remove([ids])  # empty or damaged, every one
+            database.remove([ids])  # all of them are empty or damaged
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
@@ -227,9 +227,9 @@ class Folding:
         self._put(lambda: self._end(fold, status, seconds))
 
     def _end(self, fold: Fold, status: int, seconds: float) -> None:
-        """Publish the graph of a process, or log why there is none."""
+        """Publish the graph of a finished process, or log why there is none."""
         if fold is not self._fold:
-            return  # it was cancelled just after its process had ended
+            return  # cancelled just after its process had ended
         try:
             if status == 0:
                 self._publish(fold)
@@ -244,9 +244,9 @@ class Folding:
             self._fold = None
             shutil.rmtree(fold.folder, ignore_errors=True)
         if status == 0:
-            logger.debug("folded {} learned tokens in {:.1f} s", fold.num_tokens, seconds)
+            logger.info("folded {:,} learned tokens of a tenant into a graph in {:.1f} s", fold.num_tokens, seconds)
             self._retry_s.pop(fold.name, None)
-            self._wanted[fold.name] = None  # there may be more by now
+            self._wanted[fold.name] = None  # there may be more text by now
         self._on_fold(seconds, status == 0)
         self._begin()
 
@@ -256,7 +256,7 @@ class Folding:
         database = self._database_of(fold.name)
         fold.job.graph.replace(path)
         sync(path.parent)
-        sync(path.parent.parent)  # the first file of a tenant comes with its folder
+        sync(path.parent.parent)  # a tenant's first file creates its folder
         layer = Layer.read(path)
         assert layer is not None
         kept = [each for each in self._layers[fold.name] if each.last < first]
@@ -264,7 +264,7 @@ class Folding:
         self.settle(fold.name, database)
 
     def _change(self, name: str, layers: tuple[Layer, ...]) -> None:
-        """Take other files for a tenant's, tell so, and remove the others."""
+        """Replace a tenant's files, announce the change, and remove the old files."""
         gone = {layer.path for layer in self._layers[name]} - {layer.path for layer in layers}
         self._layers[name] = layers
         self.announce(name)
@@ -280,9 +280,9 @@ class Folding:
     def _set_aside(self, path: Path, error: GraphFileError) -> None:
         aside = path.with_suffix(".damaged")
         path.replace(aside)
-        logger.warning("{}: it is left out, and {} may be removed", error.message, aside)
+        logger.warning("{}: it is ignored, and {} may be removed", error.message, aside)
 
     def _failed(self, name: str, reason: str) -> None:
-        if name not in self._retry_s:  # the first one of several in a row
+        if name not in self._retry_s:  # only the first failure of several in a row
             logger.warning("{}: learned text is not folded ({}); it stays as it is", self._learned, reason)
         self._retry_s[name] = time.monotonic() + RETRY_S

@@ -1,20 +1,22 @@
-"""Learned text as a log: young text in a database, older text in graph files, and which of them count.
+"""Learned text as a log: young text in a database, older text in graph files.
 
-1. New text is rows of the tenant's database. Row ids only rise, so a range of ids names text for ever.
+1. New text is stored as rows of the tenant's database. Row ids only increase, so a range of ids identifies text
+   permanently.
 2. Beyond ``fold.young_tokens`` the oldest half of the rows becomes one graph file (:mod:`.folding`): a fold.
-3. A graph file is named by the ids that it covers, ``FIRST-LAST.graph``. Nothing else says so.
-4. A fold takes in the newest files too, from the newest one on, while one has less than :data:`RATIO` times the tokens
-   taken so far: n folds leave about log8(n) + 1 files. The ratio is 8, a large one, as files cost more than writing: a
-   file makes every draft of the tenant a sixth to a third slower, while a merge of a million tokens takes half a second
-   of an idle core, once. A token is written about seven times (with 2, three times, into six files instead of three).
-5. Where text is to be forgotten, no file grows beyond half of the tokens or days that are kept (:data:`SHARE`), as
-   whole files are deleted: the oldest first.
-6. A fold works in a hidden folder, in a process that publishes nothing. If it is killed, nothing has happened.
-7. The owner of the folder publishes by one rename. That is the only moment at which a fold happens.
-8. After it come the rows (one transaction) and the files that the new one covers. An owner that is killed between
-   these steps leaves rows or files that are covered, and hidden folders: whoever opens the tenant removes them first.
-9. So text is in rows, or in exactly one file that counts: one that can be read and that no other file covers.
-10. Forgetting a tenant ends its fold, removes database and files, the hidden folder of the fold included.
+3. A graph file's name, ``FIRST-LAST.graph``, is the only record of the ids that it covers.
+4. A fold also merges existing files, newest first, while the next file has less than :data:`RATIO` times the tokens
+   merged so far: n folds leave about log8(n) + 1 files. The ratio is as large as 8 because files cost more than
+   writing: a file makes every draft of the tenant a sixth to a third slower, while a merge of a million tokens takes
+   half a second of an idle core, once. A token is written about seven times (with 2, three times, into six files
+   instead of three).
+5. If text is to be forgotten, no file grows beyond half of the tokens or days that are kept (:data:`SHARE`), because
+   whole files are deleted, oldest first.
+6. A fold works in a hidden folder, in a process that publishes nothing. If the process is killed, nothing changes.
+7. The owner of the folder publishes the result by one rename. The fold takes effect at this rename.
+8. Then the owner removes the covered rows (one transaction) and the covered files. If it is killed between these
+   steps, covered rows or files and hidden folders remain; opening the tenant removes them first.
+9. So text is in rows, or in exactly one valid file: one that can be read and that no other file covers.
+10. Forgetting a tenant ends its fold and removes its database and files, including the fold's hidden folder.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 
 RATIO = 8
-"""A fold takes in a file that has less than so many times the tokens taken so far."""
+"""A fold merges a file that has less than this many times the tokens merged so far."""
 SHARE = 2
-"""One file holds at most a SHARE-th of the tokens or days that are kept."""
+"""One file has at most a SHARE-th of the tokens or days that are kept."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
-"""The beginning of the names of folders in which folds work."""
+"""Prefix of the names of the folders in which folds work."""
 _NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\.graph")
 
 
@@ -45,21 +47,21 @@ class Layer:
     path: Path
     """The file."""
     first: int
-    """The lowest id of the rows that it covers: milliseconds since 1970, see :class:`.database.Database`."""
+    """The lowest id of the covered rows: milliseconds since 1970, see :class:`.database.Database`."""
     last: int
     """The highest one."""
     num_tokens: int
-    """Tokens of these rows."""
+    """Number of tokens in these rows."""
     num_documents: int
-    """Texts that they were in."""
+    """Number of texts."""
     num_ngrams: int
-    """Different n-grams of all lengths."""
+    """Number of different n-grams of all lengths."""
     num_bytes: int
     """Size of the file."""
 
     @classmethod
     def read(cls, path: Path) -> Layer | None:
-        """Return the description of a file; None if it has not the name of a graph file.
+        """Return the description of a file; None if its name is not that of a graph file.
 
         Raises:
             GraphFileError: it can't be read.
@@ -84,7 +86,7 @@ class Found:
     """The graph files in a tenant's folder."""
 
     layers: tuple[Layer, ...]
-    """The files that count, oldest first."""
+    """The valid files, oldest first."""
     covered: tuple[Path, ...] = ()
     """Files that another one covers."""
     damaged: tuple[tuple[Path, GraphFileError], ...] = ()
@@ -102,7 +104,7 @@ def name_of(first: int, last: int) -> str:
 
 
 def find_layers(folder: Path) -> Found:
-    """Look at the graph files in a tenant's folder, which need not exist; changes nothing.
+    """Find the graph files in a tenant's folder, which need not exist; change nothing.
 
     Raises:
         OSError: the folder can't be read.
@@ -113,7 +115,7 @@ def find_layers(folder: Path) -> Found:
             layers.append(Layer.read(path))
         except GraphFileError as error:
             damaged.append((path, error))
-    # Of two with the same first id the longer one comes first, so that a file comes after one that covers it.
+    # Of two files with the same first id the longer comes first, so that a file comes after the file that covers it.
     ordered = sorted((each for each in layers if each is not None), key=lambda each: (each.first, -each.last))
     kept: list[Layer] = []
     covered = []
@@ -126,7 +128,7 @@ def find_layers(folder: Path) -> Found:
 
 
 def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iterator[tuple[int, bytes]]:
-    """Yield the first rows, as far as one file may hold them where text is forgotten by its age.
+    """Yield the first rows that one file may contain if text is forgotten by age.
 
     Args:
         rows: ids and texts, oldest first.
@@ -141,7 +143,7 @@ def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iter
 
 
 def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: FoldConfig) -> int:
-    """Return the index of the first file that a fold takes in; their number if it takes in none.
+    """Return the index of the first file that a fold merges; the number of files if it merges none.
 
     Args:
         layers: the files, oldest first.
@@ -164,7 +166,7 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
 
 
 def kept_from(layers: Sequence[Layer], now_ms: int, config: FoldConfig) -> int:
-    """Return the index of the first file that is kept: older ones are to be forgotten, by their age or the space.
+    """Return the index of the first file to keep; age or size excludes older files.
 
     Args:
         layers: the files, oldest first.

@@ -1,10 +1,10 @@
-"""The folder of what was learned: one SQLite database for each tenant, and one for what no tenant owns.
+"""The folder of learned text: one SQLite database for each tenant, and one for state that belongs to no tenant.
 
-Graph files of a tenant's older text (:mod:`.folding`) lie in a folder of the same name.
+Graph files of a tenant's older text (:mod:`.folding`) are in a folder of the same name.
 
-One thread does all of it, in order, so that a caller waits for the disk only where it needs a result. A damaged
-database is moved aside, and its tenant begins anew. A change is committed to the write-ahead log, which the end of the
-process does not undo; :meth:`Database.sync` brings it to the disk itself.
+One thread does all the work, in order, so that a caller waits for the disk only if it needs a result. A damaged
+database is renamed, and its tenant starts with an empty one. A change is committed to the write-ahead log, which
+survives the end of the process; :meth:`Database.sync` writes it to the disk itself.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 NO_FOLDS = FoldConfig(enabled=False)
-"""Folds nothing."""
+"""Settings without folds."""
 MAX_OPEN_DATABASES = 32
-"""Databases kept open; of more tenants the longest unused are closed."""
+"""Most databases kept open; beyond it the least recently used are closed."""
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
 _LOOK_S = 0.01
 _SWEEP_S = 3_600.0
-"""How often the text of all tenants is looked at for its age, which counts in days."""
-# The last one stands for a table that is missing or not as it should be.
+"""How often the age of all tenants' text is checked; ages are in days."""
+# The last message means that a table is missing or malformed.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 _Result = TypeVar("_Result")
 
 
 class LearnedFiles:
-    """What was learned with one tokenizer; this process alone has the folder until it is closed.
+    """Text learned with one tokenizer; this process alone uses the folder until it is closed.
 
-    Safe to use from several threads. After :meth:`close` everything but another one raises a ``ConfigError``. What
-    can't be written or read is logged, the first time of several in a row, and left out.
+    Safe to use from several threads. After :meth:`close` every method except :meth:`close` raises a ``ConfigError``.
+    Failed reads and writes are skipped; the first of several in a row is logged.
     """
 
     def __init__(
@@ -66,39 +66,40 @@ class LearnedFiles:
         on_graphs: Callable[[str, tuple[NgramGraph, ...]], None] = lambda _name, _graphs: None,
         on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
     ) -> None:
-        """Open a folder, or make it, for this user alone.
+        """Open or create a folder, for this user only.
 
         Args:
-            folder: where the files are; other files in it are left alone.
-            tokenizer: the tokenizer that ids are of.
-            max_tokens: tokens kept for each tenant, the oldest out first; of one that is folded :meth:`load` returns so
-                many at most.
+            folder: the folder; other files in it are not touched.
+            tokenizer: the tokenizer of the ids.
+            max_tokens: tokens kept for each tenant, the oldest removed first; with folds, the most tokens that
+                :meth:`load` returns.
             fold: whether and when older text becomes graphs, and how much of them is kept.
             on_graphs: called in a thread of this object with the name of a tenant's files (:func:`name_of`) and its
-                graphs, oldest first, when :meth:`announce` asks for them and when they have changed.
-            on_fold: called there with the seconds of every fold that has ended, and whether it succeeded.
+                graphs, oldest first, by :meth:`announce` and when they have changed.
+            on_fold: called in the same thread with the duration of every finished fold in seconds, and whether it
+                succeeded.
 
         Raises:
-            ConfigError: another process has the folder, it can't be read or written, or it is of another format.
-            TokenizerMismatchError: it holds what was learned with another tokenizer.
+            ConfigError: another process has the folder, it can't be read or written, or it has another format.
+            TokenizerMismatchError: its text was learned with another tokenizer.
         """
         self.folder = folder
         self.tokenizer = tokenizer
         self.is_closed = False
-        """Whether nothing is taken any more."""
+        """Whether it refuses further work."""
         self._max_tokens = max_tokens
-        # With folds only their own limit loses text; without that limit a number that no database reaches.
+        # With folds only their own limit removes text; without that limit, a number that no database reaches.
         self._kept_tokens = (fold.max_tokens or 1 << 40) if fold.enabled else max_tokens
         self._folding = Folding(
             folder, tokenizer, fold, self._database, self._put_if_open, on_graphs=on_graphs, on_fold=on_fold
         )
         self._ages_matter = fold.enabled and fold.max_days > 0
         self._next_sweep_s = 0.0
-        self._open: OrderedDict[str, Database] = OrderedDict()  # the longest unused first
+        self._open: OrderedDict[str, Database] = OrderedDict()  # least recently used first
         self._failing: set[str] = set()
-        self._lock = Lock()  # held for moments, so that nothing is put after the end
+        self._lock = Lock()  # held briefly, so that no work is queued after the end
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # It continues while the interpreter ends, when engines close what they have.
+        # The thread runs until the interpreter exits, when engines close their stores.
         self._worker = Thread(target=self._do_work, name="learned", daemon=True)
         self._worker.start()
         try:
@@ -110,59 +111,57 @@ class LearnedFiles:
             if not isinstance(error, OSError | sqlite3.Error):
                 raise
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
-                raise ConfigError(
-                    f"{folder} is in use by another process that learns; stop that one or name another folder"
-                ) from error
+                raise ConfigError(f"{folder} is in use by another process; stop it or name another folder") from error
             raise ConfigError(
-                f"{folder} can't be used for what is learned ({_reason(error)}); "
+                f"{folder} can't be used for learned text ({_reason(error)}); "
                 "check permissions and space, or name another folder"
             ) from error
 
     @property
     def is_failing(self) -> bool:
-        """Whether the latest try to write or read something failed."""
+        """Whether the latest write or read failed."""
         return bool(self._failing)
 
     def append(self, tenant: str, token_ids: NDArray[np.integer]) -> None:
-        """Add a text after all others, soon.
+        """Queue a text, to be added after all others.
 
         Args:
             tenant: any text.
-            token_ids: shape ``[n]``; of more than the budget the last ones are kept.
+            token_ids: shape ``[n]``; beyond the budget the last ones are kept.
         """
         content = token_ids[max(token_ids.size - self._kept_tokens, 0) :].astype("<i4").tobytes()
         if content:
             self._submit(self._append, name_of(tenant), content)
 
     def load(self, tenant: str) -> list[Int64Array]:
-        """Return the newest texts of a tenant within the budget, oldest first; the first one may be cut at its front.
+        """Return the newest texts of a tenant within the budget, oldest first; the first may be truncated at its start.
 
-        What is no id of the tokenizer is -1: after damage anything may stand there.
+        Invalid ids, which damage may produce, are replaced with -1.
         """
         texts = self._submit(self._read, name_of(tenant), Database.texts).result() or []
         found = [np.frombuffer(text[: len(text) // ID_BYTES * ID_BYTES], "<u4").astype(np.int64) for text in texts]
         return [np.where(token_ids < self.tokenizer.vocabulary_size, token_ids, -1) for token_ids in found]
 
     def announce(self, tenant: str) -> None:
-        """Have ``on_graphs`` called with a tenant's graphs; returns after that."""
+        """Call ``on_graphs`` with a tenant's graphs, and wait for it."""
         self._submit(self._announce, name_of(tenant)).result()
 
     def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
-        """Replace a state by another, soon.
+        """Queue the write of a state.
 
         Args:
-            tenant: the tenant it belongs to; None: it belongs to all, and must hold no text.
+            tenant: its tenant; None: it belongs to all tenants, and must not contain text.
             state: its name.
-            content: what :meth:`load_state` is to return.
+            content: its content, which :meth:`load_state` returns.
         """
         self._submit(self._use, "saving a state", name_of(tenant), lambda database: database.put(state, content))
 
     def load_state(self, tenant: str | None, state: str) -> bytes | None:
-        """Return a state if there is one."""
+        """Return a state, or None."""
         return self._submit(self._read, name_of(tenant), lambda database: database.get(state)).result()
 
     def forget(self, tenant: str) -> None:
-        """Remove everything of a tenant from the disk.
+        """Remove all data of a tenant from the disk.
 
         Raises:
             ConfigError: it can't be removed.
@@ -171,21 +170,21 @@ class LearnedFiles:
             self._submit(self._remove, name_of(tenant)).result()
         except OSError as error:
             raise ConfigError(
-                f"{error.filename or self.folder} can't be removed for good ({_reason(error)}); "
+                f"{error.filename or self.folder} can't be removed permanently ({_reason(error)}); "
                 "check permissions and remove it yourself"
             ) from error
 
     def save(self) -> None:
-        """Bring everything to disk; what fails is tried again the next time."""
+        """Write everything to disk; failures are retried the next time."""
         self._submit(self._sync_all).result()
 
     def wait_for_folds(self) -> None:
-        """Wait until all text that was to be folded is; sequences that begin then draft from all of it."""
+        """Wait until all due folds are done; sequences that begin later draft from all of the text."""
         while self._submit(lambda: self._folding.is_busy).result():
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Bring everything to disk and give the folder back; a second time does nothing."""
+        """Write everything to disk and release the folder; a second call does nothing."""
         with self._lock:
             if self.is_closed:
                 return
@@ -197,7 +196,7 @@ class LearnedFiles:
     def _submit(self, work: Callable[..., _Result], *arguments: object) -> Future[_Result]:
         with self._lock:
             if self.is_closed:
-                raise ConfigError("what was learned is closed; open its folder again")
+                raise ConfigError("the learned text is closed; open its folder again")
             return self._put(work, *arguments)
 
     def _put_if_open(self, work: Callable[[], None]) -> None:
@@ -221,7 +220,7 @@ class LearnedFiles:
         for run in iter(self._work.get, None):
             run()
 
-    # What follows runs in the worker thread.
+    # The methods below run in the worker thread.
 
     def _append(self, name: str, content: bytes) -> None:
         self._use("appending", name, lambda database: database.add(content))
@@ -242,7 +241,7 @@ class LearnedFiles:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Now and then, have every tenant's text looked at for its age, the tenants that are away included."""
+        """Check the age of every tenant's text periodically, including inactive tenants."""
         if not self._ages_matter or time.monotonic() < self._next_sweep_s:
             return
         self._next_sweep_s = time.monotonic() + _SWEEP_S
@@ -250,19 +249,19 @@ class LearnedFiles:
         self._look_at_next(names)
 
     def _look_at_next(self, names: Iterator[str]) -> None:
-        # One at a time, so that other work has its turn.
+        # One at a time, so that other work can run in between.
         if (name := next(names, None)) is not None:
             self._use("forgetting", name, lambda database: self._folding.settle(name, database))
             self._put_if_open(lambda: self._look_at_next(names))
 
     def _use(self, action: str, name: str, work: Callable[[Database], _Result]) -> _Result | None:
-        """Work with a database, where it is damaged with a new one; None if it fails."""
+        """Run work on a database, or on a new one if it is damaged; return None on failure."""
         try:
             result = self._renewed(name, work)
         except (OSError, sqlite3.Error) as error:
             if action not in self._failing:
                 logger.warning(
-                    "{}: {} fails ({}), going on without; check space and permissions there",
+                    "{}: {} fails ({}) and is skipped; check space and permissions there",
                     self.folder, action, _reason(error),
                 )  # fmt: skip
             self._failing.add(action)
@@ -281,7 +280,7 @@ class LearnedFiles:
             for beside in self.folder.glob(f"{path.name}-*"):
                 beside.unlink()
             path.replace(aside)
-            logger.warning("{} is damaged ({}): it begins anew, and {} may be removed", path, error, aside)
+            logger.warning("{} is damaged ({}): a new one replaces it, and {} may be removed", path, error, aside)
             return work(self._database(name))
 
     def _database(self, name: str) -> Database:
@@ -330,7 +329,7 @@ class LearnedFiles:
             self._close(name)
 
     def _require_ours(self) -> None:
-        """Take the folder, or refuse it if it is of another format or another tokenizer."""
+        """Initialise the folder, or refuse it if it has another format or another tokenizer."""
         known = self._renewed(_SHARED, lambda database: database.get("tokenizer"))
         if known is None:
             ours = f"{self.tokenizer.sha256} {self.tokenizer.name}".encode(errors="replace")
@@ -339,13 +338,13 @@ class LearnedFiles:
         sha256, _, name = known.decode(errors="replace").partition(" ")
         if sha256 != self.tokenizer.sha256:
             raise TokenizerMismatchError(
-                f"{self.folder} holds what was learned with tokenizer {name} ({sha256[:12]}), not with "
+                f"{self.folder} has text learned with tokenizer {name} ({sha256[:12]}), not with "
                 f"{self.tokenizer.name} ({self.tokenizer.sha256[:12]}); name another folder, or remove this one"
             )
 
 
 def name_of(tenant: str | None) -> str:
-    """Return a name that every file system takes, whatever the tenant's is."""
+    """Return a name for a tenant's files that every file system accepts."""
     return _SHARED if tenant is None else hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""What accepted text taught: for every tenant a memory that its later sequences draft from.
+"""Learned text in memory: for every tenant a memory that its later sequences draft from.
 
-A tenant's memory holds its own text and nothing of others; of a store that folds it holds the young text, and the
-graphs of the older one with it. Only how reliable kinds of contexts are, a few
-thousand rates, is shared by all. ``native/calibration.hpp`` and ``native/target_rows.hpp`` define what is saved.
+A tenant's memory has its own text and no other tenant's; in a store that folds, it has the young text and the graphs of
+the older text. All tenants share only the reliability of each kind of context, a few thousand rates.
+``native/calibration.hpp`` and ``native/target_rows.hpp`` define the saved data.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 MAX_TENANTS = 64
-"""Tenants whose memory stays when no sequence uses it. Of more, the one longest out of use leaves; its text comes back
-from the folder, if there is one."""
+"""Most unused memories that stay loaded. Beyond it the least recently used is dropped; its text is reloaded from the
+folder, if there is one."""
 _ROWS_INTERVAL_S = 30.0
-"""Rows are a few megabytes for each tenant and change with every token, so they are brought to disk less often."""
+"""Rows take a few megabytes per tenant and change with every token, so they are written to disk less often."""
 _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
-"""More than any row can have: a visit counts for that much less after one more."""
+"""An upper bound of any row's visits, whose weights decay by 0.9995 with every further visit."""
 
 _BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
 """Bins before there were neural models; ranges of probabilities."""
@@ -47,19 +47,19 @@ _Tables = TypeVar("_Tables")
 
 
 class Memory:
-    """What one tenant's sequences accepted, newest first to be found."""
+    """The accepted text of one tenant's sequences; look-ups find the newest first."""
 
     def __init__(self, tenant: str, max_tokens: int) -> None:
-        """Make an empty memory of at most so many tokens."""
+        """Make an empty memory of at most ``max_tokens`` tokens."""
         self.tenant = tenant
         self.core = LearnedMemory(max_tokens)
         self.rows_saved_s = -math.inf
-        """When its rows were last brought to disk."""
+        """When its rows were last written to disk."""
         self.graphs: tuple[NgramGraph, ...] = ()
-        """The graphs of its older text, newest last: the same object until they change."""
+        """The graphs of its older text, newest last; the same object until they change."""
 
     def take_graphs(self, graphs: tuple[NgramGraph, ...]) -> None:
-        """Have sequences that begin from now on draft from these graphs; others keep what they have."""
+        """Let sequences that begin from now on draft from these graphs; running ones keep theirs."""
         if self.graphs != graphs:
             self.graphs = graphs
             self.core.set_graphs([graph.core for graph in graphs])
@@ -80,27 +80,30 @@ class LearnedStore:
         """Make a store.
 
         Args:
-            max_tokens: most tokens kept of a tenant, the oldest out first; 0 keeps none.
-            folder: where they are kept between processes, of which one at a time has it; None keeps them in memory.
-            tokenizer: with a folder, the tokenizer that ids are of.
-            fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then holds
-                ``young_tokens`` at most.
-            on_fold: called in a thread of the store with the seconds of every fold that has ended, and whether it
+            max_tokens: most tokens kept per tenant, the oldest removed first; 0 keeps none.
+            folder: keeps them between processes; one process at a time may use it. None keeps them in memory.
+            tokenizer: with a folder, the tokenizer of the ids.
+            fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then has at most
+                ``young_tokens``.
+            on_fold: called in a thread of the store with the duration of every finished fold in seconds, and whether it
                 succeeded.
 
         Raises:
             ConfigError: another process has the folder, it can't be read or written, or is of another release.
-            TokenizerMismatchError: the folder holds what was learned with another tokenizer.
+            TokenizerMismatchError: the folder has text learned with another tokenizer.
         """
         if folder is not None and tokenizer is None:
             raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
-        folds = fold.enabled and folder is not None
-        self._max_tokens = min(max_tokens, fold.young_tokens) if folds else max_tokens
+        self._max_tokens = max_tokens
+        if fold.enabled and folder is not None:
+            # Text leaves memory by a fold, and only so.
+            self._max_tokens = min(max_tokens, fold.young_tokens)
+            fold = fold.model_copy(update={"young_tokens": self._max_tokens, "enabled": self._max_tokens > 0})
         self._lock = threading.Lock()
-        self._forgetting = threading.Lock()  # held for moments: nothing of a tenant is written after its removal
-        # Sequences hold theirs: a tenant never has two memories.
+        self._forgetting = threading.Lock()  # held briefly: no text of a tenant is written after its removal
+        # Sequences hold their memory, so a tenant never has two.
         self._in_use: WeakValueDictionary[str, Memory] = WeakValueDictionary()
-        self._naming = threading.Lock()  # held for moments, by the thread of the files, too
+        self._naming = threading.Lock()  # held briefly, also by the thread of the files
         self._by_name: WeakValueDictionary[str, Memory] = WeakValueDictionary()
         self._latest: OrderedDict[str, Memory] = OrderedDict()
         self._saved_tables = b""
@@ -118,22 +121,22 @@ class LearnedStore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all tenants that are in memory."""
+        """Tokens of all tenants in memory."""
         with self._lock:
             return sum(min(len(memory.core), self._max_tokens) for memory in self._in_use.values())
 
     @property
     def has_folder(self) -> bool:
-        """Whether anything is kept between processes."""
+        """Whether learned text is kept between processes."""
         return self._files is not None
 
     @property
     def is_failing(self) -> bool:
-        """Whether what was learned can't be brought to disk at present."""
+        """Whether writing to disk fails at present."""
         return self._files is not None and self._files.is_failing
 
     def memory(self, tenant: str) -> Memory:
-        """Return a tenant's memory, read from disk if it is not there, which takes 0.1 seconds for a million tokens.
+        """Return a tenant's memory; if it is not loaded, reading it from disk takes 0.1 s for a million tokens.
 
         Raises:
             ConfigError: the store is closed.
@@ -160,8 +163,8 @@ class LearnedStore:
     def graphs(self, tenant: str) -> tuple[NgramGraph, ...]:
         """Return the graphs of a tenant's older text, newest last; the same object until they change.
 
-        Files that are replaced by others stay readable for as long as their graphs are held, so a drafter may change
-        from one to the other between any two steps.
+        Replaced files stay readable while their graphs are held, so a drafter may switch to the new graphs between any
+        two steps.
 
         Raises:
             ConfigError: the store is closed.
@@ -169,23 +172,23 @@ class LearnedStore:
         return self.memory(tenant).graphs
 
     def keep(self, memory: Memory, token_ids: NDArray[np.int32]) -> None:
-        """Write what a memory has learned to disk, if there is a folder."""
+        """Write a memory's new text to disk, if there is a folder."""
         if self._files is None or not token_ids.size:
             return
         if self._files.is_closed:
-            logger.warning("a sequence ended after what was learned was closed, and is not kept; close sequences first")
+            logger.warning("a sequence ended after the store was closed, and its text is lost; close sequences first")
             return
         with self._forgetting:
             if not memory.core.is_forgotten:
                 self._files.append(memory.tenant, token_ids)
 
     def forget(self, tenant: str) -> None:
-        """Forget everything of a tenant, on disk too.
+        """Forget all text of a tenant, on disk too.
 
-        Open sequences keep what they hold until they end, and leave nothing behind.
+        Open sequences keep their memory until they end, and then leave nothing behind.
 
         Raises:
-            ConfigError: it can't be removed from the disk, or the store is closed.
+            ConfigError: the text can't be removed from the disk, or the store is closed.
         """
         with self._lock:
             memory = self._in_use.pop(tenant, None)
@@ -197,11 +200,11 @@ class LearnedStore:
                 self._files.forget(tenant)
 
     def load_calibration(self) -> Calibration | None:
-        """Return the tables that :meth:`save` kept, if any."""
+        """Return the tables that :meth:`save` saved, if any."""
         return None if self._files is None else _loaded(load_calibration, self._files.load_state(None, "calibration"))
 
     def save(self, calibration: Calibration, *, is_routine: bool = False) -> None:
-        """Bring everything to disk, the tables included; of a save that is routine, rows only now and then."""
+        """Write everything to disk, including the tables; a routine save writes rows only occasionally."""
         if self._files is None:
             return
         with self._lock:
@@ -215,24 +218,24 @@ class LearnedStore:
                     if not memory.core.is_forgotten:
                         self._files.save_state(memory.tenant, "rows", rows)
         tables = save_calibration(calibration)
-        # The sidecar calls this every few seconds, in quiet times too.
+        # The sidecar calls this every few seconds, also when idle.
         if tables != self._saved_tables:
             self._files.save_state(None, "calibration", tables)
             self._saved_tables = tables
         self._files.save()
 
     def wait_for_folds(self) -> None:
-        """Wait until all text that was to be folded is: for benches, whose figures then don't depend on time."""
+        """Wait until all due folds are done, so that figures of benches don't depend on timing."""
         if self._files is not None:
             self._files.wait_for_folds()
 
     def close(self) -> None:
-        """Bring what was kept to disk and give the folder back; sequences that are still open leave nothing."""
+        """Write everything to disk and release the folder; text of sequences that are still open is lost."""
         if self._files is not None:
             self._files.close()
 
     def _take_graphs(self, name: str, graphs: tuple[NgramGraph, ...]) -> None:
-        # In the thread of the files, for which :meth:`memory` waits while it has the lock.
+        # Runs in the thread of the files; :meth:`memory` waits for it while it holds the lock.
         with self._naming:
             memory = self._by_name.get(name)
         if memory is not None:
@@ -240,7 +243,7 @@ class LearnedStore:
 
 
 def _loaded(load: Callable[[bytes], _Tables], saved: bytes | None) -> _Tables | None:
-    """Return tables that were saved, if there are some and they are whole."""
+    """Return saved tables, or None if there are none or they are damaged."""
     try:
         return None if saved is None else load(saved)
     except ConfigError as error:
@@ -256,10 +259,10 @@ def save_calibration(calibration: Calibration) -> bytes:
 
 
 def load_calibration(saved: bytes) -> Calibration:
-    """Make the tables of :func:`save_calibration` again.
+    """Load the tables of :func:`save_calibration`.
 
     Raises:
-        ConfigError: the bytes are not such tables, or those of another release.
+        ConfigError: the bytes are not such tables, or are from another release.
     """
     calibration = first_calibration()
     try:
@@ -269,7 +272,7 @@ def load_calibration(saved: bytes) -> Calibration:
             tables = content["escapes"], content["agreements"]
             for values in tables:
                 visits = values[:, :1]
-                # Rounding may lift a sum of probabilities a little above the visits.
+                # Rounding may raise a sum of probabilities slightly above the visits.
                 if not ((visits <= _MOST_VISITS) & (values >= 0) & (values <= visits * (1.0 + 1e-9))).all():
                     raise ValueError("visits")
             weights = np.concatenate([tables[0], calibration.weights[len(tables[0]) :]])  # new kinds come last
@@ -280,11 +283,11 @@ def load_calibration(saved: bytes) -> Calibration:
 
 
 def _widened(table: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bins, widened if they are of the release before: that had no neural context.
+    """Return bins, widened if the previous release saved them: it had no neural context.
 
     Args:
         table: the saved bins.
-        first: those of this release, which have learned nothing.
+        first: this release's initial bins.
     """
     if table.shape == (_BINS_WITHOUT_NEURAL, 3):  # they are the last within each range of probabilities
         missing = first.reshape(_NUM_RANGES, -1, 3)[:, _BINS_WITHOUT_NEURAL // _NUM_RANGES :]
@@ -301,10 +304,10 @@ def save_rows(memory: LearnedMemory) -> bytes:
 
 
 def load_rows(memory: LearnedMemory, saved: bytes) -> None:
-    """Give a memory the rows of :func:`save_rows` again.
+    """Load the rows of :func:`save_rows` into a memory.
 
     Raises:
-        ConfigError: the bytes are not such rows, or those of another release.
+        ConfigError: the bytes are not such rows, or are from another release.
     """
     try:
         with np.load(io.BytesIO(saved), allow_pickle=False) as content:

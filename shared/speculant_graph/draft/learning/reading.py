@@ -1,4 +1,4 @@
-"""Reads a tenant's learned text for people, without changing it, also while a sidecar has the folder."""
+"""Reads a tenant's learned text for reports, without changing it, even while a sidecar uses the folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class LearnedText:
-    """The learned text of a tenant at a moment."""
+    """A snapshot of a tenant's learned text."""
 
     texts: tuple[tuple[int, bytes], ...]
     """The young text: ids, which are milliseconds since 1970, and little-endian 32-bit token ids, oldest first."""
     layers: tuple[Layer, ...]
     """The graph files of the older text, oldest first."""
     database_bytes: int
-    """Size of the database, which holds the young text and the target's rows."""
+    """Size of the database with the young text and the target's rows, in bytes."""
     damaged: tuple[Path, ...] = ()
     """Graph files that can't be read; their text is lost."""
 
@@ -44,11 +44,11 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
     """Return the learned text of a tenant.
 
     Args:
-        learned: the folder of one graph; a sidecar has one below ``server.learned`` for each.
+        learned: the folder of one graph; a sidecar has one per graph below ``server.learned``.
         tenant: any text.
 
     Raises:
-        ConfigError: the folder has no text of it, or can't be read.
+        ConfigError: the folder has no text of the tenant, or can't be read.
     """
     name = name_of(tenant)
     database, folder = learned / f"{name}.sqlite", folder_of(learned, name)
@@ -58,12 +58,12 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
         is_one = (learned / "shared.sqlite").exists()
         named = "check the tenant" if tenant else "name one by --tenant"
         raise ConfigError(
-            f"nothing was learned of {'this tenant' if tenant else 'requests without a tenant'} in {learned}",
-            fix=named if is_one else "name the folder of one graph, below the folder of all",
+            f"there is no learned text of {'this tenant' if tenant else 'requests without a tenant'} in {learned}",
+            fix=named if is_one else "name the folder of one graph, one level below",
             field="learned",
         )
     for _ in range(_TRIES):
-        # Rows first: ids tell which of them have become a file meanwhile.
+        # Rows first: their ids show which of them have become a file meanwhile.
         texts = _texts(database) if database.exists() else []
         found = find_layers(folder)
         if not found.damaged:  # else a file was replaced just then, or is damaged
@@ -75,7 +75,7 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
 
 
 def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | None) -> NgramGraph:
-    """Write all learned text of a tenant as one ordinary graph, in which no n-gram crosses from text to text.
+    """Write all learned text of a tenant as one ordinary graph; no n-gram crosses texts.
 
     Args:
         learned: the text.
@@ -83,8 +83,8 @@ def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | 
         tokenizer: the tokenizer of the ids; None: the one that the graph files name.
 
     Raises:
-        ConfigError: there is no text at all, or no file that names the tokenizer.
-        TokenizerMismatchError: the files are of another one.
+        ConfigError: there is no text, or no file names the tokenizer.
+        TokenizerMismatchError: the files have another tokenizer.
         GraphFileError: a file is damaged, or the output can't be written.
     """
     if learned.layers:
@@ -92,7 +92,7 @@ def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | 
         if tokenizer is not None and tokenizer.sha256 != known.sha256:
             raise TokenizerMismatchError(
                 f"the learned text is of tokenizer {known.name} ({known.sha256[:12]}), not of {tokenizer.name} "
-                f"({tokenizer.sha256[:12]}); name that one, or none"
+                f"({tokenizer.sha256[:12]}); name the first, or none"
             )
         tokenizer = known
     if tokenizer is None:
@@ -110,7 +110,7 @@ def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | 
                 shutil.copyfile(learned.layers[-1].path, folder / "newest")
             merge_older(FoldJob(job.folder, 0, tokenizer, job.older[:-1]), folder / "newest")
         else:
-            raise ConfigError("no text was learned of this tenant", fix="check the tenant", field="tenant")
+            raise ConfigError("there is no learned text of this tenant", fix="check the tenant", field="tenant")
         with replacing(output, lambda path: NgramGraph.load(path, verify=True), folder) as temporary:
             job.graph.replace(temporary)
     return NgramGraph.load(output)

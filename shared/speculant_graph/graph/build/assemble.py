@@ -117,16 +117,17 @@ def _finish_trie(trie: Trie, jobs: int, on_level: Callable[[int], None]) -> tupl
     Returns:
         Contexts with a successor, for orders 1 to N.
     """
-    _core.fill_unigram_index(trie.level(1), trie.first)
+    levels = [trie.level(length) for length in range(1, trie.max_order + 2)]
+    first = trie.first
+    _core.fill_unigram_index(levels[0], first)
     contexts = []
     with ThreadPoolExecutor(jobs) as threads:
-        for length in range(1, trie.max_order + 1):
-            level, next_level = trie.level(length), trie.level(length + 1)
+        for length, (level, next_level) in enumerate(itertools.pairwise(levels), start=1):
             slices = [(start, min(start + _SLICE, len(level) - 1)) for start in range(0, len(level) - 1, _SLICE)]
             if length == 1:
-                link = lambda part: _core.link_pairs(level, next_level, trie.first, *part)  # noqa: B023, E731
+                link = lambda part: _core.link_pairs(level, next_level, first, *part)  # noqa: B023, E731
             else:
-                before = trie.level(length - 1)
+                before = levels[length - 2]
                 link = lambda part: _core.link_children(before, level, next_level, *part)  # noqa: B023, E731
             for _ in threads.map(link, slices):
                 pass

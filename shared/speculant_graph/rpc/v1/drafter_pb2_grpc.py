@@ -62,8 +62,8 @@ class DrafterServiceServicer(object):
     """
 
     def Draft(self, request, context):
-        """Takes the tokens of a batch of sequences, stateless or by session, and drafts for them. A request of no sequences
-        is legal: what answers it is alive and has its graphs.
+        """Takes the tokens of a batch of sequences, stateless or by session, and drafts for them. A request without sequences
+        is valid and serves as a probe: a server that answers it is alive and has its graphs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,17 +78,17 @@ class DrafterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Opens a session under an id that the client chose. Opening it again, with the same tenant and graph, is a success
-        and changes nothing: it keeps what it holds, its generation, and what it was opened with at first. With another
-        tenant or graph it is INVALID_ARGUMENT. RESOURCE_EXHAUSTED if there is no room and no session is idle.
+        """Opens a session under an id that the client chose. Opening it again with the same tenant and graph succeeds and
+        changes nothing: the session keeps its tokens, its generation and its first options. With another tenant or graph
+        the call fails with INVALID_ARGUMENT. RESOURCE_EXHAUSTED if the table of sessions is full and none is idle.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Closes a session, frees what it held, and learns from it if it was opened so. Closing a session that is unknown,
-        or another tenant's, succeeds and does nothing.
+        """Closes a session, frees its memory, and learns from it if it was opened with learn. Closing an unknown session, or
+        another tenant's, succeeds and does nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -239,9 +239,9 @@ class DrafterService(object):
 
 
 class DrafterAdminServiceStub(object):
-    """Looking after a running drafter. Served at an address of its own, which must not be public; PERMISSION_DENIED for
-    clients that are no administrators. Besides the statuses above, a graph file that can't be loaded is
-    INVALID_ARGUMENT, and the message says why.
+    """Administration of a running drafter. The server serves it at a separate address, which must not be public;
+    PERMISSION_DENIED for clients that are not administrators. Besides the statuses above, a graph file that can't be
+    loaded is INVALID_ARGUMENT, and the message says why.
     """
 
     def __init__(self, channel):
@@ -263,9 +263,9 @@ class DrafterAdminServiceStub(object):
 
 
 class DrafterAdminServiceServicer(object):
-    """Looking after a running drafter. Served at an address of its own, which must not be public; PERMISSION_DENIED for
-    clients that are no administrators. Besides the statuses above, a graph file that can't be loaded is
-    INVALID_ARGUMENT, and the message says why.
+    """Administration of a running drafter. The server serves it at a separate address, which must not be public;
+    PERMISSION_DENIED for clients that are not administrators. Besides the statuses above, a graph file that can't be
+    loaded is INVALID_ARGUMENT, and the message says why.
     """
 
     def ListGraphs(self, request, context):
@@ -276,8 +276,8 @@ class DrafterAdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReloadGraph(self, request, context):
-        """Replaces a graph by what its file holds now, which must be of the same tokenizer; open sessions keep the generation
-        they were opened on. If the file can't be loaded, the old one is served on.
+        """Loads a graph's file again and replaces the served graph; the tokenizer must be the same. Open sessions keep the
+        generation they were opened on. If the file can't be loaded, the server keeps the old graph.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -305,9 +305,9 @@ def add_DrafterAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterAdminService(object):
-    """Looking after a running drafter. Served at an address of its own, which must not be public; PERMISSION_DENIED for
-    clients that are no administrators. Besides the statuses above, a graph file that can't be loaded is
-    INVALID_ARGUMENT, and the message says why.
+    """Administration of a running drafter. The server serves it at a separate address, which must not be public;
+    PERMISSION_DENIED for clients that are not administrators. Besides the statuses above, a graph file that can't be
+    loaded is INVALID_ARGUMENT, and the message says why.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class VerifierServiceStub(object):
-    """The model's side.
+    """Text generation by the model.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class VerifierServiceStub(object):
 
 
 class VerifierServiceServicer(object):
-    """The model's side.
+    """Text generation by the model.
     """
 
     def Generate(self, request, context):
@@ -71,7 +71,7 @@ def add_VerifierServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerifierService(object):
-    """The model's side.
+    """Text generation by the model.
     """
 
     @staticmethod
@@ -103,11 +103,11 @@ class VerifierService(object):
 
 
 class VerifierAdminServiceStub(object):
-    """Looking after a running verifier's draft model: its LoRA adapters are swapped between two steps while requests are
-    decoded. No text depends on it. Served at an address of its own, which must not be public; PERMISSION_DENIED for
-    clients that are no administrators. Besides the statuses above: UNIMPLEMENTED (the verifier has no draft model, or
-    the service is asked for at another address), INVALID_ARGUMENT (the adapter can't be used; the message says why, and
-    what drafts is unchanged).
+    """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
+    decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
+    public; PERMISSION_DENIED for clients that are not administrators. Besides the statuses above: UNIMPLEMENTED (the
+    verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used; the
+    message says why, and the present adapter stays).
     """
 
     def __init__(self, channel):
@@ -134,30 +134,30 @@ class VerifierAdminServiceStub(object):
 
 
 class VerifierAdminServiceServicer(object):
-    """Looking after a running verifier's draft model: its LoRA adapters are swapped between two steps while requests are
-    decoded. No text depends on it. Served at an address of its own, which must not be public; PERMISSION_DENIED for
-    clients that are no administrators. Besides the statuses above: UNIMPLEMENTED (the verifier has no draft model, or
-    the service is asked for at another address), INVALID_ARGUMENT (the adapter can't be used; the message says why, and
-    what drafts is unchanged).
+    """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
+    decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
+    public; PERMISSION_DENIED for clients that are not administrators. Besides the statuses above: UNIMPLEMENTED (the
+    verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used; the
+    message says why, and the present adapter stays).
     """
 
     def ListAdapters(self, request, context):
-        """Says what drafts, how it does, and which adapters may be loaded.
+        """Returns the present adapter, its acceptance, and the adapters that may be loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads an adapter and drafts with it. Returns when it is in memory;
-        it continues if the client leaves. RESOURCE_EXHAUSTED while another one is being loaded.
+        """Loads an adapter and drafts with it. Returns when the adapter is in memory; loading continues if the client
+        disconnects. RESOURCE_EXHAUSTED while another adapter is loading.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackAdapter(self, request, context):
-        """Brings back what drafted before the latest load, once. INVALID_ARGUMENT if there is nothing to bring back.
+        """Restores the state before the latest load, once. INVALID_ARGUMENT if there is no earlier state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,11 +190,11 @@ def add_VerifierAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerifierAdminService(object):
-    """Looking after a running verifier's draft model: its LoRA adapters are swapped between two steps while requests are
-    decoded. No text depends on it. Served at an address of its own, which must not be public; PERMISSION_DENIED for
-    clients that are no administrators. Besides the statuses above: UNIMPLEMENTED (the verifier has no draft model, or
-    the service is asked for at another address), INVALID_ARGUMENT (the adapter can't be used; the message says why, and
-    what drafts is unchanged).
+    """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
+    decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
+    public; PERMISSION_DENIED for clients that are not administrators. Besides the statuses above: UNIMPLEMENTED (the
+    verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used; the
+    message says why, and the present adapter stays).
     """
 
     @staticmethod

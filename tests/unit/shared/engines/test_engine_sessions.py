@@ -84,7 +84,7 @@ def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strateg
         if is_priced:  # by prices that do not depend on the clock
             prices = StepPrices(1.0 + 0.25 * np.arange(64.0) ** 1.2, 1.0, 0.02)
             draft_rows = rows.draft_rows
-            rows.draft_rows = lambda batch, budgets: draft_rows(batch, budgets, prices)  # type: ignore[method-assign]
+            rows.draft_rows = lambda batch, budgets, *_: draft_rows(batch, budgets, prices)  # type: ignore[method-assign]
         sessions = EngineSessions(rows, most_drafted=6, vocabulary_size=_VOCABULARY)
         seen: list[Any] = []
         draft = sessions.draft

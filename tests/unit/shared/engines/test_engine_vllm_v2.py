@@ -254,6 +254,19 @@ def test_what_is_not_drafted_is_filled_with_a_token(vllm: SimpleNamespace, graph
     speculator.sessions.close()
 
 
+def test_a_batch_that_vllm_wants_no_drafts_for_gets_none_and_is_followed(
+    vllm: SimpleNamespace, graph_path: Path, runner: _Runner
+) -> None:
+    """Its table of widths by the number of sequences may say 0."""
+    speculator: Any = Speculator(_settings(graph_path), torch.device("cpu"), runner.states)
+    runner.start("a", 0, *range(10, 20))
+    for token, reading in ((20, ("a",)), (21, ())):
+        assert runner.propose(speculator, {"a": [token]}, reading, num_speculative_tokens=0) == [[token] * _MOST]
+    assert not speculator.sessions.counts.offered_tokens
+    assert runner.propose(speculator, {"a": [22]}) == [[23, 24, 25, 26]]
+    speculator.sessions.close()
+
+
 def test_what_goes_wrong_costs_drafts_and_one_warning(
     vllm: SimpleNamespace, graph_path: Path, runner: _Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,11 +1,11 @@
-"""SGLang: the algorithm SPECULANT, as a plug-in that SGLang finds by its entry point. It has never run on a GPU.
+"""The algorithm SPECULANT for SGLang, a plug-in that SGLang finds by its entry point. It has never run on a GPU.
 
 .. code-block:: sh
 
     SPECULANT_CLIENT__ADDRESS=unix:///run/drafter.sock sglang serve MODEL
         --speculative-algorithm SPECULANT --speculative-num-draft-tokens 12 --speculative-ngram-max-bfs-breadth 8
 
-SGLang verifies trees of one width for every request and step; what a draft leaves free is filled.
+SGLang verifies trees of one width for every request and step; smaller drafts are padded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def register() -> None:
         return
 
     class Speculant(CustomSpecAlgo):  # type: ignore[misc]
-        """What SGLang does for its own NGRAM is done for this one: trees as masks, and no draft model."""
+        """SGLang treats it like its own NGRAM: trees as masks, and no draft model."""
 
         def is_ngram(self) -> bool:
             return True
@@ -54,12 +54,12 @@ def register() -> None:
 
 
 def lay_out(roots: Sequence[TokenId], drafts: RowDrafts, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return drafts as SGLang's NGRAM takes them.
+    """Return drafts in the form of SGLang's NGRAM.
 
     Args:
         roots: the last token of every request.
         drafts: their drafts, narrower than ``width``.
-        width: nodes of a tree, the root included. What a draft leaves free is token 0 below the root.
+        width: nodes of a tree, including the root. Padding is token 0 below the root.
 
     Returns:
         Token ids, int64 of shape ``[requests * width]``, the root first; and which nodes are ancestors of which, or the

@@ -18,7 +18,7 @@ _TENANT = "speculant_tenant"
 
 
 class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
-    """One of the ranks that share the model; the first asks for drafts and broadcasts them."""
+    """One of the ranks that share the model; the first rank drafts and broadcasts."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         """Begin as SGLang's own does; settings are variables (``SPECULANT_...``) or in ``speculant.toml``.
@@ -26,7 +26,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
         Raises:
             ConfigError: a setting is wrong, or the tokenizer can't be read.
             GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph is of another tokenizer than the model.
+            TokenizerMismatchError: the graph's tokenizer differs from the model's.
         """
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._group = target_worker.get_tp_group()
@@ -60,13 +60,13 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
                 tenants=[_tenant_of(request) for request in batch.reqs],
             )
             laid_out = lay_out([int(text[-1]) for text in texts], drafts, self.draft_token_num)
-        if self._group.world_size > 1:  # drafts that come too late must come too late for all
+        if self._group.world_size > 1:  # late drafts must be late for all ranks
             laid_out = self._group.broadcast_object(laid_out, src=0)
         assert laid_out is not None
         return laid_out
 
     def _texts(self, batch: Any) -> list[NDArray[np.int32]]:
-        """Return the whole text of every request; where steps overlap, with what its ``output_ids`` lack yet."""
+        """Return the whole text of every request; if steps overlap, with tokens that ``output_ids`` still lacks."""
         width = self.draft_token_num
         new: list[list[int]] = [[]] * len(batch.reqs)
         if self.enable_overlap and not batch.grammar_needs_sync():
@@ -83,7 +83,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
         ]  # fmt: skip
 
     def _update_ngram_corpus(self, batch: Any) -> None:
-        """Do nothing: what was accepted comes with the next step."""
+        """Do nothing, because accepted tokens come with the next step."""
 
 
 def _tenant_of(request: Any) -> str | None:

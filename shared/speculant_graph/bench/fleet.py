@@ -1,0 +1,107 @@
+"""``speculant bench fleet``: how many engines a sidecar serves, what they cost it, and what happens when one is killed.
+
+Engines are simulated, each in a process of its own: their passes sleep as long as a GPU's. Sidecars are real.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from speculant_graph.bench.fleet_engine import Order
+from speculant_graph.bench.fleet_figures import engines_within
+from speculant_graph.bench.fleet_runs import Ground, count_engines, kill_and_start, measure_memory
+from speculant_graph.bench.report import COMMAS, begin, print_report
+from speculant_graph.bench.texts import words_of_standard_library
+from speculant_graph.budget import curve_of
+from speculant_graph.config import ClientConfig
+from speculant_graph.graph.build.builder import build_from_token_ids
+from speculant_graph.settings import ReportingSettings, load_settings
+
+_PROMPT_TOKENS, _OUTPUT_TOKENS = 200, 200
+_MOST_TRACES = 512
+_BAR = 0.1
+"""Of a pass, how long drafting may take."""
+
+
+class BenchFleetSettings(ReportingSettings):
+    """Measure a fleet of sidecars on this machine: engines that one serves, memory, and a sidecar's death under load.
+
+    Each sidecar has a core of its own where there are enough, and the engines have the others. Text and graph are the
+    words of Python's own sources; what the engines decode is not in the graph.
+    """
+
+    sidecars: Annotated[int, Field(ge=2, le=32)] = 2
+    """Sidecars of which one is killed. As many as have a core of their own serve while engines are counted."""
+    engines: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 2, 4, 8]  # noqa: RUF012
+    """Engines for each sidecar, one or several numbers."""
+    tenants: Annotated[int, Field(ge=0, le=10_000)] = 8
+    """Whose text the engines decode, in turns; 0: their sequences have no tenant."""
+    rows: Annotated[int, Field(ge=1, le=256)] = 8
+    """Sequences of an engine."""
+    k: Annotated[int, Field(ge=1, le=64)] = 8
+    """Most tokens that are drafted for a row."""
+    tcp: bool = False
+    """Reach sidecars over TCP, as from other machines, instead of Unix sockets."""
+    curve: str = "gptoss-h100"
+    """How long passes take, as for 'speculant bench engine-loop'."""
+    time: Annotated[float, Field(ge=1.0)] = 10.0
+    """Seconds that each number of engines runs, and before and after each event."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure and print."""
+    settings = load_settings(BenchFleetSettings, "bench fleet", arguments)
+    pass_s = float(curve_of(settings.curve, "--curve").seconds(settings.rows, settings.rows)[settings.rows])
+    with tempfile.TemporaryDirectory(prefix="speculant-bench-") as name:
+        ground = _prepare(settings, Path(name))
+        memory = measure_memory(ground)
+        results = count_engines(ground, settings.sidecars, settings.engines, settings.time, _BAR * pass_s)
+        events, errors = kill_and_start(ground, settings.sidecars, settings.time)
+    bar_ms = round(1e3 * _BAR * pass_s, 4)
+    report = {
+        "results": results,
+        "events": events,
+        "rows": settings.rows,
+        "k": settings.k,
+        "tenants": settings.tenants,
+        "tcp": settings.tcp,
+        "curve": settings.curve,
+        "pass_ms": round(1e3 * pass_s, 4),
+        "bar_ms": bar_ms,
+        "engines_by_p50": engines_within(results, "draft_ms_p50", bar_ms),
+        "engines_by_p99": engines_within(results, "draft_ms_p99", bar_ms),
+        **memory,
+        "errors": errors,
+        "is_simulated": True,
+    }
+    print_report("fleet", report, arguments, as_json=settings.json_output)
+    return 0
+
+
+def _prepare(settings: BenchFleetSettings, folder: Path) -> Ground:
+    begin("counting Python's own sources")
+    token_ids, fingerprint = words_of_standard_library()
+    size = _PROMPT_TOKENS + _OUTPUT_TOKENS
+    num_traces = min(_MOST_TRACES, len(token_ids) // (4 * size))
+    cut = len(token_ids) - num_traces * size
+    build_from_token_ids(token_ids[:cut], fingerprint).save(folder / "graph.pkl")
+    np.save(folder / "texts.npy", np.array(token_ids[cut:], np.int32).reshape(num_traces, size))
+    order = Order(
+        addresses="",
+        tokenizer=(fingerprint.name, fingerprint.sha256, fingerprint.vocabulary_size),
+        texts=str(folder / "texts.npy"),
+        prompt_tokens=_PROMPT_TOKENS,
+        first=0,
+        tenants=[f"tenant {number}" for number in range(settings.tenants)],
+        rows=settings.rows,
+        k=settings.k,
+        curve=settings.curve,
+        deadline_ms=ClientConfig().deadline_ms,
+    )
+    return Ground(folder, folder / "graph.pkl", order, num_traces, settings.tcp)

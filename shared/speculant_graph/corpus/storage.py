@@ -1,0 +1,95 @@
+"""Files of a corpus in object storage: whatever fsspec opens, such as ``s3://bucket/text/`` or ``gs://bucket/a.jsonl``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from speculant_graph.corpus.hub import first_line
+from speculant_graph.errors import CorpusError
+
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
+_MAGIC = re.compile(r"[*?[]")
+EXTRA = "storage"
+"""What has the packages for such addresses."""
+
+
+def address_of(path: Path) -> str | None:
+    """Return the address that a path stands for, as fsspec takes it; None if it is a path of this machine.
+
+    In a path an address's two slashes are one; no file of a machine has such a name by chance, so settings stay paths.
+    """
+    found = _ADDRESS.fullmatch(str(path))
+    if found is None:
+        return None
+    scheme, rest = found.groups()
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}"
+
+
+def find_stored(address: str, is_text: Callable[[Path], bool]) -> list[tuple[Path, bool]]:
+    """Return the files that an address names, sorted, and whether it names each itself.
+
+    Args:
+        address: of a file, of a folder, which is searched with all below it, or a pattern.
+        is_text: whether a file of a folder is taken.
+
+    Raises:
+        CorpusError: nothing is there, it can't be read, or a package for such addresses is not installed.
+    """
+    with _explained(address):
+        storage, name = _storage(address)
+        magic = _MAGIC.search(name)
+        if magic is not None:
+            names = [each for each in storage.glob(name) if storage.isfile(each)]
+        elif storage.isdir(name):
+            names = storage.find(name)
+        else:
+            storage.info(name)  # raises what is wrong with it
+            return [(Path(address), True)]
+        num_above = len(name.rstrip("/")) if magic is None else magic.start() - 1
+        shown = (each for each in sorted(names) if "/." not in each[num_above:])  # without hidden ones
+        found = [Path(storage.unstrip_protocol(each)) for each in shown]
+    taken = [path for path in found if magic is not None or is_text(path)]
+    if not taken:
+        raise CorpusError(f"{address} holds no text; name files, a folder with text or source code, or a pattern")
+    return [(path, False) for path in taken]
+
+
+@contextmanager
+def open_stored(address: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading.
+
+    Raises:
+        CorpusError: it can't be read, or a package for such addresses is not installed; so also inside of the block.
+    """
+    with _explained(address):
+        storage, name = _storage(address)
+        with storage.open(name, "rb") as file:
+            yield file
+
+
+def _storage(address: str) -> tuple[Any, str]:
+    import fsspec
+
+    storage, name = fsspec.core.url_to_fs(address)
+    return storage, name
+
+
+@contextmanager
+def _explained(address: str) -> Iterator[None]:
+    try:
+        yield
+    except CorpusError:
+        raise
+    except ImportError as error:  # of fsspec, or of what it needs for the address
+        raise CorpusError(
+            f"{address} needs a package that is not installed", fix=f'run: pip install "speculant-graph[{EXTRA}]"'
+        ) from error
+    except Exception as error:  # every storage has its own
+        reason = "nothing is there" if isinstance(error, FileNotFoundError) else first_line(error)
+        raise CorpusError(
+            f"{address} can't be read ({reason})", fix="check the address and your access to it"
+        ) from error
