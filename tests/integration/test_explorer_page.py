@@ -174,7 +174,7 @@ def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Pat
         settled(page)
         page.click("text=Token ids")
         typed(page, "1 99")
-        expect(page.get_by_role("alert").first).to_contain_text("0 to 49; send those")
+        expect(page.get_by_role("alert").first).to_contain_text("0 to 49; send ids")
         typed(page, "1 9")
         expect(page.locator("#problem")).to_be_hidden()
         running.sidecar.kill()
