@@ -15,8 +15,6 @@ constexpr std::size_t kProbabilities = 20;  // half octaves from 1 down to kSmal
 constexpr std::size_t kSupports = 1 << 14;  // the fields of support_by, and kInside
 // Set where the token before was drafted itself. Without it figures are within 0.3 %.
 constexpr std::uint32_t kInside = 1 << 11;
-// Candidates of a position; more are left out, those of the shortest contexts. With 64 no figure changes.
-constexpr std::size_t kMaxCandidates = 256;
 // The probability of a token that no context holds. 1e-3 and 1e-6 are within 0.2 %.
 constexpr double kUnseen = 1e-4;
 // What a visit counts for after one more: the last 2,000 decide about a weight, the last 1,000 about a bin. 0.999 and
@@ -36,6 +34,13 @@ constexpr double kSkipGramShare = 0.8, kTargetRowsShare = 0.7;
 // Shorter contexts learn nothing from a token that came from longer ones with all but this probability. 0.1 and 0 are
 // within 0.2 %.
 constexpr double kLeastReached = 0.01;
+// Depths of paths that are told apart: 1, 2, 3 and 4, more. And what a draft counts for after one more.
+constexpr std::size_t kDepths = 4;
+constexpr double kPathMemory = 0.998;
+// Hits, and misses, that were as expected before the first path. With 5 drafts promise 1 to 3 % more.
+constexpr double kPathPrior = 2.0;
+// The least share of its estimate that a path is worth, so that it is drafted, and learned from, again.
+constexpr double kLeastOfEstimate = 0.25;
 // Contexts that learn() has space for; contexts.cpp collects fewer.
 constexpr std::size_t kLearnedContexts = 128;
 
@@ -91,14 +96,30 @@ Support support_by(Source source, std::int64_t length) {
 }
 
 /// Probabilities are told apart by half octaves.
-std::size_t bin_of(const Candidate& candidate) {
+std::size_t half_octave(double probability) {
   // As std::frexp takes a normal number apart, which costs a call. 1e-6 is below the last bin, and keeps 0 normal.
-  const auto bits = std::bit_cast<std::uint64_t>(std::max(candidate.probability, 1e-6));
+  const auto bits = std::bit_cast<std::uint64_t>(std::max(probability, 1e-6));
   const int exponent = static_cast<int>(bits >> 52) - 1022;
   const auto mantissa = std::bit_cast<double>((bits & 0x000F'FFFF'FFFF'FFFF) | 0x3FE0'0000'0000'0000);
   const int half = -2 * exponent + (mantissa < 0.7071 ? 1 : 0);
-  return static_cast<std::size_t>(std::clamp(half, 0, static_cast<int>(kProbabilities) - 1)) * kSupports +
-         candidate.support;
+  return static_cast<std::size_t>(std::clamp(half, 0, static_cast<int>(kProbabilities) - 1));
+}
+
+std::size_t bin_of(const Candidate& candidate) {
+  return half_octave(candidate.probability) * kSupports + candidate.support;
+}
+
+std::size_t path_of(int depth, double estimate) {
+  const int depths = depth <= 2 ? depth - 1 : depth <= 4 ? 2 : 3;
+  return static_cast<std::size_t>(depths) * kProbabilities + half_octave(estimate);
+}
+
+/// Move a probability towards the rate of its bin. The rarer outcome is what is scaled, so that 0.99 and 0.9 stay apart
+/// although they share a bin.
+double moved(const Calibration::Bin& bin, double prior, double probability) {
+  const auto [visits, expected, hits] = bin;
+  if (probability <= 0.5) return probability * (hits + prior) / (expected + prior);
+  return 1.0 - (1.0 - probability) * (visits - hits + prior) / (visits - expected + prior);
 }
 
 /// How often a token followed a context.
@@ -118,7 +139,8 @@ std::int64_t count_in(const Graphs& graphs, const MatchedContexts& found, const 
 
 static_assert(kLengths * kOccurrences * kVarieties == Calibration::kKindsOfSource);
 
-Calibration::Calibration() : bins(kProbabilities * kSupports, Bin{0, 0, 0}) {
+Calibration::Calibration()
+    : bins(kProbabilities * kSupports, Bin{0, 0, 0}), paths(kDepths * kProbabilities, Bin{0, 0, 0}) {
   for (std::size_t place = 0; place < kKinds / kKindsOfSource; ++place) {
     for (std::size_t length = 0; length < kLengths; ++length) {
       const double steps = std::clamp<double>(static_cast<double>(length), 1, 5) - 1;  // of the order of a usual graph
@@ -144,15 +166,18 @@ std::size_t Calibration::kind_of(const MatchedContext& context) {
 }
 
 void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixture& mixture) const {
-  auto& [candidates, index, used] = mixture;
+  auto& [candidates, index, used, members] = mixture;
   candidates.clear();
+  members.clear();
   for (std::size_t slot : used) index[slot] = -1;
   used.clear();
   double left = 1.0;
   for (const MatchedContext& context : found.contexts) {
+    members.resize(context.last, -1);
     const double unit = left * (1.0 - context.backoff) / static_cast<double>(context.total);
     const auto [field, value] = support_by(context.source, context.length);
-    for (const Successor& successor : found.of(context)) {
+    for (std::size_t place = context.first; place < context.last; ++place) {
+      const Successor& successor = found.successors[place];
       std::size_t slot = (static_cast<std::uint64_t>(successor.token) * kHashFactor >> 40) % index.size();
       while (index[slot] >= 0 && candidates[static_cast<std::size_t>(index[slot])].token != successor.token) {
         slot = (slot + 1) % index.size();
@@ -163,6 +188,7 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
         used.push_back(slot);
         candidates.push_back({.token = successor.token, .support = 0, .probability = 0.0});
       }
+      members[place] = index[slot];
       Candidate& candidate = candidates[static_cast<std::size_t>(index[slot])];
       candidate.probability += unit * static_cast<double>(successor.count);
       if (!(candidate.support & field)) {
@@ -183,17 +209,32 @@ void Calibration::interpolate(const MatchedContexts& found, bool is_inside, Mixt
   }
 }
 
-double Calibration::calibrated(const Candidate& candidate) const {
-  const double probability = candidate.probability;
-  const auto [visits, expected, hits] = bins[bin_of(candidate)];
-  // The rarer outcome is what is scaled, so that 0.99 and 0.9 stay apart although they share a bin.
-  if (probability <= 0.5) return probability * (hits + kBinPrior) / (expected + kBinPrior);
-  return 1.0 - (1.0 - probability) * (visits - hits + kBinPrior) / (visits - expected + kBinPrior);
-}
-
 void Calibration::calibrate(Mixture& mixture) const {
   for (Candidate& candidate : mixture.candidates) {
-    if (candidate.probability >= kSmallestCandidate) candidate.probability = calibrated(candidate);
+    candidate.interpolated = candidate.probability;
+    if (candidate.probability < kSmallestCandidate) continue;
+    candidate.probability = moved(bins[bin_of(candidate)], kBinPrior, candidate.probability);
+  }
+}
+
+double Calibration::of_path(int depth, double estimate) const {
+  return std::max(moved(paths[path_of(depth, estimate)], kPathPrior, estimate), kLeastOfEstimate * estimate);
+}
+
+void Calibration::learn_paths(const Draft& draft, std::span<const Token> tokens) {
+  for (Bin& bin : paths) bin.visits *= kPathMemory, bin.expected *= kPathMemory, bin.hits *= kPathMemory;
+  // Of each node, the root first, its depth and how many tokens of its path came.
+  std::vector<std::pair<int, int>> nodes{{0, 0}};
+  for (std::size_t node = 0; node < draft.probabilities.size(); ++node) {
+    const auto [parent_depth, parent_right] = nodes[static_cast<std::size_t>(draft.parents[node])];
+    const bool is_open = parent_right == parent_depth;
+    const auto place = static_cast<std::size_t>(parent_depth);
+    const bool is_right = is_open && place < tokens.size() && tokens[place] == draft.tokens[node];
+    nodes.emplace_back(parent_depth + 1, parent_right + is_right);
+    if (is_open && place >= tokens.size()) continue;  // nobody knows
+    const double estimate = draft.probabilities[node];
+    Bin& bin = paths[path_of(parent_depth + 1, estimate)];
+    bin.visits += 1.0, bin.expected += estimate, bin.hits += is_right ? 1.0 : 0.0;
   }
 }
 

@@ -12,18 +12,33 @@
 // contexts that support x, how often x was right, and moves P(x) towards that rate. Each candidate is moved by itself:
 // those of one position may add up to a little more than 1 (0.3 % of positions do).
 //
+// Paths. Of the paths that are drafted more or fewer are right than their probabilities, multiplied, say: tokens of one
+// text are right together, and a tree takes the candidates that are judged too well first. So a third table counts, for
+// ranges of depth and probability, how often drafted paths were right, and moves their probabilities the same way, each
+// by itself, to no more than that of the path before its last token. It
+// counts what was drafted only, so it forgets with every step, or it would not notice that a range is worth drafting
+// again. It is not saved: a few hundred steps fill it.
+//
 // Sums are taken in the order of the reference in the tests, so that results are equal and not merely close; the build
 // switches contracted multiply-adds off for that.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "contexts.hpp"
+#include "draft.hpp"
 #include "locks.hpp"
 
 namespace speculant {
+
+namespace mixer {
+struct Example;
+struct Weights;
+}  // namespace mixer
 
 /// Shorter contexts are left out once less than this share is left for them. With 0.1 drafts are as good, in 0.85 to 1
 /// of the time; 0.01 is no better (docs/experiments.md, "constants of the mixture").
@@ -31,12 +46,15 @@ inline constexpr double kSmallestShare = 0.03;
 /// Less probable candidates are neither calibrated nor drafted: it is the lower end of the least probable bin. 2^-7
 /// loses up to 0.2 %, 2^-14 changes nothing (the same place).
 inline constexpr double kSmallestCandidate = 0x1p-10;
+/// Candidates of a position; more are left out, those of the shortest contexts. With 64 no figure changes.
+inline constexpr std::size_t kMaxCandidates = 256;
 
 struct Candidate {
   Token token;
   // The contexts that support it: the longest of the sequence, of the corpus, of what was learned, and others.
   std::uint32_t support;
   double probability;
+  double interpolated = 0.0;  // the same before the bins
   // In each graph its record below the longest context that holds it, and that context's order; 0 if none does.
   std::array<std::uint32_t, kMaxGraphs> children = {};
   std::array<std::uint8_t, kMaxGraphs> orders = {};
@@ -48,7 +66,8 @@ struct Mixture {
   std::vector<Candidate> candidates;
   // Hash table from tokens to candidates, -1 for none. Twice as large as kMaxCandidates, so it is half full at most.
   std::array<std::int16_t, 512> index;
-  std::vector<std::size_t> used;  // slots of it that are not -1
+  std::vector<std::size_t> used;      // slots of it that are not -1
+  std::vector<std::int16_t> members;  // of the successors that were mixed their candidates, -1 for none
 };
 
 class Calibration {
@@ -62,7 +81,8 @@ class Calibration {
 
   /// Tables that know nothing yet: longer contexts are more reliable.
   Calibration();
-  Calibration(const Calibration& other) : weights(other.weights), bins(other.bins) {}
+  Calibration(const Calibration& other)
+      : weights(other.weights), bins(other.bins), paths(other.paths), mixer_weights(other.mixer_weights) {}
 
   /// Kinds of a source: by length, occurrences and distinct successors. Tables are saved, so nothing may move: first
   /// come the kinds of the first six sources, then those of the corpus for each further graph, then those of later
@@ -84,12 +104,21 @@ class Calibration {
   /// Learn from the token that followed in truth.
   void learn(const Graphs& graphs, const MatchedContexts& found, const Mixture& mixture, Token token);
 
+  /// The probability of a path of so many tokens, where `estimate` is the product of those of its tokens, positive.
+  double of_path(int depth, double estimate) const;
+  /// Learn from a step: the tokens that came after the end that `draft` was made for. Its probabilities are estimates;
+  /// a draft without any teaches nothing.
+  void learn_paths(const Draft& draft, std::span<const Token> tokens);
+
   mutable FairLock lock{LockKind::kGraph};  // for all that is below; held by the callers of all functions
   std::vector<BackoffWeight> weights;
   std::vector<Bin> bins;
+  std::vector<Bin> paths;
 
- private:
-  double calibrated(const Candidate& candidate) const;
+  /// What has the last word on candidates (mixer/mixer.hpp), if there is anything; set before the first draft.
+  std::shared_ptr<const mixer::Weights> mixer_weights;
+  /// Where positions are kept that a mixer is trained on, if they are.
+  std::shared_ptr<std::vector<mixer::Example>> examples;
 };
 
 }  // namespace speculant

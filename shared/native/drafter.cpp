@@ -206,7 +206,7 @@ void Drafter::draft_trees(std::span<SequenceDraft* const> batch, const DraftSett
     const std::int64_t size = sequence.size();
     (*trees[worker]).draft(sequence.sources(), *calibration, sequence.contexts, shape, least, pause, wanted.draft);
     // If the sequence has continued meanwhile, this draft can't be judged.
-    if (sequence.size() == size) sequence.note(wanted.draft);
+    if (sequence.size() == size) sequence.note(wanted.draft, (*trees[worker]).estimates());
   });
 }
 

@@ -93,14 +93,17 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
   if (waits) {
     unlearned_.assign(part.begin(), part.end());
     unlearned_contexts_ = contexts;
+    std::swap(unlearned_draft_, draft);
   }
   if (calibrates && !waits) {
     Exclusive graph(calibration.lock);
     Shared tenant(memory->lock);
+    if (!addition.is_inside) calibration.learn_paths(draft, part);
     drafter.accept(sources(), calibration, history, contexts, part, true, addition.is_inside);
     addition.is_inside = true;
   } else {
     drafter.accept(sources(), calibration, history, contexts, part, false, false);
+    draft.probabilities.clear();  // the draft was made for the place before these tokens
   }
   if (!addition.tokens.empty()) return;
   // Only now, because a row contains the accepted token itself, and the reliability of rows is learned from older ones.
@@ -121,6 +124,7 @@ void Sequence::learn(TreeDrafter& drafter, Calibration& calibration) {
   Shared tenant(memory->lock);
   Sources before = sources();
   before.session_size -= std::ssize(unlearned_);
+  calibration.learn_paths(unlearned_draft_, unlearned_);
   drafter.learn(before, calibration, unlearned_contexts_, unlearned_);
   unlearned_.clear();
 }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "calibration.hpp"
@@ -68,8 +69,11 @@ class Sequence {
   Sources sources() const;
   /// Use the settings of a requested draft.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
-  /// Record the nodes of a draft, to which rows of the target will refer.
-  void note(const Draft& latest) { draft.tokens = latest.tokens, draft.parents = latest.parents; }
+  /// Record the nodes of a draft, to which rows of the target will refer. `estimates`: of their paths, as TreeDrafter
+  /// has them; learned from with the next accepted tokens.
+  void note(const Draft& latest, std::vector<double> estimates = {}) {
+    draft.tokens = latest.tokens, draft.parents = latest.parents, draft.probabilities = std::move(estimates);
+  }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
   void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
@@ -92,7 +96,7 @@ class Sequence {
   SequenceSettings settings = {};
   bool learns;
   bool is_calibrated = false;  // a calibrated draft was requested
-  Draft draft = {};            // after the latest tokens: tokens and parents
+  Draft draft = {};            // after the latest tokens: tokens, parents, and estimates as probabilities
 
  private:
   struct Row {
@@ -104,6 +108,7 @@ class Sequence {
   std::int64_t num_prompt_tokens_ = 0;
   std::vector<Token> unlearned_;      // the last accepted tokens, if learning was deferred
   Contexts unlearned_contexts_ = {};  // before them
+  Draft unlearned_draft_ = {};        // of the same place
 };
 
 }  // namespace speculant

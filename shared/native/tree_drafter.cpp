@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "mixer/training.hpp"
+
 namespace speculant {
 namespace {
 
@@ -30,7 +32,7 @@ void TreeDrafter::rank(int most, const Node& parent, double least) {
   for (const Candidate& candidate : mixture_.candidates) {
     const double probability = candidate.probability;
     if (!(probability > kSmallestCandidate)) continue;
-    if (parent.probability * std::min(probability, 1.0) * parent.worth <= least) continue;
+    if (parent.estimate * std::min(probability, 1.0) * parent.worth <= least) continue;
     if (std::ssize(best_) == most) {
       if (probability <= best_.back()->probability) continue;
       best_.pop_back();
@@ -39,6 +41,12 @@ void TreeDrafter::rank(int most, const Node& parent, double least) {
     while (slot != best_.begin() && (*(slot - 1))->probability < probability) --slot;
     best_.insert(slot, &candidate);
   }
+}
+
+std::vector<double> TreeDrafter::estimates() const {
+  std::vector<double> estimates;
+  for (std::size_t node = 1; node < nodes_.size(); ++node) estimates.push_back(nodes_[node].estimate);
+  return estimates;
 }
 
 /// Add the most probable successors of a node to what may be drafted, of which no more than are left of the budget can
@@ -51,15 +59,20 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
   for (std::int32_t each = index; each > 0; each = nodes_[static_cast<std::size_t>(each)].parent) {
     window_[--slot] = nodes_[static_cast<std::size_t>(each)].token;
   }
-  const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.probability);
+  const auto& found = collector_.collect(sources, calibration, end, node.contexts, kLeastAsked / node.estimate);
   calibration.interpolate(found, index > 0, mixture_);
   calibration.calibrate(mixture_);
+  if (const auto& weights = calibration.mixer_weights; weights && sources.has(Source::kNeural)) {
+    mixer_.mix(*weights, sources, found, index > 0, node.estimate, mixture_);
+  }
   const auto is_full = [&] { return children_.size() == budget_left; };
   rank(max_branches, node, is_full() ? children_.front().rank : -1.0);
   for (const Candidate* candidate : best_) {
-    const double probability = node.probability * std::min(candidate->probability, 1.0);
-    if (probability < least_probability) break;
-    Child child{.rank = probability * node.worth,
+    const double estimate = node.estimate * std::min(candidate->probability, 1.0);
+    const double probability = std::min(calibration.of_path(node.depth + 1, estimate), node.probability);
+    if (probability < least_probability) continue;
+    Child child{.rank = estimate * node.worth,
+                .estimate = estimate,
                 .probability = probability,
                 .index = num_found_++,
                 .parent = index,
@@ -84,7 +97,7 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
   sources.session.fill(window_);
   collector_.successors.allow(kMostRead);
   children_.clear();
-  nodes_.assign(1, {0, 0, 0, 1.0, 1.0, contexts});
+  nodes_.assign(1, {0, 0, 0, 1.0, 1.0, 1.0, contexts});
   num_found_ = 0;
   draft.clear();
   for (std::int32_t current = 0; current < shape.budget; ++current) {
@@ -106,10 +119,25 @@ void TreeDrafter::draft(const Sources& sources, const Calibration& calibration, 
       const bool is_known = context.order > 0 && record != Successor::kNoChild;
       next[graph] = is_known ? trie.extend_to(context, record) : trie.extend(context, child.token);
     }
-    nodes_.push_back(
-        {child.token, child.parent, parent.depth + 1, child.probability, parent.worth * kLevelWorth, next});
+    const double worth = parent.worth * kLevelWorth;
+    nodes_.push_back({child.token, child.parent, parent.depth + 1, child.estimate, child.probability, worth, next});
     draft.add(child.parent, child.token, child.probability);
   }
+}
+
+/// Learn from the token that followed the window.
+void TreeDrafter::learn_from(const Sources& sources, Calibration& calibration, const Contexts& contexts, Token token,
+                             bool is_inside) {
+  const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
+  calibration.interpolate(found, is_inside, mixture_);
+  if (calibration.examples) {
+    Mixture calibrated = mixture_;
+    calibration.calibrate(calibrated);
+    if (mixer::Observer observer; observer.look(sources, found, calibrated, is_inside, 1.0)) {
+      calibration.examples->emplace_back(observer.features(), observer.place_of(calibrated, token));
+    }
+  }
+  calibration.learn(sources.graphs, found, mixture_, token);
 }
 
 void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHistory& session, Contexts& contexts,
@@ -120,11 +148,7 @@ void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHisto
   session.fill(window_);
   collector_.successors.allow(kMostRead);
   for (Token token : tokens) {
-    if (learns) {
-      const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
-      calibration.interpolate(found, is_inside, mixture_);
-      calibration.learn(sources.graphs, found, mixture_, token);
-    }
+    if (learns) learn_from(sources, calibration, contexts, token, is_inside);
     session.push(token, window_);
     ++sources.session_size;
     if (!is_long) contexts = sources.graphs.extend(contexts, token);
@@ -138,9 +162,7 @@ void TreeDrafter::learn(Sources sources, Calibration& calibration, Contexts cont
   bool is_inside = false;
   for (Token token : tokens) {
     sources.session.fill(window_, sources.session_size);
-    const auto& found = collector_.collect(sources, calibration, window_.data() + kLookBack, contexts);
-    calibration.interpolate(found, is_inside, mixture_);
-    calibration.learn(sources.graphs, found, mixture_, token);
+    learn_from(sources, calibration, contexts, token, is_inside);
     contexts = sources.graphs.extend(contexts, token);
     ++sources.session_size, is_inside = true;
   }

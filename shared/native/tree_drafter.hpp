@@ -11,11 +11,15 @@
 //      ones. Each kind of context (source, length, occurrences, distinct successors) has a b of its own.
 //   3. calibration.cpp moves every probability by the hit rate of its bin: of the candidates about as probable and
 //      supported by the same sources, how many were right?
-//   4. The most probable candidates join the children that wait. The best of all that wait becomes the next node.
+//   4. mixer/mixer.hpp moves the candidates of a position together, by what every context says about each of them.
+//   5. The most probable candidates join the children that wait. The best of all that wait becomes the next node. A
+//   path
+//      states the product of its candidates' probabilities, moved by the hit rate of drafted paths of such a depth and
+//      product.
 // When the target has written a token, b and the bins learn from it before the token joins the sequence.
 //
-// An example: a graph of orders 1 and 2 of "the cat sat . the cat ran . the cat sat .", nothing learned yet, the
-// sequence "the cat", a tree of 3 nodes.
+// An example, without 4: a graph of orders 1 and 2 of "the cat sat . the cat ran . the cat sat .", nothing learned yet,
+// the sequence "the cat", a tree of 3 nodes.
 //   - One context matches: "the cat" was followed by "sat" twice and by "ran" once. ("cat" occurs nowhere else, adds
 //     nothing and is left out.) Contexts of two tokens begin with b = (2 * 0.6375 + 0.5) / (2 + 1) = 0.5917.
 //   - P(sat) = (1 - b) * 2/3 = 0.2722, P(ran) = (1 - b) * 1/3 = 0.1361. The bins are empty and change neither.
@@ -34,6 +38,7 @@
 #include "calibration.hpp"
 #include "contexts.hpp"
 #include "draft.hpp"
+#include "mixer/mixer.hpp"
 
 namespace speculant {
 
@@ -65,6 +70,9 @@ class TreeDrafter {
   /// them already. In a full history the oldest positions, which they have overwritten, are not found any more.
   void learn(Sources sources, Calibration& calibration, Contexts contexts, std::span<const Token> tokens);
 
+  /// What the probabilities of the latest draft were before its paths were calibrated, which is learned from them.
+  std::vector<double> estimates() const;
+
   /// Records of graphs that were read for the most frequent ones.
   std::int64_t num_read() const { return collector_.successors.num_read(); }
 
@@ -73,13 +81,13 @@ class TreeDrafter {
     Token token;
     std::int32_t parent;
     int depth;
-    double probability;
-    double worth;  // of its children's level in ranks
+    double estimate, probability;  // of the path, before and after it was calibrated
+    double worth;                  // of its children's level in ranks
     Contexts contexts;
   };
   /// What may become a node. Of equals the one found earlier comes first.
   struct Child {
-    double rank, probability;
+    double rank, estimate, probability;
     std::int32_t index;
     std::int32_t parent;
     Token token;
@@ -90,10 +98,13 @@ class TreeDrafter {
   };
   void expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
               std::size_t budget_left, double least_probability);
+  void learn_from(const Sources& sources, Calibration& calibration, const Contexts& contexts, Token token,
+                  bool is_inside);
   void rank(int most, const Node& parent, double least);
 
   ContextCollector collector_;
   Mixture mixture_;
+  mixer::Mixer mixer_;
   std::vector<const Candidate*> best_;  // of the mixture, best first
   Window window_;
   std::vector<Node> nodes_;      // the root first

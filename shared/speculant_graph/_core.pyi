@@ -60,8 +60,18 @@ def methods() -> list[str]:
 class Calibration:
     """Reliability of each kind of context, learned during drafting."""
 
-    def __init__(self) -> None:
-        """Make empty tables."""
+    def __init__(self, mixer_weights: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
+        """
+        Make empty tables. ``mixer_weights``: of the network that mixes the sources, if any. Raises ValueError if they are
+        not weights.
+        """
+
+    @property
+    def records_examples(self) -> bool:
+        """Whether learned positions are kept, for :func:`train_mixer`."""
+
+    @records_examples.setter
+    def records_examples(self, arg: bool, /) -> None: ...
 
     @property
     def weights(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
@@ -73,6 +83,12 @@ class Calibration:
     def bins(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
         """
         A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.
+        """
+
+    @property
+    def paths(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None))]:
+        """
+        A copy of the same of drafted paths, by depth and range of estimates, shape ``[depths * ranges, 3]``.
         """
 
     def restore(self, weights: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], bins: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
@@ -161,6 +177,20 @@ def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: numpy.
 
     ``left_out``: parts of the text that nothing is learned from, (first, after the last), ascending.
     ``num_positions``: of the text that are learned from, which takes about 10 us each.
+    """
+
+NUM_MIXER_WEIGHTS: int = 3529
+
+def train_mixer(calibrations: Sequence[Calibration], seed: int, num_passes: int, rate: float) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    Train weights of the mixer on the positions that calibrations recorded. Seconds for 100,000 of them; nothing
+    may be drafted with these calibrations meanwhile.
+    """
+
+def mixer_losses(weights: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], calibration: Calibration) -> list[float]:
+    """
+    Return what a true token of recorded positions costs on average, in natural units of information: before
+    the mixer, and after it. ValueError where the weights are none.
     """
 
 def find_damage(graph: Trie, unigram_index: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> str | None:

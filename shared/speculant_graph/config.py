@@ -78,7 +78,8 @@ class DraftConfig(Config):
     probable tokens more often, above 1 the others. It returns this distribution as q."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """Sources of 'tree', 'adaptive' and 'specexec': 'corpus', 'session' (the sequence itself), 'learned' (accepted text
-    of earlier sequences), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model)."""
+    of earlier sequences), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and a
+    small network that mixes all sources)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64

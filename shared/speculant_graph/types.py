@@ -35,7 +35,7 @@ SiblingsName = Literal["none", "without-replacement", "independent"]
 ``tree-wor``; or independently from all of q, for ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
-"""Sources of successors: the graph; this sequence; accepted earlier text; the target's top tokens; the neural model."""
+"""Sources of successors: graph; this sequence; earlier texts; the target's top tokens; neural model and mixer."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
 """The proposer of a drafted token: n-grams, the draft model, or both."""

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from speculant_graph._core import Calibration
+from speculant_graph._core import NUM_MIXER_WEIGHTS, Calibration
 from speculant_graph.config import DraftConfig
+from speculant_graph.draft.mixing import mixer_weights
 from speculant_graph.draft.options import DraftOptions
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.layout import UInt32Array
@@ -22,6 +24,7 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, SequenceStep
 from support.drafter_reference import SlowDrafter, level_worth
 from support.graphs import graph_of, with_model
+from support.mixer_reference import read_tables as read_weights
 from support.neural_reference import NeuralTables, random_words, read_tables
 from support.oracle import OracleGraph
 from support.tree_reference import (
@@ -130,6 +133,8 @@ class Pair:
         assert list(draft.parents) == [node.parent for node in expected]
         assert list(draft.path_probabilities) == pytest.approx([node.probability for node in expected], abs=1e-9)
         assert_well_formed(draft, self.fast.config)
+        ranks = [node.estimate * level_worth(len(node.path)) for node in expected]
+        assert ranks == sorted(ranks, reverse=True)
         return draft
 
     def recycle(self, number: int, nodes: list[int], rows: list[list[int]]) -> None:
@@ -153,11 +158,13 @@ def pair_of(
     layers: int = 1,
     model_words: UInt32Array | None = None,
     of_model: int = 0,
+    mixer_words: NDArray[np.float32] | None = None,
 ) -> Pair:
+    mixer = None if mixer_words is None else read_weights(mixer_words)
     if corpus is None:
         return Pair(
-            SessionDrafter(None, config, max_session_tokens=window),
-            SlowDrafter((), config, max_session_tokens=window),
+            SessionDrafter(None, config, calibration=Calibration(mixer_words), max_session_tokens=window),
+            SlowDrafter((), config, max_session_tokens=window, mixer=mixer),
         )
     fast, slow = [], []
     models: list[NeuralTables | None] = []
@@ -169,8 +176,8 @@ def pair_of(
         if model_words is not None and layer == of_model % layers:
             fast[-1], models[-1] = with_model(fast[-1], model_words), read_tables(model_words)
     return Pair(
-        SessionDrafter(fast, config, max_session_tokens=window),
-        SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window, models=models),
+        SessionDrafter(fast, config, calibration=Calibration(mixer_words), max_session_tokens=window),
+        SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window, models=models, mixer=mixer),
     )
 
 
@@ -189,6 +196,10 @@ def assert_same_tables(fast: Calibration, slow: Tables) -> None:
         assert agreements[row] == pytest.approx(values, abs=1e-9)
         met[row] = True
     assert (met | (agreements == 0)).all()
+    paths = np.zeros((4, 20, 3))
+    for row, values in slow.paths.items():
+        paths[row] = values
+    assert fast.paths.reshape(paths.shape) == pytest.approx(paths, abs=1e-9)
 
 
 def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
@@ -201,8 +212,6 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
         assert token_id not in siblings[parent]
         siblings[parent].append(token_id)
         depths.append(depths[parent] + 1)
-    ranks = [each * level_worth(depth) for each, depth in zip(probabilities[1:], depths[1:], strict=True)]
-    assert ranks == sorted(ranks, reverse=True)
     assert max(depths) <= config.max_depth
     assert all(len(tokens) <= config.max_branches for tokens in siblings.values())
     assert draft.is_chain or draft.strategy == "tree"
@@ -219,6 +228,7 @@ def assert_well_formed(draft: Draft, config: DraftConfig) -> None:
     least=st.lists(st.floats(0.0, 1.0, width=32), min_size=1, max_size=3),
     layers=st.sampled_from([1, 1, 2, 4]),
     is_neural=st.booleans(),
+    mixer=st.sampled_from(["none", "shipped", "random"]),
 )
 def test_every_step_is_that_of_the_reference(
     config: DraftConfig,
@@ -230,6 +240,7 @@ def test_every_step_is_that_of_the_reference(
     least: list[float],
     layers: int,
     is_neural: bool,
+    mixer: str,
 ) -> None:
     absent = {"corpus", "neural"} if not max_order else set() if is_neural else {"neural"}
     assume(config.strategy == "greedy" or config.sources - absent)
@@ -243,6 +254,9 @@ def test_every_step_is_that_of_the_reference(
     if is_neural:
         known = [*dict.fromkeys(token for token in joined(corpus) if token >= 0), 17_000, 17_001]
         model_words = random_words(np.random.default_rng(seed), known, VOCABULARY_SIZE)
+    mixer_words = None if mixer == "none" else mixer_weights()
+    if mixer == "random":
+        mixer_words = np.random.default_rng(seed).normal(0, 0.5, NUM_MIXER_WEIGHTS).astype(np.float32)
     pair = pair_of(
         corpus if max_order else None,
         max_order,
@@ -252,6 +266,7 @@ def test_every_step_is_that_of_the_reference(
         layers=layers,
         model_words=model_words,
         of_model=seed,
+        mixer_words=mixer_words,
     )
     texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]
     texts[2] = [*texts[1][:40], *texts[2]]

@@ -14,6 +14,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import TokenId
+from support.mixer_reference import MixerTables, Position, mixed
 from support.neural_reference import NeuralTables
 from support.oracle import OracleGraph
 from support.tree_reference import (
@@ -52,11 +53,13 @@ class Memory:
 
 @dataclass(slots=True)
 class Node:
-    """A node of a draft: number of its parent, path from the root, probability of that path."""
+    """A node of a draft: its parent's number, its path from the root, and the probability that it states of that."""
 
     parent: int
     path: list[TokenId]
     probability: float
+    estimate: float
+    """The probability before it was moved."""
 
 
 @dataclass(slots=True)
@@ -91,9 +94,20 @@ class SlowDrafter:
         vocabulary_size: int = MAX_VOCABULARY,
         max_session_tokens: int = 131_072,
         models: Sequence[NeuralTables | None] = (),
+        mixer: MixerTables | None = None,
     ) -> None:
-        """Make a drafter without sequences. ``models``: of the graphs; the first that there is is asked."""
+        """Make a drafter without sequences.
+
+        Args:
+            graphs: what is drafted from.
+            config: how to draft.
+            vocabulary_size: ids below it are tokens.
+            max_session_tokens: of a sequence that are looked back on.
+            models: of the graphs; the first that there is is asked.
+            mixer: what has the last word on candidates, if anything has.
+        """
         self.tables = Tables()
+        self._mixer = mixer
         self.sequences: dict[int, SlowSequence] = {}
         self._graphs = graphs
         self._model = next(((number, each) for number, each in enumerate(models) if each is not None), None)
@@ -124,8 +138,11 @@ class SlowDrafter:
             sequence.num_prompt_tokens = len(token_ids)
         first_learned = 0 if most_learned is None else max(0, len(token_ids) - most_learned)
         is_calibrated = STRATEGIES[self._config.strategy].is_calibrated or sequence.is_calibrated
-        for place, token_id in enumerate(token_ids):
-            valid = token_id if 0 <= token_id < self._vocabulary_size else None
+        valid_ids = [token_id if 0 <= token_id < self._vocabulary_size else None for token_id in token_ids]
+        if not is_prompt and is_calibrated:
+            drafted = [(node.path, node.estimate) for node in sequence.draft or () if not first_learned]
+            self.tables.learn_paths(drafted, valid_ids[first_learned:][:32])
+        for place, valid in enumerate(valid_ids):
             if not is_prompt and is_calibrated and place >= first_learned:
                 self.tables.learn(self.entries(sequence, [], 0.0), valid, inside=place > first_learned)
             sequence.text.append(valid)
@@ -167,27 +184,48 @@ class SlowDrafter:
         nodes: list[Node] = []
         waiting: list[Node] = []  # as found, which decides between equals
         while len(nodes) < budget:
-            newest = nodes[-1] if nodes else Node(-1, [], 1.0)
+            newest = nodes[-1] if nodes else Node(-1, [], 1.0, 1.0)
             if len(newest.path) < self._config.max_depth:
-                least_share = LEAST_ASKED / newest.probability
-                for token_id, probability in self.children(sequence, newest.path, least_share)[:branches]:
-                    child = Node(len(nodes), [*newest.path, token_id], newest.probability * probability)
-                    if child.probability >= least:
-                        waiting.append(child)
+                children = []
+                for token_id, probability in self.children(sequence, newest.path, newest.estimate):
+                    path, estimate = [*newest.path, token_id], newest.estimate * probability
+                    calibrated = min(self.tables.of_path(len(path), estimate), newest.probability)
+                    children.append(Node(len(nodes), path, calibrated, estimate))
+                children.sort(key=lambda child: -child.estimate)
+                waiting += [child for child in children[:branches] if child.probability >= least]
             if not waiting:
                 break
-            best = max(waiting, key=lambda node: node.probability * level_worth(len(node.path)))
+            best = max(waiting, key=lambda node: node.estimate * level_worth(len(node.path)))
             waiting.remove(best)
             nodes.append(best)
         return nodes
 
-    def children(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[tuple[TokenId, float]]:
-        """Return what may follow a path from the end of a sequence, the most probable first."""
-        mixed = self.tables.mixture(self.entries(sequence, path, least_share)).items()
-        probable = [(token_id, each) for token_id, each in mixed if each.probability >= SMALLEST_CANDIDATE]
-        agreed = {token_id: self.tables.agreed(each, inside=bool(path)) for token_id, each in probable}
+    def children(self, sequence: SlowSequence, path: list[TokenId], reach: float) -> list[tuple[TokenId, float]]:
+        """Return what may follow a path of such a probability from the end of a sequence."""
+        entries = self.entries(sequence, path, LEAST_ASKED / reach)
+        mixture = self.tables.mixture(entries)
+        agreed = {
+            token_id: self.tables.agreed(each, inside=bool(path))
+            if each.probability >= SMALLEST_CANDIDATE
+            else each.probability
+            for token_id, each in mixture.items()
+        }
+        has_model = self._model is not None and "neural" in self._config.sources and not sequence.omits_neural
+        if self._mixer is not None and has_model:
+            position = Position(
+                self.tables.enough(entries),
+                sequence.text[-self._window :],
+                len(sequence.text),
+                self._config.sources,
+                self._graphs[0] if self._graphs else None,
+                self._model[1] if self._model is not None else None,
+                bool(path),
+                reach,
+            )
+            agreed = mixed(
+                self._mixer, position, agreed, {token_id: each.probability for token_id, each in mixture.items()}
+            )
         possible = [token_id for token_id, probability in agreed.items() if probability > SMALLEST_CANDIDATE]
-        possible.sort(key=lambda token_id: -agreed[token_id])
         return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]
 
     def entries(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[Entry]:

@@ -32,6 +32,10 @@ TOP_SUCCESSORS, LONG_ROW = 16, 64
 """Successors of a graph's context that are looked at; those of contexts with more than the latter are remembered."""
 MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
 """Bounds of a mixture: candidates, their least probability, and what must be left for a shorter context."""
+NOTHING = (0.0, 0.0, 0.0)
+"""Visits, expected hits and hits of a range that was never met."""
+PATH_MEMORY = 0.998
+"""What is counted of drafted paths is worth after the next step."""
 LEVEL_WORTH = 0.95
 """What a level of a path below the first is worth in ranks."""
 NEURAL_BEFORE, LEAST_ASKED = 3, 0.03
@@ -69,6 +73,7 @@ class Tables:
 
     escapes: dict[Kind, tuple[float, float]] = field(default_factory=dict)  # visits, escapes
     agreements: dict[Range, tuple[float, float, float]] = field(default_factory=dict)  # visits, expected hits, hits
+    paths: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)  # the same of drafted paths
 
     def counted_escapes(self, kind: Kind) -> tuple[float, float]:
         """Return (visits, escapes) of a kind, the first estimate if it was never met."""
@@ -83,17 +88,30 @@ class Tables:
 
     def agreed(self, candidate: Candidate, *, inside: bool) -> float:
         """Return a probability moved towards what those like it were worth, the rarer outcome scaled."""
-        probability = candidate.probability
-        visits, expected, hits = self.agreements.get(range_of(candidate, inside=inside), (0.0, 0.0, 0.0))
-        if probability <= 0.5:
-            return probability * (hits + 5.0) / (expected + 5.0)
-        return 1.0 - (1.0 - probability) * (visits - hits + 5.0) / (visits - expected + 5.0)
+        return moved(self.agreements.get(range_of(candidate, inside=inside), NOTHING), 5.0, candidate.probability)
+
+    def of_path(self, depth: int, estimate: float) -> float:
+        """Return the estimate of a path of so many tokens, moved likewise, to no less than a quarter of it."""
+        return max(moved(self.paths.get(range_of_path(depth, estimate), NOTHING), 2.0, estimate), estimate / 4)
+
+    def learn_paths(self, nodes: Sequence[tuple[Text, float]], token_ids: Text) -> None:
+        """Learn from the tokens that followed the end of which paths were drafted, with their estimates."""
+        for row, (visits, expected, hits) in self.paths.items():
+            self.paths[row] = visits * PATH_MEMORY, expected * PATH_MEMORY, hits * PATH_MEMORY
+        for path, estimate in nodes:
+            before = path[:-1]
+            if before == token_ids[: len(before)] and len(path) > len(token_ids):
+                continue  # nobody knows
+            row = range_of_path(len(path), estimate)
+            visits, expected, hits = self.paths.get(row, NOTHING)
+            is_right = path == token_ids[: len(path)]
+            self.paths[row] = visits + 1.0, expected + estimate, hits + is_right
 
     def mixture(self, entries: Sequence[Entry]) -> dict[TokenId, Candidate]:
         """Mix entries, the longest first, until little is left."""
         candidates: dict[TokenId, Candidate] = {}
         left = 1.0
-        for entry in entries:
+        for entry in self.enough(entries):
             escape = self.escape(entry)
             unit = left * (1.0 - escape) / entry.total
             for token_id, count in entry.kept.items():
@@ -103,9 +121,16 @@ class Tables:
                     group = GAP if entry.source == RECYCLED else entry.source
                     candidate.support.setdefault(group, support_class(entry, count))
             left *= escape
-            if left < SMALLEST_SHARE:
-                break
         return candidates
+
+    def enough(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the first entries, after which little is left."""
+        left = 1.0
+        for number, entry in enumerate(entries, start=1):
+            left *= self.escape(entry)
+            if left < SMALLEST_SHARE:
+                return list(entries[:number])
+        return list(entries)
 
     def learn(self, entries: Sequence[Entry], token_id: TokenId | None, *, inside: bool) -> None:
         """Learn from the token that followed the context of some entries."""
@@ -135,6 +160,27 @@ class Tables:
                 break
 
 
+def moved(counted: tuple[float, float, float], prior: float, probability: float) -> float:
+    """Return a probability moved towards what those like it were worth, the rarer outcome scaled."""
+    visits, expected, hits = counted
+    if probability <= 0.5:
+        return probability * (hits + prior) / (expected + prior)
+    return 1.0 - (1.0 - probability) * (visits - hits + prior) / (visits - expected + prior)
+
+
+def half_octave(probability: float) -> int:
+    """Return how many half octaves a probability is below 1, of which 20 are told apart."""
+    octave = 0
+    while octave < 10 and probability < 0.5 ** (octave + 1):
+        octave += 1
+    return min(2 * octave + (probability < 0.7071 * 0.5**octave), 19)
+
+
+def range_of_path(depth: int, estimate: float) -> tuple[int, int]:
+    """Return what paths that are right equally often have in common."""
+    return (0 if depth == 1 else 1 if depth == 2 else 2 if depth <= 4 else 3), half_octave(estimate)
+
+
 def kind_of(entry: Entry) -> Kind:
     """Return what entries that are trusted alike have in common."""
     if entry.source in (CORPUS, NEURAL):
@@ -159,14 +205,10 @@ def support_class(entry: Entry, count: int) -> int:
 
 def range_of(candidate: Candidate, *, inside: bool) -> Range:
     """Return what candidates that are right equally often have in common."""
-    octave = 0
-    while candidate.probability < 0.5 ** (octave + 1):
-        octave += 1
-    half = 2 * octave + (candidate.probability < 0.7071 * 0.5**octave)
     session, corpus, learned, other, neural = (
         candidate.support.get(source, 0) for source in (SESSION, CORPUS, LEARNED, GAP, NEURAL)
     )
-    return min(half, 19), (session, corpus, learned, other, neural), inside
+    return half_octave(candidate.probability), (session, corpus, learned, other, neural), inside
 
 
 def common_end(first: Text, second: Text) -> int:

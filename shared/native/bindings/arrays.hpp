@@ -80,6 +80,7 @@ void bind_graph(nb::module_& module);
 void bind_drafter(nb::module_& module);
 void bind_build(nb::module_& module);
 void bind_neural(nb::module_& module);
+void bind_mixer(nb::module_& module);
 void bind_verify(nb::module_& module);
 void bind_steps(nb::module_& module);
 void bind_rows(nb::module_& module);

@@ -2,13 +2,16 @@
 #include "drafter.hpp"
 
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "arrays.hpp"
+#include "mixer/training.hpp"
 
 namespace speculant {
 namespace {
@@ -53,7 +56,26 @@ ReadSettings read_by(nb::object function) {
 
 void bind_calibration(nb::module_& module) {
   nb::class_<Calibration>(module, "Calibration", "Reliability of each kind of context, learned during drafting.")
-      .def(nb::init<>(), "Make empty tables.")
+      .def(
+          "__init__",
+          [](Calibration* self, const std::optional<Vector<const float>>& mixer_weights) {
+            auto weights = mixer_weights
+                               ? std::make_shared<const mixer::Weights>(mixer::read_weights(as_span(*mixer_weights)))
+                               : nullptr;
+            new (self) Calibration;
+            self->mixer_weights = std::move(weights);
+          },
+          "mixer_weights"_a.none() = nb::none(),
+          nb::sig("def __init__(self, mixer_weights: numpy.typing.NDArray[numpy.float32] | None = None) -> None"),
+          "Make empty tables. ``mixer_weights``: of the network that mixes the sources, if any. Raises ValueError if "
+          "they are\n"
+          "not weights.")
+      .def_prop_rw(
+          "records_examples", [](const Calibration& self) { return self.examples != nullptr; },
+          [](Calibration& self, bool records) {
+            self.examples = records ? std::make_shared<mixer::Examples>() : nullptr;
+          },
+          "Whether learned positions are kept, for :func:`train_mixer`.")
       .def_prop_ro(
           "weights",
           [](const Calibration& self) {
@@ -67,6 +89,13 @@ void bind_calibration(nb::module_& module) {
           },
           nb::rv_policy::move,
           "A copy of (visits, sum of probabilities, hits) of every bin, shape ``[ranges * supports, 3]``.")
+      .def_prop_ro(
+          "paths",
+          [](const Calibration& self) {
+            return as_table<double>(without_gil([&] { return Shared(self.lock), self.paths; }));
+          },
+          nb::rv_policy::move,
+          "A copy of the same of drafted paths, by depth and range of estimates, shape ``[depths * ranges, 3]``.")
       .def(
           "restore",
           [](Calibration& self, const Table<const double>& weights, const Table<const double>& bins) {

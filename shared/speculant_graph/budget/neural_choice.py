@@ -1,4 +1,4 @@
-"""Whether the drafts of a priced step ask the graph's neural model, which brings tokens and takes time."""
+"""Whether the drafts of a priced step ask the graph's neural model and the mixer, which bring tokens and take time."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from speculant_graph import _core
 from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
+from speculant_graph.draft.mixing import first_calibration
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
 from speculant_graph.errors import ConfigError, DraftRequestError
 from speculant_graph.graph.layers import require_layers
@@ -303,14 +304,14 @@ def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
     0.6 % worse (docs/experiments.md, "layers").
     """
     if not graphs or not graphs[0].metadata.calibration:
-        return _core.Calibration()
+        return first_calibration()
     try:
         return load_calibration(graphs[0].metadata.calibration)
     except ConfigError:
         logger.warning(
             "the graph's calibration is of another release; build the graph again to have one from the start"
         )
-        return _core.Calibration()
+        return first_calibration()
 
 
 def _as_array(token_ids: Sequence[Any] | Int64Array, num_dimensions: int = 1) -> Int64Array:

@@ -42,7 +42,7 @@ class EngineCounts:
     drafted_steps: int = 0
     """Batches that were drafted for."""
     neural_steps: int = 0
-    """Those of them whose drafts could ask the graph's neural model, as it pays for itself."""
+    """Those of them whose drafts could ask the graph's neural model and the mixer, as they pay for themselves."""
     offered_tokens: int = 0
     """Tokens that the engine was given to verify."""
     failed_steps: int = 0
@@ -92,7 +92,7 @@ class EngineSessions:
             most_drafted: most tokens that the engine verifies for a sequence.
             vocabulary_size: of the model; drafts with other ids are none.
             cost: what its passes cost; None keeps whole drafts.
-            has_neural: whether drafts may ask a neural model, which is asked while that pays.
+            has_neural: whether drafts may ask a neural model and the mixer, which are asked while that pays.
         """
         self.counts = EngineCounts()
         """What was drafted so far."""

@@ -61,7 +61,9 @@ def test_a_step_brings_what_is_new_or_nothing(graph: NgramGraph) -> None:
         drafts = [
             drafter.draft([SequenceStep(number, (), 8)] * 2, options) for number, drafter in ((0, told), (7, shown))
         ]
-        assert values_of(drafts[0][0]) == values_of(drafts[0][1]) == values_of(drafts[1][0])
+        assert values_of(drafts[0][0]) == values_of(drafts[0][1])
+        # Drafts teach what paths are worth, and one of the two has made none: what it states differs, no token does.
+        assert values_of(drafts[0][0])[:2] == values_of(drafts[1][0])[:2]
     assert told.draft([DraftRequest(0, 8)])[0].token_ids == drafts[0][0].token_ids
     for refused in (SequenceStep(9, (), 8), SequenceStep(9, [1], 8)):
         with pytest.raises(DraftRequestError):

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from speculant_graph._core import ROW_DEPTH, ROW_WIDTH, Calibration, LearnedMemory
 from speculant_graph.config import FoldConfig
 from speculant_graph.draft.learning.learned_files import NO_FOLDS, LearnedFiles, name_of
+from speculant_graph.draft.mixing import first_calibration
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import MAX_VOCABULARY
 from speculant_graph.graph.ngrams import NgramGraph
@@ -263,7 +264,7 @@ def load_calibration(saved: bytes) -> Calibration:
     Raises:
         ConfigError: the bytes are not such tables, or are from another release.
     """
-    calibration = Calibration()
+    calibration = first_calibration()
     try:
         with np.load(io.BytesIO(saved), allow_pickle=False) as content:
             if int(content["format"]) != _FORMAT:
