@@ -6,7 +6,7 @@ import math
 
 _SHARE = 0.01
 """Of the time of passes, which may be lost by trying."""
-_FIRST_PASSES, _MOST_PASSES = 4.0, 16.0
+_FIRST_PASSES, _MOST_PASSES = 2.0, 16.0
 """Passes that an allowance is worth at first, and at most."""
 
 

@@ -17,15 +17,14 @@ class LearnedCost:
     coefficient below 0: a dense model is a and b, a mixture of experts wakes fewer and fewer further experts (c and d;
     of those with few experts, and with many), and engines have quicker ways for passes without drafts (e). Least
     squares in which older passes count less and less, and a curve that is assumed counts a little: what has not been
-    seen for long is tried again. Passes of more than twice the tokens of the widest one seen are too dear for any
+    seen for long is tried again. If passes suddenly take less than half as long as expected, the engine was warming up,
+    and everything before is forgotten. Passes of more than twice the tokens of the widest one seen are too dear for any
     draft: where a token more costs much, nothing but such steps keeps the first drafts from losing many passes.
     """
 
     def __init__(self) -> None:
         """Begin with what is assumed."""
-        self._products = np.zeros((_NUM_FEATURES, _NUM_FEATURES))
-        self._sums = np.zeros(_NUM_FEATURES)
-        self._assumed_sum = self._seconds_sum = 0.0
+        self._forget()
         self._coefficients = _ASSUMED_COEFFICIENTS
         self._known: dict[int, NDArray[np.float64]] = {}
         self._new: list[tuple[int, int, float]] = []
@@ -54,12 +53,19 @@ class LearnedCost:
         if len(self._new) >= (_FEWEST if self._new_s >= _PERIOD_S else _FEWEST << self._num_fits):
             self._fit()
 
+    def _forget(self) -> None:
+        self._products = np.zeros((_NUM_FEATURES, _NUM_FEATURES))
+        self._sums = np.zeros(_NUM_FEATURES)
+        self._assumed_sum = self._seconds_sum = 0.0
+
     def _fit(self) -> None:
         rows, tokens, seconds = np.array(self._new).T
         features = _features(tokens.astype(np.intp), rows)
         expected = features @ self._coefficients
-        if not self._num_fits:
-            expected *= np.sort(seconds / expected)[len(seconds) // 2]  # np.median imports for 20 ms at first
+        relative = float(np.sort(seconds / expected)[len(seconds) // 2])  # np.median imports for 20 ms at first
+        if not self._num_fits or relative * _LONGEST < 1.0:
+            self._forget()
+            expected *= relative
         seconds = np.minimum(seconds, _LONGEST * expected)
         weights = _MEMORY ** np.arange(seconds.size)[::-1]
         fading = _MEMORY**seconds.size
@@ -85,9 +91,10 @@ _TOO_DEAR = 1e6
 _MEMORY = 0.99
 _LONGEST = 2.0
 """Longer than so many times what was expected, something else took the time."""
-_WARM_UP = 8
-"""Passes in which an engine warms up, which are left out."""
-_FEWEST, _PERIOD_S = 8, 0.5
+_WARM_UP = 2
+"""First passes of an engine, which are left out. If it warms up for longer, what those passes cost is forgotten when
+later ones take less than half as long."""
+_FEWEST, _PERIOD_S = 10, 0.5
 """Passes between two fits: no fewer, and twice as many each time until they take so many seconds. A fit takes up to a
 millisecond, between two passes."""
 

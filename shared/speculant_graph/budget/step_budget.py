@@ -13,7 +13,7 @@ from speculant_graph.budget.pass_cost import PassCost
 
 _MEMORY = 0.98
 """What a step weighs after the next one."""
-_FEWEST, _PERIOD_S = 16, 0.5
+_FEWEST, _PERIOD_S = 12, 0.5
 """Steps that are learned from together, and for which prices hold: no fewer, and twice as many each time until they
 take so many seconds. Learning takes about a millisecond, between two passes."""
 _MOST_TURNS = 64

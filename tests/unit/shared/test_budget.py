@@ -83,10 +83,10 @@ def _dense(num_rows: int, num_drafted: int) -> float:
 
 
 @pytest.mark.parametrize("seconds", [_moe, _many_experts, _graphs, _dense])
-@pytest.mark.parametrize("num_rows", [1, 8])
-def test_what_passes_cost_is_learned_from_noisy_passes(seconds, num_rows):
+@pytest.mark.parametrize(("num_rows", "warm_up"), [(1, 0), (1, 8), (8, 3), (8, 40)])
+def test_what_passes_cost_is_learned_from_noisy_passes(seconds, num_rows, warm_up):
     chance, cost = np.random.default_rng(7), LearnedCost()
-    for number in range(8):  # while an engine warms up, anything takes long
+    for number in range(warm_up):  # while an engine warms up, anything takes long
         cost.observe(num_rows, (1 + number) * num_rows, 30.0)
     for _ in range(600):
         drafted = int(chance.choice([0, 0, 1, 2, 4, 8])) * num_rows
