@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from speculant_verifier.conversation.harmony import ChannelSplitter
@@ -27,6 +27,8 @@ MESSAGES = st.one_of(
 
 
 @settings(max_examples=60)
+@example(messages=[("<|channel|>commentary to=functions.x_1 <|constrain|>json<|message|>", " ", "<|call|>")], cut=0)
+@example(messages=[("<|channel|>commentary to=functions.x_1 <|constrain|>json<|message|>", "\x85", "<|call|>")], cut=0)
 @given(messages=st.lists(MESSAGES, min_size=1, max_size=4), cut=st.integers(0, 6))
 def test_the_same_messages(messages, cut):
     tokenizer, library, encoding = official_harmony()
@@ -39,6 +41,10 @@ def test_the_same_messages(messages, cut):
     for token in tokens:
         parser.process(token)
     found = [(each.channel, each.recipient, "".join(part.text for part in each.content)) for each in parser.messages]
+    found = [  # a call without arguments has an empty object
+        (channel, recipient, text if recipient is None or text.strip(" \t\r\n") else text + "{}")
+        for channel, recipient, text in found
+    ]
     if [token for token in tokens if token in names][-1] == begin:  # a message that was cut off
         found.append((parser.current_channel, parser.current_recipient, parser.current_content))
     expected = []

@@ -6,8 +6,8 @@ import math
 
 _SHARE = 0.01
 """Of the time of passes, which may be lost by trying."""
-_FIRST_PASSES, _MOST_PASSES = 2.0, 16.0
-"""Passes that an allowance is worth at first, and at most."""
+_MOST_PASSES = 16.0
+"""Passes that an allowance is worth at most."""
 
 
 class Allowance:
@@ -17,8 +17,9 @@ class Allowance:
     cost in the long run is that share. One lucky or unlucky step decides nothing.
     """
 
-    def __init__(self) -> None:
-        """Begin without limit; there is one from the first pass on."""
+    def __init__(self, first_passes: float) -> None:
+        """Begin without limit; there is one from the first pass on, worth ``first_passes`` passes."""
+        self._first_passes = first_passes
         self._seconds = math.inf
         self._pass_s = 0.0
         self._is_spent = False
@@ -39,7 +40,7 @@ class Allowance:
         """Add the share of a pass that took so long."""
         self._pass_s = seconds
         if math.isinf(self._seconds):
-            self._seconds = _FIRST_PASSES * seconds
+            self._seconds = self._first_passes * seconds
         self._seconds = min(_MOST_PASSES * seconds, self._seconds + _SHARE * seconds)
 
     def add(self, seconds: float) -> None:

@@ -18,6 +18,8 @@ _FEWEST, _PERIOD_S = 12, 0.5
 take so many seconds. Learning takes about a millisecond, between two passes."""
 _MOST_TURNS = 64
 """Steps in which drafts take turns with none, even if hardly any pass was a measure, as all of them read prompts."""
+_FIRST_PASSES = 2.0
+"""Passes that drafts may lose before they rest for the first time."""
 _FEW_NODES = 8
 """So many are always likely."""
 _MOST_DRAFTING = 1.0
@@ -58,7 +60,7 @@ class StepBudget:
         """
         self.cost = cost
         """What passes cost."""
-        self._allowance = Allowance()
+        self._allowance = Allowance(_FIRST_PASSES)
         self._tokens = self._time = 1.0  # of the latest steps, a row; in plain passes
         self._size = 0.0  # nodes that were kept lately
         self._drafting = DraftingCost()

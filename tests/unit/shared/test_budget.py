@@ -122,7 +122,7 @@ def test_a_curve_that_was_wrong_is_tried_again():
 
 @pytest.mark.parametrize(("loss", "share"), [(0.02, 0.012), (0.2, 0.02), (2.0, 0.03)])
 def test_what_always_loses_loses_a_small_share(loss, share):
-    allowance, lost = Allowance(), 0.0
+    allowance, lost = Allowance(4.0), 0.0
     for _ in range(2_000):
         if allowance.allows():
             allowance.add(-loss)
@@ -132,7 +132,7 @@ def test_what_always_loses_loses_a_small_share(loss, share):
 
 
 def test_what_gains_is_not_ended_by_bad_luck():
-    chance, allowance = np.random.default_rng(5), Allowance()
+    chance, allowance = np.random.default_rng(5), Allowance(4.0)
     num_allowed = 0
     for _ in range(5_000):
         if allowance.allows():

@@ -33,6 +33,7 @@ _PREFIX = "functions."
 _Kind = Literal["control", "called"] | PieceKind
 """'called' marks the end of a call and has no text."""
 _WITHOUT_TEXT = ("name", "called")
+_JSON_SPACE = " \t\r\n"
 
 
 class ChannelSplitter:
@@ -103,7 +104,7 @@ class ChannelSplitter:
             self._num_due -= len(piece)
             if kind != "control":
                 taken.append((kind, piece))
-                self._has_arguments |= kind == "arguments" and bool(piece.strip())
+                self._has_arguments |= kind == "arguments" and bool(piece.strip(_JSON_SPACE))
         return joined(taken)
 
     def _add(self, token: TokenId) -> None:

@@ -27,6 +27,9 @@ equally."""
 WIDEST = MOST_NODES + _READ_FOR_LATER - 1
 """Tokens of a row in the widest pass of the model whose time is learned."""
 
+_FIRST_PASSES = 4.0
+"""Passes of the target that the model may lose before it rests for the first time: twice as many as n-grams, because
+requests differ more in how well a model drafts for them, and a good one must not rest after a few hopeless requests."""
 LEAST_GAIN = 0.05
 """Extra gain that a pass must bring, as a share of the gain that the step's time must earn, because the best of several
 estimates is too high on average."""
@@ -51,8 +54,12 @@ class DraftPrice:
         self._budget, self._draft = budget, draft
         self.rate = 0.0
         """Tokens of all rows that a second must earn, at the latest decision."""
-        self.allowance = Allowance()
+        self.allowance = Allowance(_FIRST_PASSES)
         """The account of the model's time."""
+
+    def begin_account(self) -> None:
+        """Forget what the model has gained and lost so far."""
+        self.allowance = Allowance(_FIRST_PASSES)
 
     def choose(self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int) -> Choice:
         """Return the nodes per row, and the rows, for which another pass pays most.

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from loguru import logger
 
-from speculant_graph.budget.allowance import Allowance
 from speculant_graph.config import DraftConfig
 from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import (
@@ -121,7 +120,7 @@ class ModelDrafter:
         model, self._tenants = following
         self._passes = DraftPasses(model, self._passes.num_rows)
         self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has recorded some of the other model's
-        self._price.allowance = Allowance()
+        self._price.begin_account()
         self._reliability, self._has_failed = Reliability(), False
         for session in self._sessions.values():
             session.forget_model()
