@@ -1,0 +1,63 @@
+"""Sentences that users read: of docstrings, which are also the help and the settings' texts, and of pages.
+
+``python -m support.sentences 40 7`` in ``tests/`` prints 40 of them, drawn with the seed 7.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from support.pages import ROOT
+
+_CODE = re.compile(r"```.*?```|<!--.*?-->|^ {4}.*?$", re.DOTALL | re.MULTILINE)
+_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\[])")
+_SECTIONS = ("Args:", "Returns:", "Raises:", "Attributes:", "Yields:")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One of them."""
+
+    place: str
+    """The file."""
+    text: str
+    """On one line."""
+
+
+def sentences() -> Iterator[Sentence]:
+    """Yield all sentences of at least four words."""
+    command = ["git", "ls-files", "shared/*.py", "drafter_server/*.py", "verifier_client/*.py", "*.md"]
+    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
+        if not (ROOT / name).is_file() or "/generated/" in name:
+            continue
+        content = (ROOT / name).read_text(encoding="utf-8")
+        for text in _docstrings(content) if name.endswith(".py") else _paragraphs(content):
+            for sentence in _END.split(" ".join(text.split())):
+                if len(sentence.split()) > 3:
+                    yield Sentence(name, sentence)
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines = node.value.value.split("\n")
+            for paragraph in "\n".join("" if line.strip() in _SECTIONS else line for line in lines).split("\n\n"):
+                yield paragraph
+
+
+def _paragraphs(page: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*- )", _CODE.sub("", page)):
+        if not paragraph.lstrip().startswith(("|", "#", "!")):
+            yield paragraph.lstrip().removeprefix("- ")
+
+
+if __name__ == "__main__":
+    count, seed = map(int, sys.argv[1:])
+    for each in random.Random(seed).sample(list(sentences()), count):
+        print(f"{each.place}: {each.text}")
