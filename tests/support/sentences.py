@@ -47,8 +47,7 @@ def _docstrings(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines = node.value.value.split("\n")
-            for paragraph in "\n".join("" if line.strip() in _SECTIONS else line for line in lines).split("\n\n"):
-                yield paragraph
+            yield from "\n".join("" if line.strip() in _SECTIONS else line for line in lines).split("\n\n")
 
 
 def _paragraphs(page: str) -> Iterator[str]:
@@ -60,4 +59,4 @@ def _paragraphs(page: str) -> Iterator[str]:
 if __name__ == "__main__":
     count, seed = map(int, sys.argv[1:])
     for each in random.Random(seed).sample(list(sentences()), count):
-        print(f"{each.place}: {each.text}")
+        sys.stdout.write(f"{each.place}: {each.text}\n")
