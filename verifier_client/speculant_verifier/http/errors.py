@@ -27,7 +27,7 @@ from speculant_verifier.http.tool_schemas import ChosenTool
 
 _TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}'
 Fields = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
