@@ -51,7 +51,7 @@ from speculant_verifier.service.requests import Load, paced_events_of
 
 _ANTHROPIC = "/v1/messages"
 API = ("/v1/",)
-"""Path prefixes that need an API key."""
+"""Path prefixes under access control."""
 MAX_REQUESTS = 1_024
 """Most requests at a time, over either API."""
 MAX_BODY_BYTES = 4 << 20

@@ -305,7 +305,7 @@ def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fi
         "prompt_tokens_details": {"cached_tokens": cached},
     }
     if predicted := context.predicted:
-        # An accepted token counts if it follows the same token in the prediction, at most once per predicted token.
+        # An accepted token counts if it follows the same token as in the prediction, up to the prediction's length.
         pairs = set(pairwise(predicted))
         shared = (min(len(predicted), sum(pair in pairs for pair in pairwise(each.token_ids))) for each in results)
         accepted = sum(min(each.num_accepted, count) for each, count in zip(results, shared, strict=True))

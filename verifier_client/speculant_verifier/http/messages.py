@@ -223,7 +223,7 @@ def _told_of(block: Block) -> str:
 
 
 def _text_of(block: Block) -> str | None:
-    """Return the text of a block; None if it has none, as an image."""
+    """Return the text of a block; None if it has none, such as an image."""
     if block.text is not None:
         return block.text
     source = block.source if isinstance(block.source, dict) else {}

@@ -61,7 +61,7 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTo
 
     Args:
         request: the request.
-        style: the model's format of calls; None if it has none.
+        style: the model's call style; None if it is unknown.
 
     Raises:
         ApiError: the model can't call tools, or the request contradicts itself.
@@ -149,7 +149,7 @@ def with_form(
         config: settings of the request; their form is for an answer without a call.
         request: the request.
         tools: the tools that may be called.
-        style: the model's format of calls.
+        style: the model's call style.
 
     Raises:
         ApiError: a call is required and the request also sets another form.
