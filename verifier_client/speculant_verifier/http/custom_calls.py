@@ -1,4 +1,4 @@
-"""Calls of custom tools: extracts their input text from JSON, if the model wrote JSON."""
+"""Extracts the input text of calls of custom tools, which a model may have written as JSON."""
 
 from __future__ import annotations
 

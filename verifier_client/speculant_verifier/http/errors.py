@@ -84,7 +84,7 @@ def error_of(error: Exception) -> SpeculantError:
 
 
 def of_library(error: GenerationRequestError) -> GenerationRequestError:
-    """Return an error of the library, with the request's field name."""
+    """Return a library error, with its field renamed to the request's field."""
     field = _OF_LIBRARY.get(error.field, error.field)
     if field in SpeculantOptions.model_fields and field not in _FIELDS:
         field = f"speculant.{field}"
@@ -104,7 +104,7 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return one error for all problems that pydantic found; unsupported fields come first, several in one message.
 
     Args:
-        problems: pydantic's errors; each location begins with the whole, such as "body".
+        problems: pydantic's errors; each location begins with a word for the whole, such as "body".
     """
     problems = _of_given_shapes([_plain(problem) for problem in problems])
     paths = [[printable(part) for part in problem["loc"]] for problem in problems]
@@ -176,7 +176,7 @@ def unsupported(param: str, fix: str, others: Sequence[str] = (), reason: str = 
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a problem whose location is the field's path, without the first part for the whole."""
+    """Return a problem whose location is the field's path, without the word for the whole."""
     loc, kind = tuple(map(str, problem["loc"][1:])), problem["type"]
     if kind == INCOMPLETE:
         loc, kind = (*loc, problem["ctx"]["name"]), "missing"
@@ -184,7 +184,7 @@ def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_given_shapes(problems: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return the problems inside objects of a union; all problems if there are none, because no type fits."""
+    """Drop the problems of union types that do not match the value; return all if no type matches."""
     inner = []
     for problem in problems:
         loc = problem["loc"]

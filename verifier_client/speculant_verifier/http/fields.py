@@ -53,7 +53,7 @@ _OF_OTHERS = frozenset(
 INCOMPLETE = "incomplete"
 """Type of the error of :func:`require_fields`."""
 NO_SHAPE = "no_shape"
-"""Type of an error whose message names the expected types."""
+"""Type of an error whose message says which value to send."""
 REFUSED = _OF_ANSWERS | _OF_OTHERS
 """Top-level fields that change the answer; an endpoint that does not support one refuses it."""
 
@@ -81,7 +81,7 @@ def note_ignored(name: str) -> None:
 
 
 class Schema(BaseModel):
-    """Base class of request objects: it converts no types, and refuses only unknown names that matter."""
+    """Base class of request objects: types are not converted, and harmless unknown names are ignored."""
 
     model_config = ConfigDict(
         extra="forbid",

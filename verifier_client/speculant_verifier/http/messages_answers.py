@@ -18,7 +18,7 @@ _BLOCKS: dict[str, tuple[Fields, str, str]] = {
 }
 """For each kind of piece: the empty block, the type of its deltas, and the name of their text field."""
 _SIGNATURE = "unsigned"
-"""Signature of thinking blocks: they are not signed, but clients send only signed ones back."""
+"""Placeholder signature of thinking blocks; clients send back only blocks with a signature."""
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -55,7 +55,7 @@ class MessagesBuilder(AnswerBuilder):
         yield {"type": "message_start", "message": self._message([], None, None, usage)}
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Take an event; yield its events of the stream."""
+        """Take a decoder event; yield the stream's events for it."""
         _, choice, pieces = self._read(event)
         for kind, text in pieces:
             choice.take(kind, text)

@@ -41,7 +41,7 @@ Keep = Callable[[Fields], None]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Data of a request that its response needs in addition to the decoder's input."""
+    """Data for building a response, in addition to the decoder's input."""
 
     keep: Keep
     """Called when the response is finished."""
@@ -153,7 +153,7 @@ class ResponsesBuilder(AnswerBuilder):
             yield self._event(name, {"response": self._response()})
 
     def failure(self, error: SpeculantError) -> bytes:
-        """Encode the end of a stream that failed: an event ``error``, and one with the failed response."""
+        """Encode the end of a failed stream: the event ``error``, and ``response.failed`` with the response."""
         code = ANSWERS[error.kind].code or "invalid_prompt"
         told = {"code": code, "message": str(error)}
         failed = self._response() | {"status": "failed", "error": told}

@@ -80,8 +80,8 @@ def resolved(
 ) -> list[Item]:
     """Return a conversation's items, with references resolved and sealed thoughts opened.
 
-    Dropped are references to unknown items, thoughts that another server sealed, and outputs of other servers' tools
-    that have no call: the conversation continues without them.
+    The conversation continues without references to unknown items, without thoughts that another server sealed, and
+    without outputs of other servers' tools that have no call.
 
     Args:
         items: the request's items.

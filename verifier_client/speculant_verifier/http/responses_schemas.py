@@ -35,8 +35,8 @@ class Item(Schema):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     """Role of a message's author."""
     content: Content | None = None
-    """Content of a message; the texts of parts are joined by line feeds. Or the text of thoughts, for models whose chat
-    template uses earlier thoughts."""
+    """Content of a message, or text of thoughts; the texts of parts are joined by line feeds. Thoughts are for models
+    whose chat template uses them."""
     summary: Content | None = None
     """Summary of thoughts, used if there is no content."""
     encrypted_content: str | None = None
@@ -44,7 +44,7 @@ class Item(Schema):
     call_id: Name | None = None
     """Id of a call; its output has the same one."""
     name: Name | None = None
-    """Name of the called function. Or, of an output of another type, that type."""
+    """Name of the called function; for an output of an unknown type, that type."""
     namespace: Name | None = None
     """Namespace of the called function."""
     arguments: str | None = None
@@ -85,7 +85,7 @@ _MARKS = ("type", "id", "call_id", "status")
 def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
     """Convert an item of another type to a call, an output or a message, if possible.
 
-    Otherwise return its type only, which is then ignored.
+    Otherwise return only its type; such an item is ignored.
     """
     kind = values.get("type")
     if kind is None and values.get("role") is None and isinstance(values.get("id"), str):
@@ -114,7 +114,7 @@ def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Return a tool's output as text, without images, which exceed any context."""
+    """Return a tool's output as text, without images, whose data exceed any context."""
     if isinstance(value, dict):
         value = {name: each for name, each in value.items() if not (isinstance(each, str) and each[:5] == "data:")}
     try:

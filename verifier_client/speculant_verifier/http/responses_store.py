@@ -33,7 +33,7 @@ class StoredResponse:
     num_output: int
     """Number of last items that are its output."""
     size: int
-    """Size of its items, in characters."""
+    """Size of its items as JSON, in characters."""
 
 
 class ResponseStore:
@@ -43,7 +43,7 @@ class ResponseStore:
         """Begin empty.
 
         Args:
-            max_characters: most stored characters; beyond it the oldest responses are dropped.
+            max_characters: most stored characters; the oldest responses are dropped first.
         """
         self._capacity = max_characters
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -70,7 +70,7 @@ class ResponseStore:
         """Return the items of a response's conversation.
 
         Raises:
-            ApiError: it is not stored.
+            ApiError: it is not stored for this tenant.
         """
         kept = self._kept.get(response_id)
         if kept is None or kept.tenant != tenant:
@@ -83,7 +83,7 @@ class ResponseStore:
         return kept.items
 
     def item(self, tenant: str, item_id: str) -> Item | None:
-        """Return an output item of an earlier response; None if it is not stored."""
+        """Return an output item of an earlier response; None if it is not stored for this tenant."""
         kept = self._kept.get(self._of_item.get(item_id, ""))
         if kept is None or kept.tenant != tenant:
             return None

@@ -55,11 +55,11 @@ NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 _NAMES_HERE = {"k": "node_budget"}
-"""Draft settings whose name in requests is not ``draft_`` and the setting's name."""
+"""Names in requests of draft settings, where they are not ``draft_`` plus the setting's name."""
 
 
 def _placed(setting: str, options: Container[str], where: str = "") -> str:
-    """Return the advice how a request sets a draft setting, with its strategies; empty if it can't."""
+    """Return advice on how a request sets a draft setting, and with which strategies; empty if it can't."""
     option = _NAMES_HERE.get(setting, f"draft_{setting}")
     if option not in options:
         return ""
@@ -75,7 +75,7 @@ class SpeculantOptions(Schema):
     @model_validator(mode="before")
     @classmethod
     def _without_settings(cls, values: Any) -> Any:
-        """Refuse draft settings that only the server can set, or name the request's option."""
+        """Refuse the server's draft settings; the error names the request's option if there is one."""
         if not isinstance(values, dict):
             return values
         others = DraftConfig.model_fields.keys() - cls.model_fields.keys()
@@ -104,7 +104,7 @@ class SpeculantOptions(Schema):
     draft_stop_if_unknown: bool | None = None
     """Whether a draft by 'nasd' ends at an unknown context."""
     tenant: Name | None = None
-    """The text's tenant; drafts come only from text accepted in this tenant's earlier requests, not from others'."""
+    """The text's tenant; drafts come only from text that this tenant's earlier requests accepted."""
     graph: Name | None = None
     """Name of the drafter's graph, instead of the server's choice."""
     graphs: Annotated[list[Name], Field(min_length=1)] | None = None
@@ -117,7 +117,7 @@ class StreamOptions(Schema):
     """Options of a stream; without a stream they have no effect."""
 
     include_usage: bool = False
-    """End with a chunk that has no choices, and the token counts of the whole answer."""
+    """End with a chunk that has no choices, but the token counts of all choices."""
 
 
 class JsonSchema(Schema):
@@ -158,7 +158,7 @@ class StructuredOutputs(Schema):
 
 _SPECULANT_NAMES = SpeculantOptions.model_fields.keys()
 _SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES - REFUSED
-"""Draft settings of the server only, except ``n``, which means something else in requests."""
+"""Draft settings that only the server has, without ``n``, which has another meaning in requests."""
 
 
 class SpeculantRequest(Schema):
@@ -357,7 +357,7 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     """Return the log-probability of every token."""
     top_logprobs: NumTop | None = None
-    """Number of most probable tokens at each position whose log-probabilities are returned, too."""
+    """Number of most probable tokens per position; their log-probabilities are returned, too."""
     response_format: ResponseFormat | None = None
     """The form of the answer."""
     prediction: Prediction | None = None

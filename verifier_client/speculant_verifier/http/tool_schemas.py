@@ -162,7 +162,7 @@ class ChosenTool(Schema):
         return self.allowed_tools or AllowedTools(mode=self.mode or "auto", tools=self.tools or [])
 
     def nameless(self, path: str) -> str:
-        """Return the path in a chat request of the first chosen tool's missing name; empty if none is missing.
+        """Return the path of the first missing tool name in a chat request; empty if none is missing.
 
         Args:
             path: path of this object.
