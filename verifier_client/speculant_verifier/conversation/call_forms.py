@@ -1,4 +1,4 @@
-"""Grammars of answers that must call a tool, or may call one or else match another grammar."""
+"""Grammars for answers that must call a tool, or that either call one or match another grammar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call_form(
     """Return the form of an answer that calls a tool, as grammars in llguidance's JSON.
 
     Args:
-        style: how the model writes calls.
+        style: the model's call style.
         calls: names of tools, and the forms of their arguments.
         parallel: whether several calls are allowed; harmony allows one at a time.
         final: the form of an answer without a call; None: a call is required.

@@ -103,7 +103,7 @@ class ChatFormat:
         if not head and not tools:
             return 0
         shared = len(prompt)
-        for content in ("1", "A"):  # two, because one may begin like the prompt's own message
+        for content in ("1", "A"):  # two, because the prompt's message may begin like one
             other = self.render([*head, {"role": "user", "content": content}], tools, **options)
             pairs = zip(prompt[:shared], other, strict=False)
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

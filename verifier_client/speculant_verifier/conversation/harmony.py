@@ -1,6 +1,6 @@
 """Splits answers of models that write in harmony channels into reasoning, content and calls.
 
-Such a model writes messages of its own, each with a header:
+Such a model writes an answer as several messages, each with a header:
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of
 channel ``final``, of a message without a channel, or of a ``commentary`` without a recipient is the answer's content. A
 message to one of the request's tools is a call. All other text is reasoning. Headers and control tokens are
@@ -37,7 +37,7 @@ _JSON_SPACE = " \t\r\n"
 
 
 class ChannelSplitter:
-    """Splits one answer as it arrives. The result does not depend on how it is cut into pieces."""
+    """Splits one answer as it arrives. The result does not depend on the boundaries of its pieces."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class ChannelSplitter:
 
         Args:
             tokens: the control tokens.
-            decode: turns token ids into text.
+            decode: converts token ids to text.
             tool_names: the available tools; None: messages to tools are reasoning.
         """
         self._tool_names = tool_names
         self._names = tokens.names
         self._texts = Detokenizer(decode)
-        self._header: list[str] | None = []  # None: inside of a message
+        self._header: list[str] | None = []  # None inside a message
         self._header_starts_well = True
         self._channel_at: int | None = None  # index in the header of the channel's name
         self._channel: _Kind = "content"

@@ -112,8 +112,8 @@ def harmony_messages(
 ) -> list[HarmonyMessage]:
     """Return the messages of a conversation in harmony's form, without old thoughts.
 
-    Thoughts before the last final message are dropped, as OpenAI documents it; later thoughts stay, because a chain of
-    calls continues from them.
+    Thoughts before the last final message are dropped, as OpenAI documents. Later thoughts stay, because a chain of
+    calls depends on them.
 
     Raises:
         GenerationRequestError: a message has an unknown role, or answers no call.
@@ -177,7 +177,7 @@ class _Calls:
             self._names[call_id] = name
 
     def answered(self, message: Mapping[str, Any], index: int) -> str:
-        """Return the name of the tool whose output a message is."""
+        """Return the name of the tool that produced the output in a message."""
         call_id, name = message.get("tool_call_id"), message.get("name")
         if call_id is not None and (known := self._names.get(str(call_id))) is not None:
             self._unanswered = [each for each in self._unanswered if each[0] != call_id]
@@ -233,7 +233,7 @@ def call_of(call: Mapping[str, Any]) -> tuple[str, str, bool]:
     """Return the name and arguments of a call in an earlier answer, and whether the arguments are JSON.
 
     Raises:
-        GenerationRequestError: it names no function.
+        GenerationRequestError: the call names no function.
     """
     for kind, body in (("function", "arguments"), ("custom", "input")):
         called = call.get(kind)

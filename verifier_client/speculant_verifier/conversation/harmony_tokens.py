@@ -29,10 +29,10 @@ class HarmonyTokens:
 
     @property
     def ids(self) -> dict[str, TokenId]:
-        """Name -> id."""
+        """Ids by name."""
         return {name: token_id for token_id, name in self.names.items()}
 
     @property
     def stops(self) -> frozenset[TokenId]:
-        """Tokens that end an answer: its end, and a call that waits for its output."""
+        """Tokens that end an answer: the return token, and the call token, because a call waits for its output."""
         return frozenset(self.ids[name] for name in (RETURN, CALL))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _DEEPEST = 32
-"""Most levels of a schema; deeper levels are any value."""
+"""Most levels of a schema; deeper levels have the type ``any``."""
 
 _Schema = Mapping[str, Any]
 _ALIASES = {"integer": "number"}
@@ -22,7 +22,7 @@ def namespace_of(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the namespace that declares the functions of a conversation.
 
     Args:
-        tools: as in OpenAI's chats: functions with JSON schemas, or custom tools, which take a text.
+        tools: tools in the format of OpenAI's chats: functions with JSON schemas, or custom tools with text input.
     """
     lines = ["## functions\n", "namespace functions {\n"]
     for tool in tools:
@@ -50,7 +50,7 @@ class TypeWriter:
         """Return the type of a schema.
 
         Args:
-            schema: the schema; any other value counts as any value.
+            schema: the schema; the type is ``any`` if it is not an object.
             indent: indentation of its lines.
         """
         if not isinstance(schema, Mapping) or self._depth >= _DEEPEST:

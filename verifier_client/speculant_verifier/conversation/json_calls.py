@@ -12,13 +12,13 @@ from speculant_graph.types import TokenId
 from speculant_verifier.conversation.tool_calls import Piece, joined
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
-"""A call up to its arguments, which can be streamed."""
+"""Matches a call up to its arguments, so that the arguments can be streamed."""
 _IN_STRING = re.compile(r'["\\]')
 _DECODER = json.JSONDecoder(strict=False)
 
 
 class JsonCalls:
-    """Splits an answer into text and calls. The result does not depend on how it is cut into pieces.
+    """Splits an answer into text and calls. The result does not depend on the boundaries of its pieces.
 
     If the name comes before the arguments, the arguments are streamed; otherwise they are returned when the call is
     complete. Text that only looks like a call stays text.
@@ -29,11 +29,11 @@ class JsonCalls:
 
         Args:
             mark: the mark before a call.
-            end: the mark after it, which may be missing.
+            end: the mark after a call, which may be missing.
         """
         self._mark, self._end = mark, end
         self._held = ""  # text that is not final yet
-        self._blank = ""  # spaces between a call and a mark
+        self._blank = ""  # whitespace between a call and a mark
         self._is_behind_call = self._is_cut = False
         self._scanner = _Scanner(end)
         self._step = self._text
@@ -109,7 +109,7 @@ class JsonCalls:
         return True
 
     def _arguments(self, *, final: bool) -> bool:
-        """Pass arguments on."""
+        """Stream the arguments of a call."""
         found = self._scanner.run(self._held)
         size = len(self._held) if final and found is None else self._scanner.at
         if size:
@@ -142,7 +142,7 @@ class JsonCalls:
         return True
 
     def _begin(self, name: str) -> None:
-        self._pieces.append(("name", escape_half_pairs(name)))  # the model may spell half of a surrogate pair
+        self._pieces.append(("name", escape_half_pairs(name)))  # the model may write a lone surrogate
         self._blank, self.ends_in_call = "", False
 
     def _end_call(self) -> None:
@@ -181,7 +181,7 @@ class _Scanner:
         """Begin.
 
         Args:
-            end: also ends it outside of strings.
+            end: the mark after a call; outside strings it also ends the scan.
             depth: number of open objects.
         """
         self._end, self._depth = end, depth
@@ -192,7 +192,7 @@ class _Scanner:
         """Number of scanned characters."""
 
     def run(self, text: str) -> Literal["value", "mark"] | None:
-        """Continue in a text that has grown; return the kind of its end, if it has ended."""
+        """Continue in a longer text; return whether a value or the mark ended the scan, or None."""
         if self._found is None:
             self._found = self._run(text)
         return self._found

@@ -1,4 +1,4 @@
-"""Encodes text that stays text: only the chat template can write control tokens."""
+"""Encodes untrusted text without control tokens; only the chat template can write control tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from speculant_graph.corpus.tokenize import encode_texts
 from speculant_graph.types import TokenId
 
 _LEAST_END = 2
-"""Least characters of a control token's end at the start of a text that a template might complete."""
+"""A text that starts with this many last characters of a control token, or more, is marked, because a template might
+complete the token."""
 
 
 class PlainText:
@@ -47,7 +48,7 @@ class PlainText:
     def encode(self, texts: Sequence[str]) -> list[list[TokenId]]:
         """Return the token ids of texts without control tokens.
 
-        For tokenizers whose ordinary vocabulary can't spell control tokens, such as byte-level ones.
+        The tokenizer's ordinary vocabulary must not be able to spell control tokens, as in byte-level tokenizers.
         """
         encoded = _encoded(self._backend, texts)
         for index, text in enumerate(texts):
@@ -56,11 +57,11 @@ class PlainText:
         return encoded
 
     def broken(self, value: Any, *, is_own: bool = False) -> Any:
-        """Return a value with marks in its texts wherever they spell a control token, or a part of one at an end.
+        """Return a value with marks in its texts: in each control token, and at an end that may be part of one.
 
         Args:
-            value: texts, within lists and objects of any depth, including names of fields.
-            is_own: whether the model wrote it; then tokens that are not special, such as those around thoughts, stay.
+            value: texts in nested lists and objects; field names are marked, too.
+            is_own: whether the model wrote it; then non-special tokens, such as thinking tags, are not marked.
         """
         if isinstance(value, str):
             return (self._special if is_own else self._control).broken(value, self._mark)
@@ -71,18 +72,18 @@ class PlainText:
         return value
 
     def encode_broken(self, text: str) -> list[TokenId]:
-        """Return the token ids of a template's text; tokens that :meth:`broken` has marked stay text."""
+        """Return the token ids of a template's text; tokens marked by :meth:`broken` stay text."""
         if self._mark not in text:
             return _encoded(self._backend, [text])[0]
         own = self._control.found.sub(lambda found: self._renamed[found[0]], text)
         return self._without_control(own.replace(self._mark, ""))
 
     def whole(self, text: str) -> str:
-        """Return a text without these marks."""
+        """Remove the marks from a text."""
         return text.replace(self._mark, "")
 
     def _ordinary(self, text: str) -> list[TokenId]:
-        """Return the token ids of a text by all of the tokenizer's steps except the search for added tokens."""
+        """Return the token ids of a text; run all steps of the tokenizer except the search for added tokens."""
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
         text = text if normalizer is None else normalizer.normalize_str(text)
         pieces = [text] if pre_tokenizer is None else [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
@@ -90,7 +91,7 @@ class PlainText:
         return [token.id for piece in pieces for token in model.tokenize(piece)]
 
     def _without_control(self, text: str) -> list[TokenId]:
-        with self._lock:  # made once
+        with self._lock:  # so that the copy is made once
             copy, ids = self._copy
         return [ids.get(token, token) for token in _encoded(copy, [text])[0]]
 
@@ -120,7 +121,7 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[TokenId]]:
     """Return the token ids of texts.
 
     Raises:
-        UnicodeEncodeError: one has half of a surrogate pair.
+        UnicodeEncodeError: a text has a lone surrogate.
     """
     for text in texts:
         text.encode()
@@ -138,7 +139,7 @@ class _Breaker:
         self._ends = tuple({name[size:] for name in names for size in range(1, len(name) - _LEAST_END + 1)})
 
     def broken(self, text: str, mark: str) -> str:
-        """Return a text with a mark in every such token, and at its ends if it could form one with adjacent text."""
+        """Return a text with a mark in each token, and at an end that could form a token with adjacent text."""
         before = mark if text.startswith(self._ends) else ""
         after = mark if text.endswith(self._beginnings) else ""
         return f"{before}{self._starts.sub(lambda found: found[1] + mark, text)}{after}"

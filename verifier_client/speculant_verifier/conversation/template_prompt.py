@@ -19,10 +19,10 @@ _OF_MODEL = ("content", "reasoning_content", "thinking", "reasoning")
 
 
 class TemplatePrompt:
-    """Renders conversations by a tokenizer's chat template."""
+    """Renders conversations with a tokenizer's chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        """Take a tokenizer, and the text of all its templates."""
+        """Take a tokenizer and the text of all its templates."""
         self._tokenizer = tokenizer
         self._text = PlainText(tokenizer, template)
 
@@ -54,7 +54,7 @@ class TemplatePrompt:
                 [self._message(message) for message in messages],
                 **{"add_generation_prompt": True} | self._text.broken(own) | given | {"tokenize": False},
             )
-        except Exception as error:  # a template is a program from the tokenizer
+        except Exception as error:  # a template is a program and may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise GenerationRequestError(
                 f"the chat template refuses the messages: {self._text.whole(reason)}; "
@@ -73,7 +73,7 @@ class TemplatePrompt:
 
 
 def _with_arguments(call: Any) -> Any:
-    """Return a call in templates' form, with parsed arguments."""
+    """Return a call in the format of templates, with parsed arguments."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,6 +1,6 @@
 """Converts between text and the engine: prompts and chats to requests, outputs to events and results.
 
-A character is shown when all its bytes are complete, and no stop text may begin with it.
+A character is returned when all its bytes are known and it can't begin a stop text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Prompt = str | Sequence[TokenId]
 
 
 Prompts = list[str] | list[list[TokenId]] | list[Prompt]
-"""Several prompts. A list, because a text is a sequence of texts, too."""
+"""Several prompts. Only lists are accepted, because a single text is also a sequence of texts."""
 
 
 def draft_prefix_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
@@ -46,7 +46,7 @@ class Detokenizer:
         """Start with no tokens.
 
         Args:
-            decode: turns token ids into text.
+            decode: converts token ids to text.
             stop: non-empty texts; the output ends before the first of them.
         """
         self._decode = decode
@@ -56,7 +56,7 @@ class Detokenizer:
         self._num_shown = 0  # characters after the context that were already returned
         self._held = ""  # text that may begin a stop text
         self.is_complete = False
-        """Whether a stop text was found; nothing comes after it."""
+        """Whether a stop text was found; no text follows it."""
 
     def push(self, token_ids: Sequence[TokenId], *, final: bool = False) -> str:
         """Add tokens and return the text that became final; with ``final``, all remaining text."""
@@ -74,7 +74,7 @@ class Detokenizer:
     def stop_within(self, token_ids: Sequence[TokenId]) -> int | None:
         """Add tokens; if they complete a stop text, return how many of them belong to the output.
 
-        If the same token completes several, the text ends before the one that begins first.
+        If one token completes several stop texts, the output ends before the one that begins first.
         """
         before = copy(self)
         self.push(token_ids)
@@ -84,7 +84,7 @@ class Detokenizer:
             before.push([token])
             if before.is_complete:
                 return count
-        return len(token_ids)  # some decoders clean up spaces, and may return less text for the same tokens one by one
+        return len(token_ids)  # some decoders clean up spaces, and return less text for single tokens
 
     def _new_text(self, token_ids: Sequence[TokenId], *, final: bool) -> str:
         if not token_ids and not final:
@@ -130,17 +130,17 @@ class Batch:
         shared_length: int = 0,
         documents: Sequence[str] = (),
     ) -> None:
-        """Turn prompts into requests.
+        """Convert prompts to requests.
 
         Args:
             target: the model.
             prompts: the prompts.
-            configs: the settings of each.
+            configs: the settings of each prompt.
             is_single: whether the caller gave one prompt and expects one result.
             session: options of the requests for the drafter, in addition to its own settings.
             strategy: strategy of the drafts; None if it is unknown, or if there are no drafts.
             shared_length: length of every prompt's prefix that later prompts will probably share, in tokens.
-            documents: per prompt, its document, for records; empty if unknown.
+            documents: the document of each prompt, for records; empty if unknown.
         """
         self._target, self._strategy = target, strategy
         self._is_single = is_single
@@ -177,7 +177,7 @@ class Batch:
                 )
 
     def note(self, output: StepOutput) -> None:
-        """Keep the result of a finished sequence."""
+        """Record the result if the sequence has finished."""
         if output.finish_reason is not None:
             self._results[output.sequence.index] = self._result(output)
 

@@ -1,6 +1,6 @@
 """Tool calls in a model's output: parsed as they arrive, and forced if a client requires one.
 
-Families of models have their own styles of calls, recognised by their chat templates.
+Each model family has a call style, which is recognised by the chat template.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from speculant_graph.types import TokenId
 from speculant_verifier.structured.grammar import example_of
 
 PieceKind = Literal["reasoning", "content", "name", "arguments"]
-"""Kinds of pieces: reasoning, content, the name of a called tool, which begins a call, and a part of its arguments, as
+"""Kinds of pieces: reasoning, content, name and arguments. The name of a tool begins a call; its arguments follow as
 JSON text."""
 
 Piece = tuple[PieceKind, str]
@@ -30,7 +30,7 @@ class Splitter(Protocol):
     """Splits one answer as it arrives."""
 
     ends_in_call: bool
-    """Whether there were calls, and the last is complete."""
+    """Whether the answer has calls and the last one is complete."""
 
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
@@ -46,7 +46,7 @@ class Splitter(Protocol):
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join adjacent pieces of a kind, except names."""
+    """Join adjacent pieces of the same kind, except names."""
     joined: list[Piece] = []
     for kind, text in pieces:
         if joined and joined[-1][0] == kind != "name":
@@ -63,9 +63,9 @@ class CallStyle:
     name: str
     """Its name, for messages."""
     sign: str
-    """A text that chat templates of such models contain."""
+    """A text in the chat templates of models with this style."""
     call: str
-    """A call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
+    """Template of a call: %NAME% is the tool's name in JSON, @arguments are the arguments."""
     mark: str = ""
     """Text before a call."""
     end: str = ""
@@ -77,7 +77,7 @@ class CallStyle:
         """Return example calls of tools.
 
         Args:
-            tools: names, and schemas of their arguments.
+            tools: names of tools, and schemas of their arguments.
         """
         return "\n".join(
             self.call.replace("%NAME%", json.dumps(name)[1:-1]).replace("@arguments", example_of(schema))
@@ -105,7 +105,7 @@ STYLES: tuple[CallStyle, ...] = (
 
 
 def style_of(template: str) -> CallStyle | None:
-    """Return the style of calls of a model with this chat template; None if unknown."""
+    """Return the call style of a model with this chat template; None if unknown."""
     if "tools" not in template:
         return None
     return next((style for style in STYLES if style.sign in template), None)

@@ -1,7 +1,7 @@
-"""The application: endpoints, and the document that describes what they take.
+"""The ASGI application: its endpoints and its OpenAPI document.
 
-FastAPI checks bodies and writes the OpenAPI document. Its pages at /docs are off, as browsers would have to load them
-from elsewhere.
+FastAPI validates request bodies and generates the document. Its pages at /docs are disabled, because browsers would
+have to load them from another site.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ from speculant_verifier.service.requests import Load, paced_events_of
 
 _ANTHROPIC = "/v1/messages"
 API = ("/v1/",)
-"""Prefixes of paths that need access."""
+"""Path prefixes under access control."""
 MAX_REQUESTS = 1_024
-"""Under way at a time, over either API."""
+"""Most requests at a time, over either API."""
 MAX_BODY_BYTES = 4 << 20
-"""Longest body or message; a context of 131,072 tokens is text of half a megabyte."""
+"""Longest body or message in bytes; the text of a context of 131,072 tokens takes about half a megabyte."""
 _ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/models",
     "/v1/responses",
 )  # fmt: skip
 _CORS_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 _CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
-"""Headers of answers that pages may read."""
+"""Response headers that web pages may read."""
 _RETRY_AFTER_S = "1"
 _PAUSE_S = 3.0
-"""A stream in which nothing happens for so long gets a comment, so that nobody on the way takes it for dead."""
+"""A stream that is idle for this many seconds gets a comment, so that no proxy closes it."""
 _COMMENT = b": nothing yet\n\n"
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # proxies must not collect events
+    (b"x-accel-buffering", b"no"),  # proxies must not buffer events
 ]
 
 
@@ -90,17 +90,17 @@ def create_app(
     """Return the OpenAI-compatible API as an ASGI application.
 
     Args:
-        decoder: decodes; the caller closes it, after the server.
+        decoder: the decoder; the caller closes it after the server.
         config: model name and limits.
         read_policy: returns the access policy; called for every request.
-        defaults: settings that requests do not name.
-        load: counts what is under way, here and elsewhere.
-        read_problem: why nothing is served; None if it is. Called in the event loop.
-        render_metrics: text for Prometheus. Called in the event loop.
-        count_request: called in the event loop for every request to the API that is over, with endpoint and status.
+        defaults: settings that a request does not set.
+        load: counts and limits the sequences of HTTP and gRPC requests.
+        read_problem: returns why the server can't serve; None if it can. Called in the event loop.
+        render_metrics: returns metrics as text for Prometheus. Called in the event loop.
+        count_request: called with endpoint and status when a request to the API ends. Called in the event loop.
 
     Raises:
-        ConfigError: the model was given without its tokenizer.
+        ConfigError: the model was loaded without its tokenizer.
     """
     model_id = config.model_id or PurePath(decoder.target.name).name
     model = ServedModel(model_id, decoder.target, TokenTexts(decoder.target), decoder.chat_format)
@@ -145,24 +145,24 @@ def create_app(
 
     @app.post("/v1/responses")
     async def respond_by_items(request: ResponsesRequest, connection: Request) -> Response:
-        """Answer a conversation, item by item."""
+        """Answer a conversation, as OpenAI's Responses API does."""
         context, conversation = await map_responses(mapping, request, connection.scope[PRINCIPAL], store, seal)
         return respond(ResponsesBuilder(context, model, request, conversation), is_stream=request.stream)
 
     @app.get("/v1/responses/{response_id}")
     async def one_response(response_id: str, connection: Request) -> dict[str, Any]:
-        """Return a response that is kept."""
+        """Return a stored response."""
         return store.response(connection.scope[PRINCIPAL], response_id).answer
 
     @app.delete("/v1/responses/{response_id}")
     async def forget_response(response_id: str, connection: Request) -> dict[str, Any]:
-        """Forget a response."""
+        """Delete a stored response."""
         store.delete(connection.scope[PRINCIPAL], response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @app.post("/v1/messages")
     async def respond_by_blocks(request: MessagesRequest, connection: Request) -> Response:
-        """Answer a conversation as Anthropic's API does."""
+        """Answer a conversation, as Anthropic's Messages API does."""
         context = await map_messages(
             mapping, request, connection.scope[PRINCIPAL], takes_effort=decoder.chat_format.takes_effort
         )
@@ -171,7 +171,7 @@ def create_app(
 
     @app.post("/v1/messages/count_tokens")
     async def count(request: TokenCountRequest) -> dict[str, int]:
-        """Count the tokens of a conversation, as the model reads it."""
+        """Count the tokens of a conversation's prompt."""
         return {"input_tokens": await count_tokens(mapping, request, takes_effort=decoder.chat_format.takes_effort)}
 
     @app.get("/v1/models")
@@ -188,14 +188,14 @@ def create_app(
 
     @app.get("/healthz", response_class=PlainTextResponse)
     async def health() -> Response:
-        """Say whether the server serves, and if not, why."""
+        """Say whether the server can serve, and if not, why."""
         problem = read_problem()
         text, status = (problem.message, 503) if problem else ("ok", 200)
         return PlainTextResponse(f"{text}\n", status, {"cache-control": "no-store"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Return what is counted, for Prometheus."""
+        """Return metrics for Prometheus."""
         return Response(render_metrics(), media_type=METRICS_TYPE, headers={"cache-control": "no-store"})
 
     rules = AccessRules(API, MAX_REQUESTS, MAX_BODY_BYTES)
@@ -204,13 +204,13 @@ def create_app(
     )
 
     def guarded(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # No coroutine of its own, which every event of an answer would wake.
+        # Not async: another coroutine would be resumed for every event of an answer.
         is_theirs = scope["type"] == "http" and is_anthropic(scope)
         return access(with_key(scope) if is_theirs else scope, receive, send)
 
     if not config.cors_origins:
         return guarded
-    # Before access, as browsers ask first without a key, and as pages must be able to read refusals, too.
+    # Outside the access check: preflight requests have no key, and pages must be able to read refusals.
     return CORSMiddleware(
         guarded,
         allow_origins=config.cors_origins,
@@ -222,18 +222,18 @@ def create_app(
 
 
 def endpoint_of(path: str) -> str:
-    """Return the endpoint under which a request is counted; "other" for paths that are none."""
+    """Return the endpoint under which a request is counted; "other" if the path is no endpoint."""
     endpoint = next((known for known in _ENDPOINTS if path.startswith(f"{known}/")), path)
     return endpoint if endpoint in _ENDPOINTS else "other"
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Tell whether a request is one of Anthropic's API."""
+    """Tell whether a request is for Anthropic's API."""
     return f"{scope['path']}/".startswith(f"{_ANTHROPIC}/")
 
 
 def with_key(scope: Scope) -> Scope:
-    """Return a request whose key is where those of others are: Anthropic's clients send theirs in ``x-api-key``."""
+    """Return the request with its key in ``authorization``; Anthropic's clients send it in ``x-api-key``."""
     headers = dict(scope["headers"])
     if b"authorization" in headers or not (key := headers.get(b"x-api-key")):
         return scope
@@ -241,7 +241,7 @@ def with_key(scope: Scope) -> Scope:
 
 
 def refuse(error: Exception) -> Response:
-    """Return the answer to a request that failed before or after its endpoint."""
+    """Return the response to a request that failed outside its endpoint."""
     return ErrorResponse(error_of(error))
 
 
@@ -250,19 +250,19 @@ async def _refuse(_: Request, error: Exception) -> Response:
 
 
 class ErrorResponse(Response):
-    """Sends an error, in the form of the API that was asked."""
+    """An error, in the form of the requested API."""
 
     def __init__(self, error: SpeculantError) -> None:
         """Make a response.
 
         Args:
-            error: by the names that its client knows.
+            error: the error, with the client's field names.
         """
         super().__init__(status_code=ANSWERS[error.kind].http)
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Send the error."""
         headers = {}
         if self.status_code == 401:
             headers["www-authenticate"] = "Bearer"
@@ -278,32 +278,32 @@ class ErrorResponse(Response):
 
 
 class GenerationResponse(Response):
-    """Sends an answer in one piece, or as it comes, unless the client goes away before.
+    """Sends an answer as a whole or as a stream, and stops when the client disconnects.
 
-    It is an ASGI application of its own instead of a stock streaming response. So the status is decided when the
-    request is admitted and not before (a refusal is never a broken stream), and the connection is watched all the time,
-    in streams and in answers of one piece alike: a client that goes away frees its row within a step. A slow reader
-    holds up no other, as events wait for it in memory, at most an answer's worth.
+    It replaces FastAPI's streaming response for two reasons. It sends the status only after admission, so a refused
+    request gets an error status and not a broken stream. It watches the connection even while no stream is sent, so
+    a client that disconnects frees its row within a step. A slow client delays no other: its events are queued in
+    memory, at most one answer per request.
     """
 
     def __init__(
         self, events: AsyncGenerator[StepEvent | None, None], builder: AnswerBuilder, *, is_stream: bool
     ) -> None:
-        """Make a response; nothing is decoded before it is sent.
+        """Make a response; decoding starts when it is sent.
 
         Args:
-            events: what is decoded, once it is read; None when it is admitted, and when nothing came for a while.
-            builder: makes the answer of it.
-            is_stream: whether events are sent as they come.
+            events: the decoder's events; reading them starts decoding. None on admission, and after an idle period.
+            builder: builds the answer from the events.
+            is_stream: whether to send each event at once.
         """
         super().__init__()
         self._events, self._builder, self._is_stream = events, builder, is_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer.
+        """Send the answer.
 
         Raises:
-            SpeculantError: there is no answer; nothing has been sent.
+            SpeculantError: the request failed before anything was sent.
         """
         del scope
         answering = asyncio.create_task(self._stream(send) if self._is_stream else self._send_whole(send))

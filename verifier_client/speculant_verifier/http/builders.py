@@ -1,4 +1,4 @@
-"""Events of the decoder as answers of the endpoints: objects ready for JSON, whole or piece by piece."""
+"""Builds the endpoints' answers from decoder events, as whole JSON objects or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -24,52 +24,52 @@ from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model, as answers describe it."""
+    """The served model and its metadata for answers."""
 
     id: str
-    """How clients call it."""
+    """Its name for clients."""
     target: TargetModel
     """The model."""
     texts: TokenTexts
-    """Of its tokens."""
+    """Text of its tokens."""
     chat_format: ChatFormat | None
-    """How it converses; None if its answers are text alone."""
+    """Its chat format; None if answers are plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """A request that can be decoded."""
+    """A request that is ready to decode."""
 
     prompts: list[list[TokenId]]
-    """What is continued."""
+    """The prompts, as token ids."""
     config: GenerationConfig
-    """Settings of all prompts."""
+    """Settings for all prompts."""
     session: SessionOptions | None = None
     """Options of its session with the drafter."""
     with_usage: bool = False
     """Whether a stream ends with token counts."""
     tool_names: frozenset[str] | None = None
-    """The tools that the model may call; None if there are none."""
+    """Names of the tools that the model may call; None if there are none."""
     custom: frozenset[str] = frozenset()
     """Names of tools that take text."""
     predicted: tuple[TokenId, ...] = ()
-    """The prediction."""
+    """Tokens of the request's prediction."""
     shared_length: int = 0
-    """Tokens of the prompt that its instructions and tools take."""
+    """Number of prompt tokens that are instructions and tools."""
 
     @property
     def num_choices(self) -> int:
-        """Choices of all prompts."""
+        """Number of choices over all prompts."""
         return len(self.prompts) * self.config.n
 
 
 _CALLS = {"name": ("function", "arguments"), "custom": ("custom", "input")}
-"""What begins a call, of which type it is, and what its text is called."""
+"""For each kind of piece that begins a call: the call's type, and the name of its text field."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What is known of one choice so far."""
+    """One choice while it is decoded."""
 
     splitter: Splitter | None
     custom: CustomCalls | None
@@ -79,7 +79,7 @@ class _Choice:
     result: GenerationResult | None = None
 
     def take(self, kind: str, text: str) -> Fields:
-        """Note a piece of the answer; return what it adds to a streamed message."""
+        """Add a piece of the answer; return its delta for a streamed message."""
         if kind in self.texts:
             self.texts[kind] += text
             return {"content" if kind == "content" else "reasoning_content": text}
@@ -98,7 +98,7 @@ class _Choice:
 
     @property
     def reason(self) -> str:
-        """Why it ended; errors became answers of their own."""
+        """The finish reason; a choice that failed is answered by an error instead."""
         assert self.result is not None
         reason = self.result.finish_reason
         if not self.calls or reason != "stop" or self.splitter is None:
@@ -108,12 +108,12 @@ class _Choice:
 
 
 class AnswerBuilder(ABC):
-    """One answer in the making, whole or as chunks of a stream."""
+    """Builds one answer, as a whole or as chunks of a stream."""
 
     ending = b"data: [DONE]\n\n"
-    """What a stream ends with."""
+    """Last bytes of a stream."""
     prefix: str
-    """Of ids."""
+    """Prefix of answer ids."""
 
     def __init__(self, context: RequestContext, model: ServedModel) -> None:
         """Begin to answer a request."""
@@ -126,40 +126,40 @@ class AnswerBuilder(ABC):
         ]
 
     def opening(self) -> Iterator[Fields]:
-        """Yield what a stream begins with, before the model has read anything."""
+        """Yield the first chunks of a stream, sent on admission."""
         return iter(())
 
     @abstractmethod
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Take an event; yield what a stream sends for it, and after the last one of all choices."""
+        """Take an event; yield its chunks, and the closing chunk after the last choice has ended."""
 
     @abstractmethod
     def whole(self) -> Fields:
-        """Return the answer; all choices must have ended, and all their chunks must have been read."""
+        """Return the answer; all choices must have ended and all their chunks must have been consumed."""
 
     def begun(self) -> bytes:
-        """Return the beginning of a stream as it is sent."""
+        """Return the first chunks of a stream, encoded."""
         return b"".join(map(self.frame, self.opening()))
 
     def sent(self, event: StepEvent) -> bytes:
-        """Take an event; return all that a stream sends for it."""
+        """Take an event; return its chunks, encoded."""
         return b"".join(map(self.frame, self.chunks(event)))
 
     def take(self, event: StepEvent) -> None:
-        """Take an event of an answer that is sent as a whole."""
+        """Take an event of an answer that is not streamed."""
         for _ in self.chunks(event):
             pass
 
     def frame(self, fields: Fields) -> bytes:
-        """Return a chunk as it is sent."""
+        """Encode a chunk as a server-sent event."""
         return b"data: %b\n\n" % to_json(fields)
 
     def failure(self, error: SpeculantError) -> bytes:
-        """Return what ends a stream that has begun, before its ending."""
+        """Encode an error for a stream that has begun; the stream's ending follows it."""
         return self.frame(openai_fields(error))
 
     def _read(self, event: StepEvent) -> tuple[int, _Choice, list[AnswerPiece]]:
-        """Note an event; return its choice, and what it adds to that."""
+        """Record an event; return the index of its choice, the choice, and the new pieces."""
         index = event.prompt_index * self.context.config.n + event.sample
         choice = self._choices[index]
         choice.result = event.result
@@ -182,20 +182,20 @@ class ChatBuilder(AnswerBuilder):
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self) -> Iterator[Fields]:
-        """Yield what a stream begins with: whose message each choice is."""
+        """Yield the first chunk of each choice, with the message's role."""
         usage = {"usage": None} if self.context.with_usage else {}
         for index in range(len(self._choices)):
             begun = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
             yield self._object(self.chunk_kind, [begun | {"finish_reason": None}]) | usage
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Take an event; yield what a stream sends for it, and after the last one of all choices."""
+        """Take an event; yield its chunks, and the closing chunk after the last choice has ended."""
         index, choice, pieces = self._read(event)
         for fields, reason in self._additions(event, choice, pieces):
             chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
             if self.context.with_usage:
                 yield chunk | {"usage": None}
-            else:  # statistics are in the very last chunk
+            else:  # statistics are in the last chunk
                 yield chunk | (self._speculation() if reason is not None and self._is_over else {})
         if self.context.with_usage and self._is_over:
             yield self._object(self.chunk_kind, []) | self._usage() | self._speculation()
@@ -211,7 +211,7 @@ class ChatBuilder(AnswerBuilder):
     def _additions(
         self, event: StepEvent, choice: _Choice, pieces: list[AnswerPiece]
     ) -> Iterator[tuple[Fields, str | None]]:
-        """Yield what chunks add to a choice, and why it ended in the last one."""
+        """Yield the fields of a choice's chunks, each with the finish reason or None."""
         choice.logprobs += event.logprobs
         logprobs = self._logprobs(event.logprobs) if event.logprobs else None
         for kind, text in pieces or ([("content", "")] if logprobs else []):
@@ -221,7 +221,7 @@ class ChatBuilder(AnswerBuilder):
             yield {"delta": {}, "logprobs": None}, choice.reason
 
     def _choice(self, choice: _Choice) -> Fields:
-        """Return what a choice that has ended consists of."""
+        """Return the fields of a choice that has ended."""
         content = choice.texts["content"] or (None if choice.calls else "")
         message: Fields = {"role": "assistant", "content": content, "refusal": None}
         if self._model.chat_format is not None and self._model.chat_format.harmony is not None:
@@ -249,12 +249,12 @@ class ChatBuilder(AnswerBuilder):
 
 
 class CompletionBuilder(ChatBuilder):
-    """Answers of /v1/completions: the same list, of texts alone."""
+    """Answers of /v1/completions: a list of choices with text only."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def opening(self) -> Iterator[Fields]:
-        """Yield nothing: a text has no author."""
+        """Yield nothing: a text has no role."""
         return iter(())
 
     def _additions(
@@ -270,17 +270,17 @@ class CompletionBuilder(ChatBuilder):
 
 
 def to_json(fields: Fields) -> bytes:
-    """Return an object as it is sent; half surrogate pairs, which no UTF-8 can hold, are spelt as JSON's escapes."""
+    """Encode an object as JSON; lone surrogates, which UTF-8 can't encode, become JSON escapes."""
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def splitter_of(context: RequestContext, model: ServedModel) -> Splitter | None:
-    """Return what splits an answer; None where all of it is text."""
+    """Return the splitter of an answer; None if answers are plain text."""
     return None if model.chat_format is None else model.chat_format.parser(context.tool_names)
 
 
 def _is_whole(call: Fields) -> bool:
-    """Whether the arguments of a call are whole that has no end: a stop text may have cut them off."""
+    """Tell whether a call without an end marker has complete arguments; a stop text may have cut them off."""
     if call["type"] == "custom":
         return False
     try:
@@ -291,7 +291,7 @@ def _is_whole(call: Fields) -> bool:
 
 
 def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fields:
-    """Count tokens: of each prompt once, of all samples; those of a prompt come in a row."""
+    """Return token counts: each prompt once, and all samples; ``results`` are ordered by prompt."""
     prompt, completion = sum(map(len, context.prompts)), sum(len(result.token_ids) for result in results)
     count = context.config.n
     cached = sum(
@@ -305,7 +305,7 @@ def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fi
         "prompt_tokens_details": {"cached_tokens": cached},
     }
     if predicted := context.predicted:
-        # A drafted token counts if it stands after the same token as in the prediction, at most all of that.
+        # An accepted token counts if it follows the same token as in the prediction, up to the prediction's length.
         pairs = set(pairwise(predicted))
         shared = (min(len(predicted), sum(pair in pairs for pair in pairwise(each.token_ids))) for each in results)
         accepted = sum(min(each.num_accepted, count) for each, count in zip(results, shared, strict=True))
@@ -317,11 +317,11 @@ def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fi
 
 
 def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Fields:
-    """Sum up how an answer came about.
+    """Return the speculation statistics of an answer.
 
     Args:
-        seed: of the request.
-        results: of all samples, at least one.
+        seed: the request's seed.
+        results: results of all samples, at least one.
     """
     drafted = [sum(counts) for counts in zip_longest(*(each.drafted_by_depth for each in results), fillvalue=0)]
     accepted = [sum(counts) for counts in zip_longest(*(each.accepted_by_depth for each in results), fillvalue=0)]

@@ -1,4 +1,4 @@
-"""Calls of custom tools, whose input is text: taken out of the JSON that a model may have put it in."""
+"""Extracts the input text of calls of custom tools, which a model may have written as JSON."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from speculant_verifier.conversation.tool_calls import Piece, PieceKind
 from speculant_verifier.http.tools import INPUT
 
 AnswerPiece = tuple[PieceKind | Literal["custom", "input"], str]
-"""A kind and text of it: of what models write, or of a custom tool its name, which begins a call, and its input."""
+"""A kind and a text. "custom" is the name of a custom tool, which begins a call; "input" is its input."""
 
 
 class CustomCalls:
-    """Makes calls of custom tools out of those that a splitter finds. How they are cut makes no difference.
+    """Finds calls of custom tools among a splitter's calls. The result does not depend on the pieces' boundaries.
 
-    What the model writes is the input, unless it is JSON of an object with nothing but that: then it comes when the
-    call is over.
+    The model's text is the input, unless it is a JSON object whose only field is the input. Such an input is returned
+    when the call ends.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         """Begin.
 
         Args:
-            names: of the custom tools.
+            names: names of the custom tools.
         """
         self._names = names
         self._is_custom = self._is_raw = False
         self._held = ""
 
     def push(self, pieces: Sequence[Piece], *, final: bool) -> list[AnswerPiece]:
-        """Add pieces of an answer; return what became certain.
+        """Add pieces of an answer; return the pieces that are now certain.
 
         Args:
-            pieces: as a splitter returned them.
-            final: whether it is all.
+            pieces: pieces from the splitter.
+            final: whether the answer has ended.
         """
         taken: list[AnswerPiece] = []
         for kind, text in pieces:
@@ -63,7 +63,7 @@ class CustomCalls:
 
 
 def input_of(written: str) -> str:
-    """Return the input that a model means with what it wrote after the header of a call."""
+    """Return the input from the text that a model wrote after the header of a call."""
     try:
         value = json.loads(written)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Errors as clients of OpenAI's and of Anthropic's APIs expect them.
+"""Errors in the formats of OpenAI's and Anthropic's APIs.
 
-Messages are ours, one line that ends in what to do. The text of an exception of Python or of a library is for the log.
+Each message is one line that ends with a fix. Texts of Python's or a library's exceptions appear only in the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from speculant_verifier.http.tool_schemas import ChosenTool
 
 _TEXTUAL = 'give text, or a list of parts such as {"type": "text", "text": "Hello"}'
 Fields = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 _EXPECTED = {
     "prompt": "give text, a list of texts, token ids, or a list of lists of token ids; none of them may be empty",
     "stop": "give a text or a list of at most 16, each of 1 to 1024 characters",
@@ -38,21 +38,21 @@ _EXPECTED = {
     "tool_choice": "give 'none', 'auto', 'required', or one of the tools by its type and name",
     "background": "not served other than false; leave it out",
 }
-"""For fields that take several shapes: pydantic's message for each of them would confuse."""
+"""Advice for fields that accept several types; pydantic's message for each type would confuse."""
 _BRANCH = re.compile(r"(str|bool|int|(constrained-)?(str|int)|(dict|list)\[.*)$")
-"""What pydantic calls the shapes of a field that takes several."""
+"""Pydantic's names of the types in a union."""
 _OBJECTS = ("content", "output", "summary", "tool_choice")
-"""Those of them that may hold objects, in which the place of what is wrong is told."""
+"""Fields of ``_EXPECTED`` that may hold objects; errors inside these objects name their location."""
 _SHAPE = re.compile(rf"((list|literal)\[.*|str|{ChosenTool.__name__})$")
-"""What pydantic calls their shapes."""
+"""Pydantic's names of the types of these fields."""
 MISSING = "is missing, or null"
 _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_eos"}
-"""Settings of the library, and what they are called here."""
+"""Field name in requests for each setting of the library with another name."""
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
 
 
 def openai_fields(error: SpeculantError) -> Fields:
-    """Return an error as OpenAI's clients get it."""
+    """Return an error in OpenAI's format."""
     answer = ANSWERS[error.kind]
     return {
         "error": {"message": str(error), "type": answer.openai, "param": error.field or None, "code": answer.code},
@@ -60,12 +60,12 @@ def openai_fields(error: SpeculantError) -> Fields:
 
 
 def anthropic_fields(error: SpeculantError) -> Fields:
-    """Return an error as Anthropic's clients get it."""
+    """Return an error in Anthropic's format."""
     return {"type": "error", "error": {"type": ANSWERS[error.kind].anthropic, "message": str(error)}}
 
 
 def error_of(error: Exception) -> SpeculantError:
-    """Return what a client is told of a failure, wherever in the server it came up."""
+    """Return the client's error for any exception in the server."""
     match error:
         case RequestValidationError():
             return of_validation(error.errors())
@@ -84,7 +84,7 @@ def error_of(error: Exception) -> SpeculantError:
 
 
 def of_library(error: GenerationRequestError) -> GenerationRequestError:
-    """Return an error of the library by the names that its settings have here."""
+    """Return a library error, with its field renamed to the request's field."""
     field = _OF_LIBRARY.get(error.field, error.field)
     if field in SpeculantOptions.model_fields and field not in _FIELDS:
         field = f"speculant.{field}"
@@ -92,19 +92,19 @@ def of_library(error: GenerationRequestError) -> GenerationRequestError:
 
 
 def no_such_model(model_id: str) -> ApiError:
-    """Return the error for other models' names.
+    """Return the error for an unknown model name.
 
     Args:
-        model_id: how clients call this one.
+        model_id: the served model's name for clients.
     """
     return ApiError("model_not_found", "there is no such model", fix=f"ask for '{model_id}'", field="model")
 
 
 def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Put what pydantic found into one error; fields that are not served come first, and all of them are named.
+    """Return one error for all problems that pydantic found; unsupported fields come first, several in one message.
 
     Args:
-        problems: their locations begin with a word for the whole, such as "body".
+        problems: pydantic's errors; each location begins with a word for the whole, such as "body".
     """
     problems = _of_given_shapes([_plain(problem) for problem in problems])
     paths = [[printable(part) for part in problem["loc"]] for problem in problems]
@@ -143,7 +143,7 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def missing(param: str) -> ApiError:
-    """Return the error for a field that must be there.
+    """Return the error for a missing field.
 
     Args:
         param: the field.
@@ -152,31 +152,31 @@ def missing(param: str) -> ApiError:
 
 
 def wrong(message: str, param: str = "", *, fix: str = "") -> ApiError:
-    """Return the error for a field that is wrong.
+    """Return the error for a wrong field.
 
     Args:
-        message: what is wrong; ``{field}`` stands for the field.
+        message: the problem; ``{field}`` stands for the field.
         param: the field.
-        fix: what to do.
+        fix: how to correct it.
     """
     return ApiError("wrong_request", message, fix=fix, field=param)
 
 
 def unsupported(param: str, fix: str, others: Sequence[str] = (), reason: str = "") -> ApiError:
-    """Return the error for fields that are not served.
+    """Return the error for unsupported fields.
 
     Args:
-        param: the first of them.
-        fix: what to do.
-        others: the others.
-        reason: why, with what joins it to their names.
+        param: the first field.
+        fix: how to correct it.
+        others: the other fields.
+        reason: the reason, with the punctuation that joins it to the names.
     """
     names = ", ".join(("'{field}'", *(f"'{name}'" for name in others)))
     return ApiError("unsupported_parameter", f"not supported here: {names}{reason}", fix=fix, field=param)
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a problem whose location is that of the field, without the word for the whole."""
+    """Return a problem whose location is the field's path, without the word for the whole."""
     loc, kind = tuple(map(str, problem["loc"][1:])), problem["type"]
     if kind == INCOMPLETE:
         loc, kind = (*loc, problem["ctx"]["name"]), "missing"
@@ -184,7 +184,7 @@ def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_given_shapes(problems: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return what is wrong within the shapes that were given; if nothing is, all problems, as none of them fits."""
+    """Drop the problems of union types that do not match the value; return all if no type matches."""
     inner = []
     for problem in problems:
         loc = problem["loc"]
@@ -197,7 +197,7 @@ def _of_given_shapes(problems: Sequence[dict[str, Any]]) -> Sequence[dict[str, A
 
 
 def _unshaped(parts: Sequence[str], path: Sequence[str]) -> int | None:
-    """Return which of the first parts of a path is a field that has none of its shapes."""
+    """Return the index of the first part of a path whose value fits no type of its union."""
     for index, part in enumerate(parts):
         is_within = part in _OBJECTS and index + 1 < len(path) and not _SHAPE.match(path[index + 1])
         if part in _EXPECTED and not is_within:
@@ -214,5 +214,5 @@ def _of_framework(error: HTTPException) -> ApiError:
 
 
 def printable(name: str) -> str:
-    """Return a name that a client made up, short and without control characters."""
+    """Return a client's name, shortened and without control characters."""
     return "".join(character if character.isprintable() else "?" for character in name[:64])

@@ -1,7 +1,7 @@
-"""What is done with fields that nothing here serves: harmless ones are ignored, others are refused by their name.
+"""Unsupported request fields: harmless ones are ignored, others are refused by name.
 
-A field is harmless if an answer without it is an answer to the same question, such as ``store`` or ``metadata``. What
-nobody has heard of is ignored, too, as servers of this API do, unless it is a known name that was spelt wrong.
+A field is harmless if it does not change the answer, such as ``store`` or ``metadata``. As in other servers of this
+API, unknown fields are ignored, too, unless they look like a misspelt known name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pydantic_core import PydanticCustomError
 from speculant_graph.similar import similar
 
 _MAX_UNKNOWN = 8
-"""Of fields that are refused a few are looked at: a body that is wrong all over must not hold up others."""
+"""Most refused fields that are reported, so that a body full of errors delays no other request."""
 _MAX_NAMED = 32
 _MAX_COMPARED = 64
 _LONGEST_COMPARED = 40
 _RESEMBLANCE = 0.86
-"""By difflib's ratio: 'max_token' is as near to 'max_tokens', and 'temprature' to 'temperature'."""
+"""Least ratio of difflib for a misspelt name: 'max_token' and 'temprature' reach it."""
 
 _OF_ANSWERS = frozenset(
     {
@@ -35,7 +35,7 @@ _OF_ANSWERS = frozenset(
         *("structured_outputs", "text", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
     }
 )
-"""What one endpoint or the other serves: where it does not, the answer would be another one."""
+"""Fields that only some endpoints support and that change the answer."""
 _OF_OTHERS = frozenset(
     {
         *("audio", "background", "best_of", "conversation", "echo", "function_call", "functions", "modalities"),
@@ -49,20 +49,20 @@ _OF_OTHERS = frozenset(
         *("dry_multiplier", "dynatemp_range", "samplers"),
     }
 )
-"""Of OpenAI's API, and of other servers."""
+"""Fields of OpenAI's API and of other servers that no endpoint supports."""
 INCOMPLETE = "incomplete"
 """Type of the error of :func:`require_fields`."""
 NO_SHAPE = "no_shape"
-"""Type of an error whose message says what to give."""
+"""Type of an error whose message says which value to send."""
 REFUSED = _OF_ANSWERS | _OF_OTHERS
-"""Top-level fields that change what is answered, where an endpoint does not serve them."""
+"""Top-level fields that change the answer; an endpoint that does not support one refuses it."""
 
 _ignored: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
 
 
 @contextmanager
 def one_line_of_ignored() -> Iterator[None]:
-    """Write one line to the debug log with all fields, of objects within objects, too, that are ignored meanwhile."""
+    """Write one line to the debug log with all fields ignored in this context, nested objects included."""
     names: list[str] = []
     token = _ignored.set(names)
     try:
@@ -74,14 +74,14 @@ def one_line_of_ignored() -> Iterator[None]:
 
 
 def record_ignored(name: str) -> None:
-    """Add what is ignored to the line that :func:`one_line_of_ignored` writes."""
+    """Add an ignored field to the line of :func:`one_line_of_ignored`."""
     names = _ignored.get()
     if names is not None and len(names) < _MAX_NAMED:
         names.append(name[:64])
 
 
 class Schema(BaseModel):
-    """Base: no conversions; of unknown names only those that matter are refused."""
+    """Base class of request objects: types are not converted, and harmless unknown names are ignored."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -92,9 +92,9 @@ class Schema(BaseModel):
         json_schema_extra=lambda schema: schema.pop("additionalProperties", None) and None,
     )
     refused: ClassVar[frozenset[str]] = frozenset()
-    """Names that this object does not have, and that are not ignored."""
+    """Unsupported names that are refused instead of ignored."""
     refuses_unknown: ClassVar[bool] = False
-    """Whether none is ignored: an object of this server's own."""
+    """Whether all unknown names are refused, as in objects that only this server has."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,14 +115,14 @@ class Schema(BaseModel):
 
 
 def require_fields(schema: Schema, names: Iterable[str]) -> None:
-    """Refuse an object that lacks a field which its type must have.
+    """Refuse an object that lacks a required field of its type.
 
     Args:
         schema: the object.
-        names: what it must have.
+        names: the required fields.
 
     Raises:
-        PydanticCustomError: it lacks the field ``name`` of the context.
+        PydanticCustomError: the object lacks a field; the context has its ``name``.
     """
     for name in names:
         if getattr(schema, name) is None:
@@ -130,10 +130,10 @@ def require_fields(schema: Schema, names: Iterable[str]) -> None:
 
 
 def text_or_list(listed: Callable[[str], list[Any]]) -> Callable[[object], object]:
-    """Return what a field does with a value before it is read as a list, if a text stands for a list.
+    """Return a validator that replaces a text by a list, before a field is parsed as a list.
 
     Args:
-        listed: returns the list that a text stands for.
+        listed: returns the list for a text.
     """
 
     def read(value: object) -> object:
@@ -145,7 +145,7 @@ def text_or_list(listed: Callable[[str], list[Any]]) -> Callable[[object], objec
 
 
 def resembled(name: str, known: Iterable[str]) -> str:
-    """Return the known name that another one was meant to be; nothing if it is a name of its own."""
+    """Return the known name that a misspelt name resembles; empty if there is none."""
     if len(name) > _LONGEST_COMPARED:
         return ""
     return similar(name, known, _RESEMBLANCE) or ""

@@ -1,4 +1,4 @@
-"""How the API's endpoints read bodies: strictly, before FastAPI looks at them."""
+"""Reads the bodies of requests strictly, before FastAPI validates them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from speculant_verifier.http.errors import printable
 
 
 class JsonRoute(APIRoute):
-    """An endpoint whose body, if it takes one, is JSON."""
+    """An endpoint that accepts only JSON bodies."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers requests."""
+        """Return the handler of requests."""
         answer = super().get_route_handler()
         if self.body_field is None:
             return answer
@@ -33,10 +33,10 @@ class JsonRoute(APIRoute):
 
 
 def _require_no_encoding(values: Sequence[str]) -> None:
-    """Refuse a body that was compressed.
+    """Refuse a compressed body.
 
     Raises:
-        ApiError: it was.
+        ApiError: the body is compressed.
     """
     encodings = [name for value in values for part in value.split(",") if (name := part.strip().lower())]
     if encoded := [name for name in encodings if name != "identity"]:
@@ -45,7 +45,7 @@ def _require_no_encoding(values: Sequence[str]) -> None:
 
 
 class _ReadRequest(Request):
-    """A request whose body was read."""
+    """A request with a parsed body."""
 
     content: Any = None
 

@@ -1,4 +1,4 @@
-"""From a request's fields to token ids and settings that the decoder takes, with refusals that name the field."""
+"""Maps requests to token ids and settings for the decoder; errors name the request's field."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from speculant_verifier.structured.json_schema import prepared
 from speculant_verifier.suitability import require_request
 
 _MAX_DRAWN_SEED = 1 << 53
-"""Seeds are given to clients whose only numbers are doubles."""
+"""Drawn seeds are returned to clients, some of which read all numbers as doubles."""
 
 _SAME_NAMES = (
     "max_tokens", "n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -52,29 +52,29 @@ _CONVERTED: dict[str, Callable[[Any], object]] = {
     "logit_bias": lambda biases: {int(token): bias for token, bias in biases.items()},
     "prediction": lambda prediction: prediction.text,
 }
-"""Fields of the same name, whose values are not the same."""
+"""Fields with the same name as a setting, and the conversion of their values."""
 _OF_DRAFTER = {"tenant", "graph", "graphs", "learn"}
 _EFFORTS = {name: name for name in ("low", "medium", "high")} | {
     "none": "low", "minimal": "low", "xhigh": "high", "max": "high"
 }  # fmt: skip
-"""Efforts that clients name, and those that templates know."""
+"""Template effort for each effort that a request may name."""
 _TAKEN = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
-"""What stands in templates' way: these are no variables of theirs."""
+"""Parameters of ``apply_chat_template``, which can't be template variables."""
 
 _MOST_LENGTHS = 64
-"""Instructions and tools whose length is remembered."""
+"""Most cached lengths of instructions and tools."""
 
 
 class RequestMapping:
-    """Turns requests into work, each in one turn of a thread, so that a long prompt holds up no other request."""
+    """Prepares requests for the decoder, each in a thread, so that a long prompt delays no other request."""
 
     def __init__(self, decoder: SpeculativeDecoder, load: Load, defaults: GenerationConfig, model_id: str) -> None:
-        """Take what requests are held against.
+        """Take the decoder, the limits and the defaults.
 
         Args:
-            decoder: has the model.
-            load: has the limits.
-            defaults: settings that requests do not name.
+            decoder: the decoder, with its model.
+            load: the limits.
+            defaults: settings that a request does not set.
             model_id: the model's name for clients.
         """
         self._decoder, self._load, self._defaults, self._model_id = decoder, load, defaults, model_id
@@ -85,7 +85,7 @@ class RequestMapping:
         """Prepare a conversation.
 
         Raises:
-            SpeculantError: which field is wrong, or what it may not.
+            SpeculantError: a field is wrong or not allowed.
         """
         config, session = self._begin(request, principal, num_prompts=1)
         return await asyncio.to_thread(self._chat, request, config, session)
@@ -102,7 +102,7 @@ class RequestMapping:
         if self._is_unlimited(request):
             config = config.model_copy(update={"max_tokens": self._decoder.engine.admission.most_output(len(prompt))})
         param = "response_format" if config.grammar == own.grammar else "tools"
-        if param == "tools" and (own.json_schema or own.grammar):  # what is wrong with it is not told of the tools
+        if param == "tools" and (own.json_schema or own.grammar):  # an error in this form must not name the tools
             self._require_form(own, prompt, request, "response_format")
         context = self._context([prompt], config, session, request, param)
         names = frozenset(tool.name for tool in tools) if tools else None
@@ -112,10 +112,10 @@ class RequestMapping:
         return replace(context, tool_names=names, custom=custom, predicted=tuple(predicted), shared_length=shared)
 
     async def count(self, request: ChatRequest) -> int:
-        """Return how many tokens a conversation has, more than the context holds included.
+        """Return the number of prompt tokens of a conversation, even if it exceeds the context.
 
         Raises:
-            SpeculantError: which field is wrong.
+            SpeculantError: a field is wrong.
         """
         self._require_model(request.model)
         _, messages, options = self._conversation(request)
@@ -125,7 +125,7 @@ class RequestMapping:
         """Return the tools of a conversation, its messages, and the variables of the chat template, tools included.
 
         Raises:
-            ApiError: which field is wrong.
+            ApiError: a field is wrong.
         """
         options = self._template_options(request)
         check_messages(request.messages)
@@ -143,26 +143,26 @@ class RequestMapping:
     def _shared_length(
         self, tenant: str, prompt: list[TokenId], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> int:
-        """Return how many tokens of a prompt its instructions and tools take; 0 where that is of no use."""
+        """Return how many of a prompt's tokens are instructions and tools; 0 if the prefix cache does not use it."""
         if not self._decoder.engine.prefixes.takes_stops:
             return 0
         head = list(takewhile(lambda message: message["role"] in ("system", "developer"), messages))
-        told = json.dumps([tenant, head, options], sort_keys=True, default=str)  # tenants tell nothing of each other
+        told = json.dumps([tenant, head, options], sort_keys=True, default=str)  # tenants must not learn of each other
         key = hashlib.blake2b(told.encode()).digest()
         if key not in self._shared_lengths:
-            with suppress(GenerationError):  # some templates refuse instructions alone
+            with suppress(GenerationError):  # some templates reject instructions alone
                 self._shared_lengths[key] = self._decoder.chat_format.shared_length(prompt, messages, **options)
             while len(self._shared_lengths) > _MOST_LENGTHS:
                 self._shared_lengths.pop(next(iter(self._shared_lengths)), None)
         return self._shared_lengths.get(key, 0)
 
     def _is_unlimited(self, request: ChatRequest) -> bool:
-        """Tell whether no limit was set: neither by the request nor, to other than the default, by the server."""
+        """Tell whether no limit was set: the request has none, and the server has the default."""
         is_given = request.max_tokens is not None or request.max_completion_tokens is not None
         return not is_given and self._defaults.max_tokens == GenerationConfig.model_fields["max_tokens"].default
 
     def leaves_space(self, context: RequestContext) -> bool:
-        """Tell whether a prompt leaves the answer what it may need, or an eighth of the context."""
+        """Tell whether a prompt leaves space for the longest answer; an eighth of the context is always enough."""
         longest = self._decoder.target.max_length
         return max(map(len, context.prompts)) + min(context.config.max_tokens, longest // 8) <= longest
 
@@ -195,7 +195,7 @@ class RequestMapping:
         """Prepare texts to continue.
 
         Raises:
-            SpeculantError: which field is wrong, or what it may not.
+            SpeculantError: a field is wrong or not allowed.
         """
         given = request.prompts()
         config, session = self._begin(request, principal, num_prompts=len(given))
@@ -205,8 +205,8 @@ class RequestMapping:
         """Return the options of a request's session; None for the server's.
 
         Raises:
-            AccessError: tenant or graph is not the client's.
-            GenerationRequestError: graphs are named in two ways.
+            AccessError: the client may not use the tenant or graph.
+            GenerationRequestError: the request sets both ``graph`` and ``graphs``.
         """
         if options is None:
             return session_options(principal, "", "", None)
@@ -228,7 +228,7 @@ class RequestMapping:
         return config, session
 
     def _require_model(self, name: str) -> None:
-        if name not in (self._model_id, self._decoder.target.name):  # as --model has it will do, too
+        if name not in (self._model_id, self._decoder.target.name):  # the value of --model is accepted, too
             raise no_such_model(self._model_id)
 
     def _context(
@@ -252,21 +252,21 @@ class RequestMapping:
             if asked is not None and (problem := context_problem(len(prompt), asked, longest, name)):
                 raise problem
             self._require_form(config, prompt, request, form_param)
-            self._decoder.check(prompt, config)  # a stream that has begun has its status
+            self._decoder.check(prompt, config)  # before a stream has sent its status
         with_usage = request.stream_options is not None and request.stream_options.include_usage
         return RequestContext(prompts, config, session, with_usage)
 
     def _require_form(
         self, config: GenerationConfig, prompt: list[TokenId], request: ChatRequest | CompletionRequest, param: str
     ) -> None:
-        try:  # so that the form is known when the answer is decoded
+        try:  # compiles the grammar before decoding
             self._decoder.target.grammar(config, prompt)
         except GenerationRequestError as error:
             param = "structured_outputs" if request.structured_outputs is not None else param
             raise wrong(f"{{field}}: {of_library(error)}", param) from error
 
     def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
-        """Return the tokens of what the answer may resemble."""
+        """Return the tokens of text that the answer may resemble."""
         return self._encode([text], "prediction")[0] if text else []
 
     def _encode(self, prompts: Sequence[str | list[TokenId]], param: str = "prompt") -> list[list[TokenId]]:
@@ -280,13 +280,13 @@ class RequestMapping:
 
 
 def _asked_tokens(request: ChatRequest | CompletionRequest) -> tuple[str, int | None]:
-    """Return how many new tokens a request asks for, and the field that says so."""
+    """Return the field that limits a request's new tokens, and its value."""
     newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
     return ("max_tokens", request.max_tokens) if newer is None else ("max_completion_tokens", newer)
 
 
 def _template_refusal(error: GenerationError) -> ApiError:
-    """Return what a template raises on purpose; nothing of its accidents."""
+    """Return the error of a chat template: its own message if it raised one, else a general one."""
     cause = error.__cause__
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
         return error.as_class(partial(ApiError, "wrong_request"), "messages")
@@ -297,12 +297,12 @@ def _template_refusal(error: GenerationError) -> ApiError:
 def generation_config(
     request: ChatRequest | CompletionRequest, defaults: GenerationConfig, target: TargetModel
 ) -> GenerationConfig:
-    """Return the settings that a request means.
+    """Return the settings of a request.
 
     Args:
-        request: what it names.
-        defaults: for what it does not name, but for ``n``, ``seed`` and ``logprobs``.
-        target: the model, whose end tokens count.
+        request: the request.
+        defaults: settings that the request does not set, except ``n``, ``seed`` and ``logprobs``.
+        target: the model, for its end tokens.
 
     Raises:
         ApiError: two fields contradict each other.
@@ -314,7 +314,7 @@ def generation_config(
         if (value := getattr(request, name, None)) is not None:
             wanted[name] = convert(value)
     if request.top_p == 0:
-        del wanted["top_p"]  # whose probabilities are rounded: the smallest mass may keep two tokens
+        del wanted["top_p"]  # after rounding, even the smallest mass may keep two tokens
         wanted["top_k"] = 1
     if isinstance(request, ChatRequest):
         wanted |= _of_chat(request)
@@ -364,10 +364,10 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Refuse messages that do not fit their roles, and what can't be read in those that ask.
+    """Check that messages fit their roles and that the latest user message is only text.
 
     Raises:
-        ApiError: which one, and which of its fields.
+        ApiError: a field of a message is wrong.
     """
     for index, message in enumerate(messages):
         problem = None
@@ -382,7 +382,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             problem = "tool_call_id", "belongs to messages of tools", "leave it out"
         if problem is not None:
             raise wrong(f"{{field}} {problem[1]}", f"messages.{index}.{problem[0]}", fix=problem[2])
-    # What is earlier stays a remark: a conversation must not end for good because of one picture in it.
+    # In earlier messages a placeholder replaces an image, so that the conversation can continue.
     index = len(messages) - 1
     if messages[index].role == "user" and (found := unreadable_part(messages[index].content)):
         raise ApiError(
@@ -394,6 +394,6 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
 
 
 def _for_template(message: ChatMessage, tools: Sequence[UsableTool]) -> dict[str, Any]:
-    """Return what the chat template gets of a message."""
+    """Return a message for the chat template."""
     calls = [call_for_template(call, tools) for call in message.tool_calls or ()]
     return message.for_template() | ({"tool_calls": calls} if calls else {})

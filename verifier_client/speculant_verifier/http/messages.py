@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its requests become chats, and chats' answers become its blocks and events."""
+"""Maps requests of Anthropic's Messages API to chat requests."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from speculant_verifier.http.token_texts import Fields
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
 _BILLING = "x-anthropic-billing-header:"
-"""Begins a block that Claude Code sends for Anthropic alone; it differs from request to request."""
+"""First text of a block that Claude Code sends only for Anthropic, different in every request."""
 _NAMES = {
     "parameters": "input_schema",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""What fields of a chat are called here."""
+"""Names in this API of a chat request's fields."""
 _BLOCKS: TypeAdapter[list[Block]] = TypeAdapter(Blocks)
 
 
 async def map_messages(
     mapping: RequestMapping, request: TokenCountRequest, principal: Principal, *, takes_effort: bool
 ) -> RequestContext:
-    """Prepare a conversation, as the chat that it is.
+    """Prepare a conversation as a chat request.
 
     Args:
-        mapping: prepares chats.
+        mapping: prepares chat requests.
         request: the request.
-        principal: who asks.
-        takes_effort: whether the model can be told how long to think.
+        principal: the client.
+        takes_effort: whether the chat template takes a reasoning effort.
 
     Raises:
-        ApiError: which field is wrong, or what it may not.
+        ApiError: a field is wrong or not allowed.
     """
     with _own_names():
         return await mapping.chat(as_chat(request, takes_effort=takes_effort), principal)
 
 
 async def count_tokens(mapping: RequestMapping, request: TokenCountRequest, *, takes_effort: bool) -> int:
-    """Return how many tokens a conversation has; see :func:`map_messages`.
+    """Return the number of tokens of a conversation; see :func:`map_messages`.
 
     Raises:
-        ApiError: which field is wrong.
+        ApiError: a field is wrong.
     """
     with _own_names():
         return await mapping.count(as_chat(request, takes_effort=takes_effort))
@@ -60,7 +60,7 @@ async def count_tokens(mapping: RequestMapping, request: TokenCountRequest, *, t
 
 @contextmanager
 def _own_names() -> Iterator[None]:
-    """Tell errors of a chat by the names that its fields have here."""
+    """Rename the fields in errors of chat requests to this API's names."""
     try:
         yield
     except Exception as error:
@@ -69,19 +69,19 @@ def _own_names() -> Iterator[None]:
 
 
 def _own_name(field: str) -> str:
-    """Return what a field of a chat is called here."""
+    """Return this API's name of a chat request's field."""
     return ".".join(_NAMES.get(part, part) for part in field.split(".") if part != "function")
 
 
 def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
-    """Return the chat that a request means.
+    """Return the chat request for a request of this API.
 
     Args:
         request: the request.
-        takes_effort: whether the model can be told how long to think.
+        takes_effort: whether the chat template takes a reasoning effort.
 
     Raises:
-        ApiError: which field is wrong.
+        ApiError: a field is wrong.
     """
     fields: Fields = {"model": request.model, "messages": _messages(request)}
     fields |= _tool_fields(request)
@@ -103,12 +103,12 @@ def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
 
 
 def _within(error: ValidationError, *path: str) -> ApiError:
-    """Return an error of what stands at a path of the body."""
+    """Return the error for a value at a path of the body."""
     return of_validation([{**each, "loc": ("body", *path, *each["loc"])} for each in error.errors()])
 
 
 def shows_thoughts(request: TokenCountRequest) -> bool:
-    """Tell whether an answer has blocks of thoughts: only those who ask for them expect any."""
+    """Tell whether an answer has thinking blocks: only clients that ask for them expect any."""
     return request.thinking is not None and request.thinking.type != "disabled"
 
 
@@ -165,7 +165,7 @@ def _of_assistant(blocks: Sequence[Block], param: str) -> Fields:
 
 
 def _of_user(role: str, blocks: Sequence[Block], param: str, *, is_latest: bool) -> Iterator[Fields]:
-    """Yield the messages that one is: every result of a tool is a message of its own."""
+    """Yield the chat messages of a user message; each tool result becomes a separate message."""
     _require_none(blocks, "tool_use", "the assistant", param)
     texts: list[str] = []
     for number, block in enumerate(blocks):
@@ -206,7 +206,7 @@ def _require_none(blocks: Sequence[Block], kind: str, author: str, param: str) -
 
 
 def _result_of(result: Block, param: str) -> str:
-    """Return what a tool returned, as text."""
+    """Return a tool's result as text."""
     if result.content is None:
         return "error" if result.is_error else ""
     try:
@@ -217,13 +217,13 @@ def _result_of(result: Block, param: str) -> str:
 
 
 def _told_of(block: Block) -> str:
-    """Return the text of a block, or what stands for one that has none."""
+    """Return the text of a block; a placeholder if it has none."""
     text = _text_of(block)
     return f"[{block.type}]" if text is None else text
 
 
 def _text_of(block: Block) -> str | None:
-    """Return the text of a block that has any; None for images and the like."""
+    """Return the text of a block; None if it has none, such as an image."""
     if block.text is not None:
         return block.text
     source = block.source if isinstance(block.source, dict) else {}
@@ -237,7 +237,7 @@ def _text_of(block: Block) -> str | None:
 
 
 def _plain(content: object) -> str | None:
-    """Return text, or the texts of blocks."""
+    """Return a text, or the joined texts of blocks; None for other values."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""Answers of Anthropic's Messages API: blocks and events, and errors in its form."""
+"""Builds answers of Anthropic's Messages API: blocks, events and errors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BLOCKS: dict[str, tuple[Fields, str, str]] = {
     "reasoning": ({"type": "thinking", "thinking": "", "signature": ""}, "thinking_delta", "thinking"),
     "arguments": ({"type": "tool_use", "input": {}}, "input_json_delta", "partial_json"),
 }
-"""By the kind of a piece: the block as it begins, and the type of its deltas and the name of their text."""
+"""For each kind of piece: the empty block, the type of its deltas, and the name of their text field."""
 _SIGNATURE = "unsigned"
-"""Of thoughts, which are in the open; clients send back only those that have one."""
+"""Placeholder signature of thinking blocks; clients send back only blocks with a signature."""
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -33,29 +33,29 @@ class MessagesBuilder(AnswerBuilder):
         Args:
             context: the request.
             model: the model.
-            shows_thoughts: whether thoughts are blocks of the answer, or left out.
+            shows_thoughts: whether the answer has thinking blocks.
         """
         super().__init__(context, model)
         self._shows_thoughts = shows_thoughts
         self._blocks: list[Fields] = []
-        self._kind = ""  # of the block that is being written
+        self._kind = ""  # of the open block
         self._text = ""
 
     def frame(self, fields: Fields) -> bytes:
-        """Return an event as it is sent."""
+        """Encode an event as a server-sent event."""
         return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), to_json(fields))
 
     def failure(self, error: SpeculantError) -> bytes:
-        """Return what ends a stream that has begun."""
+        """Encode an error that ends a stream."""
         return self.frame(anthropic_fields(error))
 
     def opening(self) -> Iterator[Fields]:
-        """Yield what a stream begins with, before the model has read anything."""
+        """Yield the first event of a stream, sent on admission."""
         usage = {"input_tokens": len(self.context.prompts[0]), "output_tokens": 0}
         yield {"type": "message_start", "message": self._message([], None, None, usage)}
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Take an event; yield what a stream sends for it."""
+        """Take a decoder event; yield the stream's events for it."""
         _, choice, pieces = self._read(event)
         for kind, text in pieces:
             choice.take(kind, text)
@@ -108,7 +108,7 @@ class MessagesBuilder(AnswerBuilder):
         yield self._delta({"type": kind, name: text})
 
     def _end(self) -> Iterator[Fields]:
-        """End the block that is being written, if there is one."""
+        """End the open block, if there is one."""
         if not self._kind:
             return
         block = self._blocks[-1]
@@ -126,7 +126,7 @@ class MessagesBuilder(AnswerBuilder):
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
     def _reason(self, reason: str, result: GenerationResult) -> tuple[str, str | None]:
-        """Return why an answer ended, and by which stop text."""
+        """Return the stop reason, and the stop text if one ended the answer."""
         if reason != "stop":
             return _REASONS.get(reason, reason), None
         text = self._model.target.decode(result.token_ids)
@@ -139,7 +139,7 @@ def _call_id(identifier: str) -> str:
 
 
 def _input_of(arguments: str) -> Fields:
-    """Return the arguments of a call; what is no object of JSON, as it was cut off or is wrong, stays text."""
+    """Return the arguments of a call as an object; text that is no JSON object becomes its field ``arguments``."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

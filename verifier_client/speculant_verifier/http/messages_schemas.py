@@ -1,6 +1,6 @@
-"""Requests of Anthropic's Messages API, as its clients send them. Null is as if a field were not there.
+"""Request objects of Anthropic's Messages API. A null field counts as absent.
 
-Blocks and tools of kinds that are not served are read, too: conversations are full of them.
+Blocks and tools of unsupported types are accepted, too, because many conversations contain them.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from speculant_verifier.http.tool_schemas import Name
 
 
 class Block(Schema):
-    """A piece of a message: text, thoughts, a call of a tool, what it returned, or anything else."""
+    """A block of a message: text, thinking, a tool call, a tool result, or any other type."""
 
     type: Annotated[str, Field(min_length=1)]
-    """Its kind; of kinds that are not served the title and the text are read, if they have any."""
+    """The type; a block of an unsupported type is reduced to its title and text, if it has any."""
     text: str | None = None
-    """Of text."""
+    """Text of a text block."""
     thinking: str | None = None
-    """Of thoughts."""
+    """Text of a thinking block."""
     id: Name | None = None
-    """Of a call: what joins it to its result."""
+    """Id of a call; its result refers to it."""
     name: Name | None = None
-    """Of a call: the tool."""
+    """Name of the called tool."""
     input: dict[str, Any] | None = None
-    """Of a call: the arguments."""
+    """Arguments of a call."""
     tool_use_id: Name | None = None
-    """Of a result: the call."""
+    """Id of the call that a result belongs to."""
     is_error: bool | None = None
-    """Of a result: whether the tool failed."""
+    """Whether the tool failed, in a result."""
     content: Any = None
-    """Of a result: text, or blocks."""
+    """Content of a result: text, or blocks."""
     source: dict[str, Any] | str | None = None
-    """Of an image or a document, or where a search result is from."""
+    """Source of an image, a document or a search result."""
     title: str | None = None
-    """Of a document or a search result."""
+    """Title of a document or a search result."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -69,14 +69,14 @@ class AnthropicMessage(Schema):
 
 
 class AnthropicTool(Schema):
-    """A tool that the model may call. Tools that Anthropic's servers run have a type of their own and are left out."""
+    """A tool that the model may call. Tools that Anthropic's servers run have other types and are left out."""
 
     type: str | None = None
-    """'custom', or nothing."""
+    """'custom', or absent."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")] | None = None
     """Letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """For the model."""
+    """Description for the model."""
     input_schema: dict[str, Any] | None = None
     """JSON schema of its arguments, an object."""
 
@@ -94,11 +94,11 @@ class ToolChoice(Schema):
         return values
 
     type: Literal["auto", "any", "tool", "none"]
-    """Whether the model may call a tool, must call any or the named one, or may not."""
+    """Whether the model may call a tool ('auto'), must call any or the named one, or must not."""
     name: Name | None = None
-    """The tool's, for 'tool'."""
+    """Name of the tool, for type 'tool'."""
     disable_parallel_tool_use: bool | None = None
-    """Whether an answer that must call calls one tool only."""
+    """Whether an answer that must call a tool makes only one call."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -110,7 +110,7 @@ class Thinking(Schema):
     """Whether thoughts are returned."""
 
     type: Annotated[str, Field(min_length=1)]
-    """With 'disabled' they are not; the model thinks as little as it can."""
+    """With 'disabled', thoughts are not returned, and the reasoning effort is 'low' unless it is set."""
 
 
 class OutputFormat(Schema):
@@ -123,10 +123,10 @@ class OutputFormat(Schema):
 
 
 class OutputConfig(Schema):
-    """How the answer is written."""
+    """Options of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """How long to think, for models whose chat template takes it; 'xhigh' and 'max' are 'high'."""
+    """Reasoning effort, for models whose chat template supports it; 'xhigh' and 'max' mean 'high'."""
     format: OutputFormat | None = None
     """The form of the answer's text."""
 
@@ -137,17 +137,17 @@ class TokenCountRequest(Schema):
     model: str
     """The model's name, as in /v1/models."""
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
-    """From the first to the latest."""
+    """Messages, from the first to the latest."""
     system: Blocks | None = None
     """The system message."""
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
-    """What the model may call."""
+    """Tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """Whether it may not, may, or must."""
+    """Whether the model may, must or must not call a tool."""
     thinking: Thinking | None = None
     """Whether thoughts are returned."""
     output_config: OutputConfig | None = None
-    """How the answer is written."""
+    """Options of the answer."""
     refused: ClassVar[frozenset[str]] = REFUSED | {"container", "mcp_servers"}
 
     @model_validator(mode="wrap")
@@ -163,12 +163,12 @@ class MessagesRequest(SpeculantRequest, TokenCountRequest):
     max_tokens: NumTokens
     """Most new tokens, thoughts included."""
     stream: bool | None = None
-    """Send server-sent events as the answer comes."""
+    """Stream the answer as server-sent events."""
     stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     """End before any of these texts."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 takes the most probable token."""
     top_p: TopP | None = None
-    """Keep the most probable tokens that hold this mass; 0 keeps the most probable one."""
+    """Keep the most probable tokens with this total probability; 0 keeps the most probable one."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Keep the k most probable tokens; 0 keeps all."""

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: its requests become chats, and chats' answers become its items and events."""
+"""Maps requests of OpenAI's Responses API to chat requests, and builds its answers and events."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from speculant_verifier.results import GenerationResult, StepEvent
 
 _TOO_LONG = "context_length_exceeded"
 Keep = Callable[[Fields], None]
-"""Takes a response that has ended, as it is sent."""
+"""Stores a finished response, given its JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a response needs of its request besides what is decoded."""
+    """Data for building a response, in addition to the decoder's input."""
 
     keep: Keep
-    """Called when it has ended."""
+    """Called when the response is finished."""
     seal: Callable[[str], str] | None
-    """Seals thoughts, if the client wants that."""
+    """Seals thoughts; None if the client does not ask for sealed thoughts."""
     origins: Mapping[str, ToolOrigin]
-    """Where tools come from, by their names in the prompt."""
+    """Origins of tools, by their names in the prompt."""
 
 
 async def map_responses(
     mapping: RequestMapping, request: ResponsesRequest, principal: Principal, store: ResponseStore, seal: Seal
 ) -> tuple[RequestContext, Conversation]:
-    """Prepare a conversation, as the chat that it is.
+    """Prepare a conversation as a chat request.
 
     Raises:
-        ApiError: which field is wrong, or what it may not.
+        ApiError: a field is wrong or not allowed.
     """
     try:
         session = mapping.session(request.speculant, principal)
@@ -83,7 +83,7 @@ async def map_responses(
 async def _fitting(
     mapping: RequestMapping, request: ResponsesRequest, items: Sequence[Item], principal: Principal
 ) -> RequestContext:
-    """Return what is decoded; with ``truncation`` 'auto', without as many of the earliest items as must go."""
+    """Return the decoder's input; with ``truncation`` 'auto', drop as many of the earliest items as necessary."""
 
     async def chat(num_cut: int) -> RequestContext:
         return await mapping.chat(as_chat(request, shortened(items, num_cut)), principal)
@@ -123,10 +123,10 @@ class ResponsesBuilder(AnswerBuilder):
         """Begin.
 
         Args:
-            context: what is answered.
+            context: the prepared request.
             model: the model.
-            request: the request, some of which the answer repeats.
-            conversation: what else is known of it.
+            request: the request; the answer repeats some fields.
+            conversation: other data of the request.
         """
         super().__init__(context, model)
         self._keep = conversation.keep
@@ -140,20 +140,20 @@ class ResponsesBuilder(AnswerBuilder):
         self._num_events = 0
 
     def whole(self) -> Fields:
-        """Return the answer; it must have ended."""
+        """Return the answer, which must be finished."""
         return self._response(*self._results)
 
     def frame(self, fields: Fields) -> bytes:
-        """Return an event as it is sent."""
+        """Encode an event as a server-sent event."""
         return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), to_json(fields))
 
     def opening(self) -> Iterator[Fields]:
-        """Yield what a stream begins with, before the model has read anything."""
+        """Yield the first events of a stream, sent on admission."""
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, {"response": self._response()})
 
     def failure(self, error: SpeculantError) -> bytes:
-        """Return what ends a stream that has begun: an event of its own, and the response that failed by it."""
+        """Encode the end of a failed stream: the event ``error``, and ``response.failed`` with the response."""
         code = ANSWERS[error.kind].code or "invalid_prompt"
         told = {"code": code, "message": str(error)}
         failed = self._response() | {"status": "failed", "error": told}
@@ -203,7 +203,7 @@ class ResponsesBuilder(AnswerBuilder):
         return fields
 
     def _tokens(self, result: GenerationResult) -> Fields:
-        """Return token counts; those of thoughts are counted by their text."""
+        """Return token counts; tokens of thoughts are counted by encoding their text."""
         parts = (part for item in self._output.items if item["type"] == "reasoning" for part in item["content"])
         thoughts = "".join(part["text"] for part in parts)
         num_read, num_written = len(result.prompt_token_ids), len(result.token_ids)
@@ -222,7 +222,7 @@ def _status_of(result: GenerationResult) -> str:
 
 
 def _repeated(request: ResponsesRequest) -> Fields:
-    """Return what the answer repeats of a request, with what stands for fields that it lacks."""
+    """Return the request's fields that the answer repeats, with defaults for absent ones."""
     text = {} if request.text is None else request.text.model_dump(exclude_none=True, by_alias=True)
     choice = request.tool_choice
     return {

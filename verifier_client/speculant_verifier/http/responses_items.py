@@ -1,4 +1,4 @@
-"""A response's request as the chat that it means: items become messages, and tools get names of their own."""
+"""Converts requests of the Responses API to chat requests: items to messages, and tools to flat names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculant_verifier.http.schemas import ChatRequest, text_of
 from speculant_verifier.http.tool_schemas import RUN_HERE, ChosenTool, FlatTool, flat_name
 
 Fields = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 _SAME_NAMES = (
     "model",
     "stream",
@@ -31,9 +31,9 @@ _NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""What fields of a chat are called in a response."""
+"""Names in the Responses API of a chat request's fields."""
 _FLAT = re.compile(r"\.(function|custom|allowed_tools)\.(?=parameters|name|tools)")
-"""Objects of a chat whose fields stand in the object around them in a response."""
+"""Objects of a chat request whose fields are one level higher in the Responses API."""
 _TOLD_FIRST = ("system", "developer")
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -41,16 +41,16 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 @dataclass(frozen=True, slots=True)
 class ToolOrigin:
-    """Where a tool of the prompt comes from."""
+    """Origin of a tool in the prompt."""
 
     name: str
-    """Its name among the client's tools."""
+    """Its name in the client's tools."""
     namespace: str | None = None
-    """The namespace that it is in."""
+    """Its namespace; None if it has none."""
 
 
 def tools_of(request: ResponsesRequest) -> tuple[list[Fields], dict[str, ToolOrigin]]:
-    """Return a request's tools as a chat has them, and where each comes from, by its name in the chat."""
+    """Return a request's tools in the format of chats, and each tool's origin by its name there."""
     tools: list[Fields] = []
     origins: dict[str, ToolOrigin] = {}
     for tool in request.tools or ():
@@ -78,20 +78,20 @@ def _described(tool: FlatTool, name: str) -> Fields:
 def resolved(
     items: Sequence[Item], store: ResponseStore, seal: Seal, tenant: str, before: Sequence[Item] = ()
 ) -> list[Item]:
-    """Return a conversation's items: references are what they refer to, sealed thoughts are open, and neither is lost.
+    """Return a conversation's items, with references resolved and sealed thoughts opened.
 
-    References to what is not known any more are left out, as are thoughts that another server has sealed, and what
-    tools of other servers returned without a call: the conversation continues without them.
+    The conversation continues without references to unknown items, without thoughts that another server sealed, and
+    without outputs of other servers' tools that have no call.
 
     Args:
-        items: of a request.
-        store: knows the items of earlier responses.
-        seal: opens thoughts.
-        tenant: whose conversation it is.
-        before: what stands before them.
+        items: the request's items.
+        store: has the items of earlier responses.
+        seal: opens sealed thoughts.
+        tenant: the conversation's tenant.
+        before: the conversation's earlier items.
 
     Raises:
-        ApiError: a function returned something without a call.
+        ApiError: an output of a function has no call.
     """
     found = list(before)
     known = {item.id for item in before if item.id is not None}
@@ -117,12 +117,12 @@ def resolved(
 
 
 def require_something_said(given: Sequence[Item], instructions: str | None, items: Sequence[Item]) -> None:
-    """Refuse items of which nothing is left, so that the model would answer its template alone.
+    """Refuse items that leave the prompt empty, because the model would answer only its template.
 
-    No items at all are no loss: clients send an empty input to warm a server up.
+    An empty input is allowed: clients send it to warm up a server.
 
     Raises:
-        ApiError: there are items, and neither they nor the instructions have a text or a call.
+        ApiError: there are items, but neither they nor the instructions contain a text or a call.
     """
     if given and not instructions and not any(map(_says_something, items)):
         message = "{field} must have at least 1 item with a text or a call that is known here"
@@ -137,7 +137,7 @@ def _says_something(item: Item) -> bool:
 
 
 def shortened(items: Sequence[Item], count: int) -> list[Item]:
-    """Return a conversation without its first items, and without what calls among these returned."""
+    """Return a conversation without its first ``count`` items, and without the outputs of calls among them."""
     rest = items[count:]
     called = {item.call_id for item in rest if item.type in _CALLS}
     lost = {item.call_id for item in items[:count] if item.type in _CALLS} - called
@@ -145,7 +145,7 @@ def shortened(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """Return the chat that a request means, whose conversation so far is given."""
+    """Return the chat request for a request and the items of its conversation."""
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAMES}
     fields |= {"messages": _messages(request.instructions, items), "max_tokens": request.max_output_tokens}
     fields["tools"] = tools_of(request)[0] or None
@@ -165,14 +165,15 @@ def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
 
 
 def own_name(field: str) -> str:
-    """Return what a field of a chat is called in a response."""
+    """Return the name in the Responses API of a chat request's field."""
     return _FLAT.sub(".", _NAMES.get(field.partition(".")[0], field))
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
-    """Return the messages of a conversation; what stands before everything else becomes one message.
+    """Return the messages of a conversation.
 
-    What the assistant did in a row is one message: thoughts, then a text, then calls.
+    Leading system and developer messages become one message. So do consecutive items of the assistant: thoughts, then
+    a text, then calls.
     """
     messages: list[Fields] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
@@ -180,7 +181,7 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
         if item.type in _OUTPUTS:
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         elif item.type == "message" and item.role != "assistant":
-            # Templates take one message before those of the user, if that.
+            # Templates accept at most one message before the first user message.
             if item.role in _TOLD_FIRST and len(messages) == 1 and last["role"] in _TOLD_FIRST:
                 last["content"] += f"\n\n{text_of(item.content)}"
             else:
@@ -196,7 +197,7 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
 
 
 def _parts(item: Item) -> Any:
-    """Return a user's content as it was sent: what of it can't be read may have to be refused."""
+    """Return a user's content unchanged, because unsupported parts may have to be refused later."""
     content = item.content
     if content is None or isinstance(content, str):
         return content or ""
@@ -204,7 +205,7 @@ def _parts(item: Item) -> Any:
 
 
 def _add(message: Fields, item: Item) -> None:
-    """Add what the assistant did to its message."""
+    """Add an item of the assistant to its message."""
     if item.type == "reasoning":
         thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
         message["reasoning_content"] = "\n".join([*thoughts, text_of(item.content or item.summary)])

@@ -1,4 +1,4 @@
-"""The items of a response in the making; every step of theirs is an event."""
+"""Builds the output items of a response, and the events of their progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speculant_verifier.http.token_texts import TokenTexts
 from speculant_verifier.results import StepEvent, TokenLogprobs
 
 Event = tuple[str, Fields]
-"""Its type, without "response.", and its fields."""
+"""An event's type without "response.", and its fields."""
 _KINDS = {
     "content": "message",
     "reasoning": "reasoning",
@@ -23,7 +23,7 @@ _KINDS = {
     "input": "custom_tool_call",
 }
 _TEXTS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""Kinds of calls, and what the model's text is called in them."""
+"""For each type of call, the field for the model's text."""
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _PARTS: dict[str, Fields] = {
     "message": {"type": "output_text", "annotations": [], "logprobs": []},
@@ -35,21 +35,21 @@ _NAMES = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
 }
-"""What events of the text of an item are called."""
+"""For each type of item, the name of its text's events."""
 
 
 class Output:
-    """Items, and events."""
+    """Output items and their events."""
 
     def __init__(self, origins: Mapping[str, ToolOrigin], seal: Callable[[str], str] | None) -> None:
         """Begin without an item.
 
         Args:
-            origins: where tools come from, by their names in the prompt.
-            seal: seals thoughts; None leaves them open alone.
+            origins: origins of tools, by their names in the prompt.
+            seal: seals thoughts; None: thoughts are returned only as text.
         """
         self.items: list[Fields] = []
-        """Those that have ended."""
+        """Finished items."""
         self._origins, self._seal = origins, seal
         self._item: Fields | None = None
         self._text = ""
@@ -57,15 +57,15 @@ class Output:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing came yet."""
+        """Whether no item has begun."""
         return not self.items and self._item is None
 
     def add(self, pieces: Sequence[AnswerPiece], logprobs: Sequence[Fields] = ()) -> Iterator[Event]:
-        """Take what came; yield events.
+        """Add pieces of the answer; yield events.
 
         Args:
-            pieces: of the answer.
-            logprobs: of the tokens of its content among them.
+            pieces: new pieces.
+            logprobs: entries of the tokens of message text in these pieces.
         """
         for kind, text in pieces:
             if kind in ("name", "custom"):
@@ -85,7 +85,7 @@ class Output:
             yield f"{_NAMES[wanted]}.delta", self._position | {"delta": text} | more
 
     def end(self, status: str) -> Iterator[Event]:
-        """End the item that is being written, if there is one."""
+        """Finish the open item, if there is one."""
         if (item := self._item) is None:
             return
         kind = item["type"]
@@ -126,7 +126,7 @@ class Output:
 
 
 class ContentLogprobs:
-    """Finds the log-probabilities that belong to the text of messages: thoughts, headers and calls have none."""
+    """Selects log-probabilities of message text; tokens of thoughts, headers and calls are left out."""
 
     def __init__(
         self, splitter: Splitter | None, texts: TokenTexts, decode: Callable[[Sequence[TokenId]], str]
@@ -134,15 +134,15 @@ class ContentLogprobs:
         """Begin after the prompt.
 
         Args:
-            splitter: splits the same answer, for this alone; None: all of it is text.
-            texts: of tokens.
-            decode: turns token ids into text.
+            splitter: a second splitter of the answer, used only here; None if answers are plain text.
+            texts: texts of tokens.
+            decode: converts token ids to text.
         """
         self._splitter, self._texts, self._detokenizer = splitter, texts, Detokenizer(decode)
         self._held: list[TokenLogprobs] = []
 
     def push(self, event: StepEvent) -> list[Fields]:
-        """Add what a step emitted; return entries of the tokens that turned out to be text of messages."""
+        """Add a step's tokens; return the entries of tokens that are now known to be message text."""
         found: list[TokenLogprobs] = []
         for at in event.logprobs:
             text = self._detokenizer.push([at.token_id])

@@ -1,4 +1,4 @@
-"""What clients of the Responses API send, under the rules of :mod:`speculant_verifier.http.schemas`."""
+"""Request objects of the Responses API; :mod:`speculant_verifier.http.schemas` has the rules for null fields."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 
 class Item(Schema):
-    """One item of a conversation: a message, a call that the model made, what it returned, or thoughts.
+    """One item of a conversation: a message, a call, its output, or thoughts.
 
-    Items of other types become the nearest of these, or are left out: clients keep them from other servers.
+    Items of other types, which clients have from other servers, are converted to the nearest of these or left out.
     """
 
     type: Word = "message"
-    """Which of these; without it, a message."""
+    """Type of the item."""
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    """Of a message: its author's role."""
+    """Role of a message's author."""
     content: Content | None = None
-    """Of a message: its content; the texts of parts are joined by line feeds. Of thoughts, which models whose chat
-    template wants them get back: what is thought."""
+    """Content of a message, or text of thoughts; the texts of parts are joined by line feeds. Thoughts are for models
+    whose chat template uses them."""
     summary: Content | None = None
-    """Of thoughts: used if there is no content."""
+    """Summary of thoughts, used if there is no content."""
     encrypted_content: str | None = None
-    """Of thoughts: what this server has sealed before; used first."""
+    """Thoughts that this server sealed; used instead of content and summary."""
     call_id: Name | None = None
-    """Of a call and its output: what joins them."""
+    """Id of a call; its output has the same one."""
     name: Name | None = None
-    """Of a call: the function. Of an output of another type: that type."""
+    """Name of the called function; for an output of an unknown type, that type."""
     namespace: Name | None = None
-    """Of a call: the namespace of the function."""
+    """Namespace of the called function."""
     arguments: str | None = None
-    """Of a call: JSON text."""
+    """Arguments of a call, as JSON text."""
     input: str | None = None
-    """Of a call of a custom tool: text."""
+    """Input of a call of a custom tool: text."""
     output: Content | None = None
-    """Of a call's output: what it returned."""
+    """Result of a call."""
     id: str | None = None
-    """Its own; of an 'item_reference': which item of an earlier response stands here."""
+    """Id of the item; in an 'item_reference', the id of an item of an earlier response."""
     status: str | None = None
-    """Kept as it is."""
+    """Stored unchanged."""
 
     @model_validator(mode="before")
     @classmethod
@@ -78,14 +78,14 @@ KNOWN_ITEMS = {
     "reasoning": (),
     "item_reference": ("id",),
 }
-"""Types of items that stand for something, and what each must have."""
+"""Supported types of items, and the required fields of each."""
 _MARKS = ("type", "id", "call_id", "status")
 
 
 def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as one of the known types, if it can be: calls of tools, what they returned, and messages.
+    """Convert an item of another type to a call, an output or a message, if possible.
 
-    Others keep their type, which stands for nothing, and nothing else.
+    Otherwise return only its type; such an item is ignored.
     """
     kind = values.get("type")
     if kind is None and values.get("role") is None and isinstance(values.get("id"), str):
@@ -114,7 +114,7 @@ def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Return what a tool returned as text, without the pictures in it, which are longer than any context."""
+    """Return a tool's output as text, without images, whose data exceed any context."""
     if isinstance(value, dict):
         value = {name: each for name, each in value.items() if not (isinstance(each, str) and each[:5] == "data:")}
     try:
@@ -133,27 +133,27 @@ class TextFormat(Schema):
     type: Literal["text", "json_object", "json_schema"]
     """Any text, a JSON object, or JSON of a schema."""
     name: Word | None = None
-    """For people."""
+    """For human readers."""
     description: str | None = None
-    """For people."""
+    """For human readers."""
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     """The schema."""
     strict: bool | None = None
-    """Spaces are where Python's json puts them, so that more is known before. A schema is always kept to."""
+    """Put whitespace where Python's json puts it, so that more tokens are forced. A schema is always enforced."""
 
 
 class TextOptions(Schema):
-    """How the answer's text is written."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
-    """Its form."""
+    """Form of the text."""
 
 
 class ReasoningOptions(Schema):
-    """How the model thinks."""
+    """Options of reasoning."""
 
     effort: ReasoningEffort | None = None
-    """How long, for models whose chat template takes it."""
+    """Reasoning effort, for models whose chat template supports it."""
 
 
 def _known_of_include(names: list[str]) -> list[str]:
@@ -164,37 +164,37 @@ def _known_of_include(names: list[str]) -> list[str]:
 
 
 class ResponsesRequest(AnyRequest):
-    """A conversation to continue, item by item."""
+    """A conversation to continue, as items."""
 
     input: Annotated[_Items, BeforeValidator(_AS_ITEMS, json_schema_input_type=str | _Items)]
-    """A text of the user, or items from the first to the latest."""
+    """A user's text, or items from the first to the latest."""
     instructions: str | None = None
-    """The system message, before everything else."""
+    """The system message, placed first."""
     previous_response_id: Name | None = None
-    """The response that this one continues: its conversation comes before the input."""
+    """Id of an earlier response; its conversation precedes the input."""
     store: bool = True
-    """Keep this response in memory, so that later ones can go on from it."""
+    """Keep this response in memory, so that later ones can continue it."""
     max_output_tokens: NumTokens | None = None
     """Most new tokens, thoughts included."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    """What the model may call."""
+    """Tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """Whether it may not, may, or must, or which one it must, or which ones it may call."""
+    """Whether the model may, must or must not call a tool, or the tools that it may or must call."""
     parallel_tool_calls: bool = True
-    """Whether an answer that must call may call several."""
+    """Whether an answer that must call a tool may make several calls."""
     text: TextOptions | None = None
-    """How the answer's text is written."""
+    """Options of the answer's text."""
     reasoning: ReasoningOptions | None = None
-    """How the model thinks."""
+    """Options of reasoning."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    """Returned as it is."""
+    """Returned unchanged."""
     top_logprobs: NumTop | None = None
-    """Return the log-probability of every token of its text, and those of so many most probable ones."""
+    """Return the log-probability of every token of the text, and of this number of most probable tokens."""
     include: Annotated[list[str], AfterValidator(_known_of_include)] | None = None
-    """'reasoning.encrypted_content' and 'message.output_text.logprobs'; others mean nothing here."""
+    """'reasoning.encrypted_content' and 'message.output_text.logprobs'; other values are ignored."""
     truncation: Literal["auto", "disabled"] | None = None
-    """'auto': of a conversation that is too long for the model the earliest items are left out."""
+    """With 'auto', the earliest items of a conversation that exceeds the context are left out."""
     background: Literal[False] = False
-    """false only."""
+    """Only false."""
     chat_template_kwargs: TemplateOptions | None = None
     """Variables of the model's chat template."""

@@ -1,4 +1,4 @@
-"""Responses that later ones can go on from, in memory, and thoughts that clients keep sealed."""
+"""Stores responses in memory so that later ones can continue them, and seals thoughts for clients to keep."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from speculant_graph.serving.access import Principal
 from speculant_verifier.http.responses_schemas import Item
 
 _MAX_CHARACTERS = 64_000_000
-"""Of all items that are kept, as JSON."""
+"""Most characters of all stored items, as JSON."""
 _VERSION = "s1"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response that has ended."""
+    """A finished response."""
 
     tenant: str
-    """Whose it is."""
+    """Its tenant."""
     items: tuple[Item, ...]
-    """Its conversation, its own output included."""
+    """Items of its conversation, with its output."""
     answer: dict[str, Any]
-    """As it was sent."""
+    """Its JSON object, as sent."""
     num_output: int
-    """How many of the items, from the last, are its output."""
+    """Number of last items that are its output."""
     size: int
-    """In characters."""
+    """Size of its items as JSON, in characters."""
 
 
 class ResponseStore:
-    """Conversations in memory, the latest ones, each for its tenant only. Belongs to the event loop."""
+    """The latest conversations, in memory, each for its tenant only. Use it only in the event loop."""
 
     def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
         """Begin empty.
 
         Args:
-            max_characters: bound of what is kept; the oldest go.
+            max_characters: most stored characters; the oldest responses are dropped first.
         """
         self._capacity = max_characters
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._of_item: dict[str, str] = {}  # the response whose output an item is
+        self._of_item: dict[str, str] = {}  # id of the response that an output item belongs to
 
     def put(self, tenant: str, answer: dict[str, Any], items: Sequence[Item]) -> None:
-        """Keep a response that has ended.
+        """Store a finished response.
 
         Args:
-            tenant: whose it is.
-            answer: as it is sent.
+            tenant: its tenant.
+            answer: its JSON object, as sent.
             items: all items of its conversation before its output.
         """
         output = [Item(**item) for item in answer["output"]]
@@ -70,7 +70,7 @@ class ResponseStore:
         """Return the items of a response's conversation.
 
         Raises:
-            ApiError: there is none, or no longer.
+            ApiError: it is not stored for this tenant.
         """
         kept = self._kept.get(response_id)
         if kept is None or kept.tenant != tenant:
@@ -83,7 +83,7 @@ class ResponseStore:
         return kept.items
 
     def item(self, tenant: str, item_id: str) -> Item | None:
-        """Return an item that an earlier response has put out; None if there is none, or no longer."""
+        """Return an output item of an earlier response; None if it is not stored for this tenant."""
         kept = self._kept.get(self._of_item.get(item_id, ""))
         if kept is None or kept.tenant != tenant:
             return None
@@ -93,7 +93,7 @@ class ResponseStore:
         """Return a response of one of a client's tenants.
 
         Raises:
-            ApiError: there is none, or no longer.
+            ApiError: it is not stored.
         """
         kept = self._kept.get(response_id)
         if kept is None or not principal.owns_tenant(kept.tenant):
@@ -102,10 +102,10 @@ class ResponseStore:
         return kept
 
     def delete(self, principal: Principal, response_id: str) -> None:
-        """Forget a response.
+        """Delete a response.
 
         Raises:
-            ApiError: as :meth:`response` does.
+            ApiError: it is not stored.
         """
         self.response(principal, response_id)
         self._forget(response_id)
@@ -118,10 +118,10 @@ class ResponseStore:
 
 
 class Seal:
-    """Encodes thoughts so that clients keep them for later, and nobody makes up what the model has thought.
+    """Signs thoughts, so that clients can store them and send them back but can't forge them.
 
-    The key is this process's own, so that what another has sealed opens nothing. It is no secrecy: thoughts are
-    returned in the open as well.
+    Each process draws its key, so it rejects thoughts that another process sealed. The seal does not keep thoughts
+    secret: they are also returned as plain text.
     """
 
     def __init__(self) -> None:
@@ -129,12 +129,12 @@ class Seal:
         self._key = secrets.token_bytes(32)
 
     def closed(self, tenant: str, thoughts: str) -> str:
-        """Return thoughts as only :meth:`opened` of the same tenant takes them."""
+        """Seal thoughts; only :meth:`opened` with the same tenant accepts the result."""
         content = thoughts.encode(errors="replace")
         return f"{_VERSION}.{base64.urlsafe_b64encode(self._sign(tenant, content) + content).decode()}"
 
     def opened(self, tenant: str, sealed: str) -> str | None:
-        """Return the thoughts; None if this process has not sealed them for this tenant."""
+        """Return the thoughts; None if this process did not seal them for this tenant."""
         version, _, text = sealed.partition(".")
         if version != _VERSION:
             return None

@@ -1,4 +1,7 @@
-"""What clients send. Null is as if a field were not there; unknown fields: :mod:`speculant_verifier.http.fields`."""
+"""Request objects of OpenAI's API. A null field counts as absent.
+
+For unknown fields see :mod:`speculant_verifier.http.fields`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from speculant_verifier.http.tool_schemas import MAX_CALLS, MAX_TOOLS, Name, Too
 
 _MAX_PROMPTS = 1024
 _MAX_BIASES = 1024
-"""Lists end at the first wrong item: a body that is wrong all over must not hold up others."""
+"""Validation of lists stops at the first wrong item, so that a body full of errors delays no other request."""
 
 
 def _not_huge(values: object) -> object:
@@ -42,21 +45,21 @@ _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MAX_BIASES)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
 TopP = Annotated[float, Field(ge=0, le=1)]
-"""A probability mass; 0 is served as the most probable token alone."""
+"""A probability mass; 0 means the most probable token alone."""
 NumTop = Annotated[int, Field(ge=0, le=20)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Templates know low, medium and high: the others are the nearest of these."""
+"""Templates know low, medium and high; the others are mapped to the nearest of these."""
 TemplateOptions = Annotated[dict[str, Any], Field(max_length=64)]
 """Variables of a chat template."""
 NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 _NAMES_HERE = {"k": "node_budget"}
-"""Settings of drafts that requests know by another name than ``draft_`` and theirs."""
+"""Names in requests of draft settings, where they are not ``draft_`` plus the setting's name."""
 
 
 def _placed(setting: str, options: Container[str], where: str = "") -> str:
-    """Return how a request writes a setting of drafts, and with which strategies; nothing if it can't."""
+    """Return advice on how a request sets a draft setting, and with which strategies; empty if it can't."""
     option = _NAMES_HERE.get(setting, f"draft_{setting}")
     if option not in options:
         return ""
@@ -65,14 +68,14 @@ def _placed(setting: str, options: Container[str], where: str = "") -> str:
 
 
 class SpeculantOptions(Schema):
-    """How this request is speculated for."""
+    """Speculation options of this request."""
 
     refuses_unknown = True
 
     @model_validator(mode="before")
     @classmethod
     def _without_settings(cls, values: Any) -> Any:
-        """Refuse what only the server can set, and name what a request can."""
+        """Refuse the server's draft settings; the error names the request's option if there is one."""
         if not isinstance(values, dict):
             return values
         others = DraftConfig.model_fields.keys() - cls.model_fields.keys()
@@ -85,49 +88,49 @@ class SpeculantOptions(Schema):
         return values
 
     rule: RuleName | None = None
-    """How drafts are verified; 'follow' makes the text a function of prompt, settings and seed."""
+    """Verification rule; with 'follow' the text depends only on prompt, settings and seed."""
     speculation: Literal["auto", "on", "off"] | None = None
-    """Whether drafts are used."""
+    """When drafts are used."""
     node_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Most tokens drafted per step; at most the server's draft.k."""
     max_depth: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """Longest path that is drafted; at most the server's draft.max_depth."""
+    """Longest drafted path in tokens; at most the server's draft.max_depth."""
     draft_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """What drafts are drawn with, if the server's strategy is 'sampling'."""
+    """Temperature at which drafts are sampled, if the server's strategy is 'sampling'."""
     draft_n: Annotated[int, Field(ge=2, lt=2**31)] | None = None
     """Tokens of the longest n-gram, if the server's strategy is 'nasd'; at most its draft.n."""
     draft_filler_top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Of the model's most probable tokens, so many are learned by 'nasd'; at most the server's draft.filler_top_k."""
+    """Number of the model's top tokens that 'nasd' learns; at most the server's draft.filler_top_k."""
     draft_stop_if_unknown: bool | None = None
     """Whether a draft by 'nasd' ends at an unknown context."""
     tenant: Name | None = None
-    """Whose text it is: drafts come from what this tenant's earlier requests accepted, and from no other tenant's."""
+    """The text's tenant; drafts come only from text that this tenant's earlier requests accepted."""
     graph: Name | None = None
-    """The drafter's graph of this name, instead of the server's choice."""
+    """Name of the drafter's graph, instead of the server's choice."""
     graphs: Annotated[list[Name], Field(min_length=1)] | None = None
-    """The drafter's graphs of these names as layers, at most four."""
+    """Names of the drafter's graphs, used as layers; at most four."""
     learn: bool | None = None
-    """Whether the tenant's later requests profit from what this one accepts."""
+    """Whether the drafter learns this request's accepted text for the tenant's later requests."""
 
 
 class StreamOptions(Schema):
-    """What a stream holds besides text; without a stream it means nothing."""
+    """Options of a stream; without a stream they have no effect."""
 
     include_usage: bool = False
-    """End with a chunk that has no choices and the token counts of all of them."""
+    """End with a chunk that has no choices, but the token counts of all choices."""
 
 
 class JsonSchema(Schema):
     """A named JSON schema."""
 
     name: Word | None = None
-    """For people."""
+    """For human readers."""
     description: str | None = None
-    """For people."""
+    """For human readers."""
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
-    """The schema; any JSON without one."""
+    """The schema; without one, any JSON."""
     strict: bool = False
-    """Spaces are where Python's json puts them, so that more is known before. A schema is always kept to."""
+    """Put whitespace where Python's json puts it, so that more tokens are forced. A schema is always enforced."""
 
 
 class ResponseFormat(Schema):
@@ -136,17 +139,17 @@ class ResponseFormat(Schema):
     type: Literal["text", "json_object", "json_schema"]
     """Any text, a JSON object, or JSON of a schema."""
     json_schema: JsonSchema | None = None
-    """Which, for 'json_schema'."""
+    """The schema for type 'json_schema'."""
 
 
 class StructuredOutputs(Schema):
-    """The form of an answer, as vLLM names it; one of these."""
+    """The form of an answer, under vLLM's names; exactly one field."""
 
     refuses_unknown = True
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     """JSON of a schema, given as an object or as JSON text."""
     regex: Annotated[str, Field(min_length=1)] | None = None
-    """A regular expression that all of it matches."""
+    """A regular expression that the whole answer matches."""
     choice: Annotated[list[Word], Field(min_length=1, max_length=_MAX_BIASES, fail_fast=True)] | None = None
     """One of these texts."""
     grammar: Annotated[str, Field(min_length=1)] | None = None
@@ -155,19 +158,19 @@ class StructuredOutputs(Schema):
 
 _SPECULANT_NAMES = SpeculantOptions.model_fields.keys()
 _SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES - REFUSED
-"""Settings of drafts that belong to the server; ``n`` means something else in requests."""
+"""Draft settings that only the server has, without ``n``, which has another meaning in requests."""
 
 
 class SpeculantRequest(Schema):
     """Base of requests with the object ``speculant``."""
 
     speculant: SpeculantOptions | None = None
-    """How this request is speculated for."""
+    """Speculation options of this request."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_misplaced(cls, values: Any) -> Any:
-        """Refuse options of speculation that stand outside of their object, where they would have no effect."""
+        """Refuse speculation options outside the object ``speculant``, where they have no effect."""
         if not isinstance(values, dict):
             return values
         names = sorted(name for name, value in values.items() if value is not None and name not in cls.model_fields)
@@ -181,16 +184,16 @@ class SpeculantRequest(Schema):
 
 
 class AnyRequest(SpeculantRequest):
-    """What OpenAI's endpoints take."""
+    """Fields that all requests of OpenAI's API share."""
 
     model: str
     """The model's name, as in /v1/models."""
     stream: bool = False
-    """Send server-sent events as the answer comes."""
+    """Stream the answer as server-sent events."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """0 takes the most probable token."""
     top_p: TopP | None = None
-    """Keep the most probable tokens that hold this mass; 0 keeps the most probable one."""
+    """Keep the most probable tokens with this total probability; 0 keeps the most probable one."""
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=2**63)] | None,
         BeforeValidator(_none_if_drawn, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**63)] | None),
@@ -206,10 +209,10 @@ class AnyRequest(SpeculantRequest):
 
 
 class GenerationRequest(AnyRequest):
-    """What chats and completions take."""
+    """Fields that chats and completions share."""
 
     stream_options: StreamOptions | None = None
-    """What a stream holds besides text."""
+    """Options of a stream."""
     max_tokens: NumTokens | None = None
     """Most new tokens."""
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -219,21 +222,21 @@ class GenerationRequest(AnyRequest):
     logit_bias: _Biases | None = None
     """Added to the logits of tokens, by token id."""
     presence_penalty: _Penalty | None = None
-    """Taken from the logits of tokens that were emitted."""
+    """Subtracted from the logits of emitted tokens."""
     frequency_penalty: _Penalty | None = None
-    """Taken from the logits of tokens as many times as they were emitted."""
+    """Subtracted from a token's logit once per emission."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """Keep the k most probable tokens; 0 and -1 keep all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Drop tokens less probable than this share of the most probable one."""
     repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Above 1 tokens of the sequence so far become less probable."""
+    """Above 1, tokens already in the sequence become less probable."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Fewest new tokens before an end token may come."""
     ignore_eos: bool = False
-    """Go on after the model's end tokens."""
+    """Continue after the model's end tokens."""
     stop_token_ids: Annotated[list[_Token], Field(max_length=128, fail_fast=True)] | None = None
-    """Tokens that end the text, besides the model's own."""
+    """Tokens that end the text, in addition to the model's end tokens."""
     structured_outputs: StructuredOutputs | None = None
     """The form of the answer."""
 
@@ -242,14 +245,14 @@ class ContentPart(Schema):
     """A part of a message's content."""
 
     type: Word
-    """'text', 'input_text' and the like. Images, files and sound are refused in what the user asks now, and stand as a
-    remark in everything earlier."""
+    """'text', 'input_text' and the like. Images, files and sound are refused in the latest user message; in earlier
+    messages a placeholder replaces them."""
     text: str | None = None
     """The text."""
     refusal: str | None = None
-    """Of a part 'refusal': its text."""
+    """Text of a part 'refusal'."""
     filename: str | None = None
-    """Of a file: its name."""
+    """Name of a file."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -258,12 +261,12 @@ class ContentPart(Schema):
 
     @property
     def is_text(self) -> bool:
-        """Whether all of it can be read."""
+        """Whether the part is text."""
         return self.type in _TEXTUAL or self.type == "refusal"
 
     @property
     def readable(self) -> str:
-        """What the model reads of it."""
+        """The part as text for the model."""
         if self.is_text:
             return self.text or self.refusal or ""
         name = "" if self.filename is None else f" '{self.filename}'"
@@ -284,12 +287,12 @@ Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
 
 def text_of(content: Content | None) -> str:
-    """Return the text of a content; those of parts are joined by line feeds."""
+    """Return the text of a content; texts of parts are joined by line feeds."""
     return content if isinstance(content, str) else "\n".join(part.readable for part in content or ())
 
 
 def unreadable_part(content: Content | None) -> tuple[int, ContentPart] | None:
-    """Return the first part that is no text, and where it stands; None if there is none."""
+    """Return the first part that is not text, and its index; None if there is none."""
     parts: Sequence[ContentPart] = () if content is None or isinstance(content, str) else content
     return next(((index, part) for index, part in enumerate(parts) if not part.is_text), None)
 
@@ -300,33 +303,33 @@ class ChatMessage(Schema):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """The author's role."""
     content: Content | None = None
-    """The content; the texts of parts are joined by line feeds. Of an assistant's message it may be missing."""
+    """The content; the texts of parts are joined by line feeds. It may be missing from an assistant's message."""
     name: str | None = None
-    """For chat templates that take names."""
+    """Author's name, for chat templates that use names."""
     reasoning_content: str | None = None
-    """Reasoning before an answer, for chat templates that take it."""
+    """Reasoning before an answer, for chat templates that use it."""
     reasoning: str | None = None
-    """The same by its other name."""
+    """Another name of reasoning_content."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
-    """What an assistant's message called."""
+    """Tool calls of an assistant's message."""
     tool_call_id: Name | None = None
-    """Of a tool's message: which call it answers."""
+    """Id of the call that a tool's message answers."""
     refusal: str | None = None
-    """Of an assistant's message: what it said instead of an answer."""
+    """Text of an assistant's refusal, in place of an answer."""
     refused = frozenset({"function_call", "audio"})
 
     @property
     def thoughts(self) -> str | None:
-        """Reasoning, by whichever name."""
+        """Reasoning, under either name."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def for_template(self) -> dict[str, Any]:
-        """Return what the chat template gets, but for calls."""
+        """Return the message for the chat template, without calls."""
         content = text_of(self.content) or self.refusal or ""
         known = {"role", "name", "tool_call_id"}
         message = {**self.model_dump(exclude_none=True, include=known), "content": content}
         if self.thoughts is not None:
-            message |= {"reasoning_content": self.thoughts, "thinking": self.thoughts}  # as harmony's template calls it
+            message |= {"reasoning_content": self.thoughts, "thinking": self.thoughts}  # the name in harmony's template
         return message
 
 
@@ -336,7 +339,7 @@ class Prediction(Schema):
     type: Literal["content"]
     """'content'."""
     content: Content
-    """The text; parts are joined as they are."""
+    """The text; parts are joined without separators."""
 
     @property
     def text(self) -> str:
@@ -348,29 +351,29 @@ class ChatRequest(GenerationRequest):
     """A conversation to continue."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    """From the first to the latest."""
+    """Messages, from the first to the latest."""
     max_completion_tokens: NumTokens | None = None
     """The newer name of max_tokens."""
     logprobs: bool = False
     """Return the log-probability of every token."""
     top_logprobs: NumTop | None = None
-    """And those of so many most probable ones."""
+    """Number of most probable tokens per position; their log-probabilities are returned, too."""
     response_format: ResponseFormat | None = None
     """The form of the answer."""
     prediction: Prediction | None = None
-    """Text that the answer may resemble, such as the file that is to be edited: drafts come from it, too."""
+    """Text that the answer may resemble, such as a file to edit; drafts also come from this text."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    """What the model may call."""
+    """Tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """Whether it may not, may, or must, or which one it must, or which ones it may call."""
+    """Whether the model may, must or must not call a tool, or the tools that it may or must call."""
     parallel_tool_calls: bool = True
-    """Whether an answer that must call may call several."""
+    """Whether an answer that must call a tool may make several calls."""
     reasoning_effort: ReasoningEffort | None = None
-    """How long to think, for models whose chat template takes it."""
+    """Reasoning effort, for models whose chat template supports it."""
     chat_template_kwargs: TemplateOptions | None = None
     """Variables of the model's chat template."""
     modalities: list[Literal["text"]] | None = None
-    """'text' only."""
+    """Only 'text'."""
 
 
 class CompletionRequest(GenerationRequest):

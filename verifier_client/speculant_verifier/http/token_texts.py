@@ -1,4 +1,4 @@
-"""Single tokens as texts and bytes, and their log-probabilities, as answers show them."""
+"""Texts, bytes and log-probabilities of single tokens, in the format of answers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.results import TokenLogprobs
 
 Fields = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 _LEAST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Represents minus infinity, which JSON lacks."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-_WORD_START = "\u2581"  # of SentencePiece
+_WORD_START = "\u2581"  # SentencePiece
 
 
 class TokenTexts:
-    """Single tokens as bytes: one token may be a part of a character only."""
+    """Texts and bytes of single tokens; a token may be only part of a character."""
 
     def __init__(self, target: TargetModel) -> None:
-        """Look at the model's tokenizer."""
+        """Read the vocabulary of the model's tokenizer."""
         backend = target.tokenizer.backend_tokenizer
         self._piece_of = backend.id_to_token
         self._whole = {token_id: added.content for token_id, added in backend.get_added_tokens_decoder().items()}
@@ -34,7 +34,7 @@ class TokenTexts:
         self._known: dict[TokenId, tuple[str, list[int]]] = {}
 
     def bytes_of(self, token: TokenId) -> bytes:
-        """Return the bytes that a token stands for."""
+        """Return the bytes of a token."""
         whole = self._whole.get(token)
         if whole is not None:
             return whole.encode()
@@ -45,7 +45,7 @@ class TokenTexts:
         return bytes.fromhex(byte[1]) if byte else piece.replace(_WORD_START, " ").encode()
 
     def text_of(self, token: TokenId) -> str:
-        """Return its text, or its bytes spelt out where they are no text."""
+        """Return the text of a token, or its escaped bytes if they are not UTF-8."""
         content = self.bytes_of(token)
         try:
             return content.decode()
@@ -53,7 +53,7 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def entries(self, tokens: Sequence[TokenLogprobs]) -> list[Fields]:
-        """Return what answers have of some tokens."""
+        """Return the log-probability entries of tokens."""
         return [
             self._entry(at.token_id, at.logprob)
             | {"top_logprobs": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}
@@ -61,7 +61,7 @@ class TokenTexts:
         ]
 
     def is_added(self, token: TokenId) -> bool:
-        """Tell whether a token stands for itself, such as one that controls."""
+        """Tell whether a token was added to the vocabulary, such as a control token."""
         return token in self._whole
 
     def _entry(self, token: TokenId, logprob: float) -> Fields:

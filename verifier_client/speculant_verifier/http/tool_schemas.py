@@ -1,4 +1,4 @@
-"""Tools as clients describe them, what they have called, and what must be called; of chats and of responses."""
+"""Request objects for tools, tool choices and tool calls, in chats and responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Type = Annotated[str, Field(min_length=1, max_length=256)]
 _ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 RUN_HERE = ("function", "custom")
-"""Types of tools that clients run. Those that OpenAI's servers run are not here, and the model is not told of them."""
+"""Types of tools that clients run. Tools that OpenAI's servers run are not supported and not shown to the model."""
 
 
 class Function(Schema):
@@ -24,15 +24,15 @@ class Function(Schema):
     name: _ToolName
     """Letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """For the model."""
+    """Description for the model."""
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments, an object."""
     strict: bool | None = None
-    """Refuse a schema whose every word can't be kept to where a call must come."""
+    """Refuse a schema that can't be enforced completely, if a call is required."""
 
 
 class Grammar(Schema):
-    """A grammar."""
+    """A grammar for text."""
 
     syntax: Literal["lark", "regex"]
     """'lark', in llguidance's variant, or 'regex', in Rust's."""
@@ -41,16 +41,16 @@ class Grammar(Schema):
 
 
 class CustomFormat(Schema):
-    """What a custom tool takes: any text, or text of a grammar. Chats have the grammar in an object of its own."""
+    """Input of a custom tool: any text, or text of a grammar. In chats the grammar is a nested object."""
 
     type: Literal["text", "grammar"] = "text"
-    """Which of them."""
+    """Any text, or text of a grammar."""
     grammar: Grammar | None = None
-    """In chats, for 'grammar'."""
+    """In chats: the grammar, for type 'grammar'."""
     syntax: Literal["lark", "regex"] | None = None
-    """In responses, for 'grammar'."""
+    """In responses: syntax of the grammar, for type 'grammar'."""
     definition: Annotated[str, Field(min_length=1)] | None = None
-    """In responses, for 'grammar'."""
+    """In responses: the grammar, for type 'grammar'."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -70,22 +70,22 @@ class CustomTool(Schema):
     """A tool that takes text."""
 
     name: _ToolName
-    """As a function's."""
+    """Letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """For the model."""
+    """Description for the model."""
     format: CustomFormat | None = None
-    """What it takes; any text without it."""
+    """Format of its input; any text if absent."""
 
 
 class Tool(Schema):
-    """Something that the model may call."""
+    """A tool that the model may call."""
 
     type: _Type
     """'function' or 'custom'; tools of other types are left out."""
     function: Function | None = None
-    """Which, for 'function'."""
+    """The function, for type 'function'."""
     custom: CustomTool | None = None
-    """Which, for 'custom'."""
+    """The custom tool, for type 'custom'."""
 
     @model_validator(mode="before")
     @classmethod
@@ -99,22 +99,22 @@ class Tool(Schema):
 
 
 class FlatTool(Schema):
-    """Something that the model may call, as responses describe it."""
+    """A tool that the model may call, in the format of responses."""
 
     type: _Type
     """'function', 'custom' or 'namespace'; tools of other types, which a server would run, are left out."""
     name: _ToolName | None = None
     """Letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """For the model."""
+    """Description for the model."""
     parameters: dict[str, Any] | None = None
-    """Of a function: JSON schema of its arguments, an object."""
+    """For a function: JSON schema of its arguments, an object."""
     strict: bool | None = None
-    """Of a function: refuse a schema whose every word can't be kept to where a call must come."""
+    """For a function: refuse a schema that can't be enforced completely, if a call is required."""
     format: CustomFormat | None = None
-    """Of a custom tool: what it takes; any text without it."""
+    """For a custom tool: format of its input; any text if absent."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    """Of a namespace: functions and custom tools."""
+    """For a namespace: its functions and custom tools."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,10 +128,10 @@ class FlatTool(Schema):
 
 
 class Named(Schema):
-    """A tool by its name."""
+    """The name of a tool."""
 
     name: Name
-    """As among the tools."""
+    """Name of one of the tools."""
 
 
 class ChosenTool(Schema):
@@ -146,7 +146,7 @@ class ChosenTool(Schema):
     name: Name | None = None
     """In responses: the tool that must be called."""
     namespace: Name | None = None
-    """In responses: where it is."""
+    """In responses: the tool's namespace."""
     allowed_tools: AllowedTools | None = None
     """In chats: the tools that may be called."""
     mode: Literal["auto", "required"] | None = None
@@ -156,16 +156,16 @@ class ChosenTool(Schema):
 
     @property
     def allowed(self) -> AllowedTools | None:
-        """The tools that may be called, if this is about several."""
+        """The tools that may be called; None if one tool is chosen."""
         if self.type != "allowed_tools":
             return None
         return self.allowed_tools or AllowedTools(mode=self.mode or "auto", tools=self.tools or [])
 
     def nameless(self, path: str) -> str:
-        """Return where in a chat the name is missing of a tool that must or may be called; nothing if none is.
+        """Return the path of the first missing tool name in a chat request; empty if none is missing.
 
         Args:
-            path: where this object is.
+            path: path of this object.
         """
         if self.type in RUN_HERE and not self.chosen_name:
             return f"{path}.{self.type}.name"
@@ -176,7 +176,7 @@ class ChosenTool(Schema):
 
     @property
     def chosen_name(self) -> str:
-        """The tool's name among those of the prompt; empty if it is none that the model may be told of."""
+        """The tool's name in the prompt; empty if the type is not supported."""
         named = self.function or self.custom
         name = named.name if named is not None else self.name or ""
         return flat_name(self.namespace, name) if self.type in RUN_HERE else ""
@@ -188,19 +188,19 @@ class AllowedTools(Schema):
     mode: Literal["auto", "required"] = "auto"
     """Whether one of them must be called."""
     tools: list[ChosenTool]
-    """Which."""
+    """The tools that may be called."""
 
 
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return what a tool of a namespace is called in prompts."""
+    """Return the name in prompts of a tool in a namespace."""
     return name if not namespace else f"{namespace.rstrip('_')}__{name}"
 
 
 def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
-    """Return a tool as it is; of an unknown type nothing but that, as its fields may be anything."""
+    """Return a tool unchanged; for an unknown type return only the type, because any fields are possible."""
     if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] in known:
         return values
     record_ignored(f"tool {values['type']}")
@@ -208,7 +208,7 @@ def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
 
 
 class CalledFunction(Schema):
-    """What was called, and with what."""
+    """A called function and its arguments."""
 
     name: Name
     """The function's name."""
@@ -217,21 +217,21 @@ class CalledFunction(Schema):
 
 
 class CalledCustomTool(Schema):
-    """What was called, and with what."""
+    """A called custom tool and its input."""
 
     name: Name
     """The tool's name."""
     input: str
-    """The text."""
+    """The input text."""
 
 
 class ToolCall(Schema):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: Name
-    """As it was in the answer; the tool's message names it."""
+    """Id of the call in the answer; the tool's message refers to it."""
     type: Literal["function", "custom"] = "function"
-    """Which of them."""
+    """Type of the tool."""
     function: CalledFunction | None = None
     """The call of a function."""
     custom: CalledCustomTool | None = None

@@ -1,4 +1,4 @@
-"""What a request's tools become: the tools of the prompt, and the form of an answer that may or must call them."""
+"""Converts a request's tools to the prompt's tools, and to a grammar for answers that may or must call them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from speculant_verifier.structured.grammar import LOOSE, example_of, form_of, gr
 from speculant_verifier.structured.json_schema import prepared
 
 _ANYTHING = {"type": "object"}
-"""Arguments of a function that names none."""
+"""Schema for the arguments of a function without one."""
 INPUT = "input"
-"""The one argument of a custom tool, where the model writes JSON."""
+"""Only argument of a custom tool, if the model writes calls in JSON."""
 _TEXT = {
     "type": "object",
     "properties": {INPUT: {"type": "string"}},
@@ -32,24 +32,24 @@ _TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class UsableTool:
-    """A tool that the model is told of."""
+    """A tool that the prompt describes."""
 
     name: str
-    """In the prompt."""
+    """Name in the prompt."""
     description: str
-    """For the model."""
+    """Description for the model."""
     parameters: Mapping[str, Any] | None
-    """JSON schema of its arguments; None: it takes text of its grammar, as it is."""
+    """JSON schema of its arguments; None: its input is plain text of its grammar."""
     is_custom: bool = False
-    """Whether it takes text: its only argument, or all that is written."""
+    """Whether its input is text: its only argument, or the whole call."""
     grammar: Grammar | None = None
-    """Of the text."""
+    """Grammar of the text; None for any text."""
     is_strict: bool = False
-    """Whether every word of its schema counts."""
+    """Whether the whole schema must be enforced."""
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """What the chat template gets."""
+        """The tool for the chat template."""
         function: dict[str, Any] = {"name": self.name, "description": self.description}
         if self.parameters is not None or self.is_custom:
             function["parameters"] = self.parameters or {"type": "string"}
@@ -57,14 +57,14 @@ class UsableTool:
 
 
 def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTool]:
-    """Return the tools that the model is told of: of those that clients run the ones that may be called.
+    """Return the tools for the prompt: the tools that clients run and the model may call.
 
     Args:
-        request: names them.
-        style: how the model writes calls; None if it does not.
+        request: the request.
+        style: the model's call style; None if it is unknown.
 
     Raises:
-        ApiError: it does not, or the request contradicts itself.
+        ApiError: the model can't call tools, or the request contradicts itself.
     """
     tools = [
         _usable(index, tool) for index, tool in enumerate(request.tools or ()) if tool.type in ("function", "custom")
@@ -120,7 +120,7 @@ def _usable(index: int, tool: Tool) -> UsableTool:
 
 
 def call_for_template(call: ToolCall, tools: Sequence[UsableTool]) -> dict[str, Any]:
-    """Return what the prompt is made of for a call in an earlier answer."""
+    """Return a call in an earlier answer for the chat template."""
     arguments: Any
     if call.custom is not None:
         if any(tool.name == call.custom.name and tool.parameters is None for tool in tools):
@@ -143,16 +143,16 @@ def must_call(request: ChatRequest) -> bool:
 def with_form(
     config: GenerationConfig, request: ChatRequest, tools: Sequence[UsableTool], style: CallStyle | None
 ) -> GenerationConfig:
-    """Return settings under which the answer calls a tool if it must, and may call one if it is of another form.
+    """Return settings whose grammar forces a required call, or adds calls to the form of the answer.
 
     Args:
-        config: settings of the request, of which the form of an answer is that of one without a call.
+        config: settings of the request; their form is for an answer without a call.
         request: the request.
-        tools: what may be called.
-        style: how the model writes calls.
+        tools: the tools that may be called.
+        style: the model's call style.
 
     Raises:
-        ApiError: the answer must call a tool, and must be of another form.
+        ApiError: a call is required and the request also sets another form.
     """
     if style is None or not tools:
         return config
@@ -178,7 +178,7 @@ def with_form(
 
 
 def _form_of(tool: UsableTool, spaces: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the form of what a tool is called with."""
+    """Return the grammar of a tool's input."""
     if tool.grammar is not None:
         is_lark = tool.grammar.syntax == "lark"
         return {"lark_grammar": tool.grammar.definition if is_lark else grammar_of_regex(tool.grammar.definition)}
@@ -188,11 +188,11 @@ def _form_of(tool: UsableTool, spaces: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def examples(tools: Sequence[UsableTool], config: GenerationConfig, style: CallStyle | None) -> str:
-    """Return text that the answer may resemble: calls of the tools, and JSON of the answer's schema."""
+    """Return text that the answer may resemble: tool calls, and JSON of the answer's schema."""
     parts = []
     if style is not None and tools:
         parts.append(style.examples([(tool.name, tool.parameters or _ANYTHING) for tool in tools]))
     if config.json_schema:
-        with suppress(ValueError, RecursionError):  # it is refused elsewhere
+        with suppress(ValueError, RecursionError):  # reported elsewhere
             parts.append(example_of(json.loads(config.json_schema)))
     return "\n".join(parts)
