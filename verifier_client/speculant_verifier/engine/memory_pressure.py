@@ -38,7 +38,7 @@ class Reducible(Protocol):
     """Name of the reduced quantity, for messages and metrics."""
 
     def reduce(self) -> int | None:
-        """Reduce memory by one level; return about how many bytes were freed, or None at the lowest level."""
+        """Use less memory, by one level; return about how many bytes were freed, or None at the lowest level."""
 
     def restore(self) -> None:
         """Undo the latest reduction."""

@@ -4,8 +4,8 @@ Chunks are bounded so that running sequences do not stall. Agents send the whole
 prefix cache keeps the keys and values of ended sequences. They are copies outside the batch's rows. Full-attention
 layers can resume at any position of a kept sequence. Sliding-window layers hold only the window before the last
 position, so their windows are copied where later requests may resume. These positions are the end of instructions and
-tools, if the request gives it, the end of the prompt, the end of the output, and the end of a prefix that an earlier
-prompt shared with a kept sequence.
+tools (if the request gives it), the end of the prompt, the end of the output, and the point where the prompt diverges
+from a kept sequence.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class _Requests:
 class RollingAcceptance:
     """Accepted share of the tried positions, over each tenant's latest requests.
 
-    A position is tried if a token was drafted for it. A request's drafts count as failed if the request has a lower
-    share.
+    A position is tried if a token was drafted for it. Records compare a request with this share to
+    decide whether its drafts failed.
     """
 
     def __init__(self, window: int = WINDOW, most_tenants: int = MOST_TENANTS) -> None:

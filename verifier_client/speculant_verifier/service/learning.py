@@ -25,7 +25,7 @@ _STOP_WAIT_S = 3.0
 
 
 def output_of(records: Path, draft_model: DraftModelConfig) -> Path:
-    """Return the path at which a draft model's adapters are published that were trained on a records folder."""
+    """Return the path of the adapter that is published after training a draft model on a records folder."""
     return records / "adapters" / PurePath(draft_model.name).name
 
 
