@@ -237,8 +237,8 @@ class Drafting:
         """Return the nodes whose tokens may be emitted.
 
         A tokenizer may have tokens for which the model has no logits. For rules that compare p with q, every node
-        whose q contains such a token is dropped with its descendants, whichever token was drawn. Dropping only nodes
-        with such a token would bias these rules.
+        whose q contains such a token is dropped with its descendants, even if another token was drawn. Dropping only
+        the nodes with such a token would bias these rules.
         """
         size = self._target.vocabulary_size
         is_known = [True] * len(draft.token_ids)
@@ -274,7 +274,7 @@ def depths_of(draft: Draft) -> list[int]:
 
 
 def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
-    """Return the nodes up to a depth, whatever their tokens are, so that every rule stays exact."""
+    """Return the nodes up to a depth. Tokens do not affect the selection, so every rule stays exact."""
     size = len(draft.token_ids)
     if size <= most_depth:
         return range(size)
@@ -303,7 +303,7 @@ def _options(
     filler_top_k: int | None,
     stop_if_unknown: bool | None,
 ) -> DraftOptions:
-    """Return a request's drafting options; equal options are one object, by which steps are grouped."""
+    """Return a request's drafting options. Equal options are the same object, so that steps can be grouped by it."""
     return DraftOptions(
         siblings=_SIBLINGS.get(rule, "none"),
         coupling=None if rule in WANTS_PROPOSALS else "gumbel",

@@ -150,7 +150,7 @@ def extended(key: bytes, token_ids: Iterable[TokenId]) -> bytes:
 
 
 def keys_of_nodes(key: bytes, draft: Draft) -> list[bytes]:
-    """Return the key of the root, which is given, and of every node of a draft: ``1 + len(draft)`` keys."""
+    """Return the keys of the root (``key``) and of every node of a draft: ``1 + len(draft)`` keys."""
     keys = [key]
     for parent, token_id in zip(draft.parents, draft.token_ids, strict=True):
         keys.append(extended(keys[parent], (token_id,)))

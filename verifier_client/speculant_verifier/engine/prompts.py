@@ -59,7 +59,7 @@ class PrefixCache:
         return bool(self._window and self._bound)
 
     def begin(self, sequence: ActiveSequence) -> None:
-        """Copy the longest cached prefix of a sequence's prompt into its row, which is empty."""
+        """Copy the longest cached prefix of a sequence's prompt into its empty row."""
         prompt = np.asarray(sequence.prompt[:-1], dtype=np.int64)  # the last token must be read for its logits
         best, length, longest = None, 0, 0
         for kept in self._kept:

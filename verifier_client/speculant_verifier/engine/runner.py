@@ -39,7 +39,7 @@ class Runner:
     """Shares an engine. Safe to use from any thread."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take an engine, which no other code may use from now on."""
+        """Take an engine; no other code may use it from now on."""
         self._engine = engine
         self._changed = threading.Condition()
         self._step_owner: object = None  # the caller, or the runner for its worker thread

@@ -39,7 +39,7 @@ class Verification:
         totals: EngineTotals,
         records: Records | None,
     ) -> None:
-        """Take the model, its caches, the controller, which learns from verified drafts, and the recorder, if any."""
+        """Take the model, its caches, the controller that learns from verified drafts, and the recorder, if any."""
         self._target, self._cache, self._controller, self._totals = target, cache, controller, totals
         self._row_width = target_row_width(draft)
         self._records = records
