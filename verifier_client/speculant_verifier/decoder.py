@@ -52,7 +52,7 @@ _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "client_config": ClientConfig,
     "draft_model": DraftModelConfig,
     "target": TargetModel,
-    "must_fit": bool,
+    "require_same_tokenizer": bool,
     "record": RecordConfig,
 }
 _OWN_DRAFTERS: dict[StrategyName, Callable[[DraftConfig, int], Drafter]] = {"nasd": NasdDrafter}
@@ -85,7 +85,7 @@ class SpeculativeDecoder:
         draft_model: DraftModelConfig | None = None,
         drafter: Drafter | None = None,
         target: TargetModel | None = None,
-        must_fit: bool = True,
+        require_same_tokenizer: bool = True,
         record: RecordConfig | None = None,
     ) -> None:
         """Load the model and open the drafter.
@@ -100,7 +100,7 @@ class SpeculativeDecoder:
                 alone ('model', and 'specexec' without a graph or a sidecar).
             drafter: a drafter to use instead of a graph or a sidecar; the caller closes it.
             target: a model that is already loaded.
-            must_fit: whether it is an error if a sidecar has a different tokenizer, before anything was emitted.
+            require_same_tokenizer: whether it is an error if a sidecar has a different tokenizer, before anything was emitted.
                 Otherwise, and later, decoding continues without its drafts.
             record: detailed mode: which finished requests to record, and where; None records nothing.
 
@@ -160,7 +160,7 @@ class SpeculativeDecoder:
             self.verifier_config,
             self.draft_config,
             budget=budget,
-            must_fit=must_fit,
+            require_same_tokenizer=require_same_tokenizer,
             record=record,
             identity=self.record_identity,
         )

@@ -15,7 +15,7 @@ from loguru import logger
 from speculant_graph.client.drafter_client import DrafterClient, blocking
 from speculant_graph.client.placement import placed_at
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.addresses import host_name, is_name, lasting_name, look_up, plain_address, split_addresses
+from speculant_graph.rpc.addresses import host_name, is_name, lasting_name, lookup, plain_address, split_addresses
 from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
@@ -94,7 +94,7 @@ class SidecarFleet:
         self._left = DrafterStatistics()
         self.clients: Mapping[str, DrafterClient] = {}
         """Of the sidecars that get sessions, by address; replaced as a whole."""
-        self.look_up(names=False)  # not to wait here for a network that does not answer
+        self.lookup(names=False)  # not to wait here for a network that does not answer
         first = next(iter(self.clients.values()))
         self.capabilities = first.capabilities
         """What their drafts are like."""
@@ -188,7 +188,7 @@ class SidecarFleet:
         """Close."""
         self.close()
 
-    def look_up(self, *, names: bool = True) -> None:
+    def lookup(self, *, names: bool = True) -> None:
         """Look up every address, and take in what has come and what has gone.
 
         A name that is not known now keeps the addresses that it had; before it had any, it stands for itself.
@@ -201,7 +201,7 @@ class SidecarFleet:
         """
         with self._look_up_lock:
             for address in split_addresses(self._config.address):
-                found = look_up(address) or self._found.get(address) or (plain_address(address),)
+                found = lookup(address) or self._found.get(address) or (plain_address(address),)
                 self._found[address] = found
             wanted = {each: host_name(address) for address, found in self._found.items() for each in found}
             known = {**self._leaving, **self.clients}
@@ -227,7 +227,7 @@ class SidecarFleet:
     def _watch(self) -> None:
         while not self._is_over.is_set():
             try:
-                self.look_up()
+                self.lookup()
             except SpeculantError as error:  # a certificate that is being replaced, for example
                 logger.warning("the fleet stays as it is: {}", error)
             self._is_over.wait(LOOK_UP_S)

@@ -54,7 +54,7 @@ class Engine:
         draft: DraftConfig,
         *,
         budget: StepBudget | None = None,
-        must_fit: bool = True,
+        require_same_tokenizer: bool = True,
         record: RecordConfig | None = None,
         identity: RecordIdentity | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -67,7 +67,7 @@ class Engine:
             config: limits of the batch and of memory.
             draft: drafting settings; ``k`` is the most nodes per sequence and step, and 0 decodes without drafts.
             budget: decides how much drafting pays; None assumes the pass costs of a typical machine.
-            must_fit: whether it is an error if the drafter has a different tokenizer, before anything was emitted.
+            require_same_tokenizer: whether it is an error if the drafter has a different tokenizer, before anything was emitted.
             record: which finished requests to record, and where; None or no folder records nothing.
             identity: fields of the records that the engine does not know; the caller may change it at any time.
             prefill_chunk: most prompt tokens to read between two steps of the running sequences.
@@ -81,7 +81,7 @@ class Engine:
         self._failed: list[StepOutput] = []
         self._numbers = itertools.count()
         self._has_emitted = self._has_warned = False
-        self._must_fit = must_fit
+        self._require_same_tokenizer = require_same_tokenizer
         self._is_full = False  # the first waiting request does not fit with the running ones
         self.totals = EngineTotals()
         """Times and counts since the engine was created."""
@@ -220,7 +220,7 @@ class Engine:
         outputs, self._failed = self._failed, []
         active = list(self._running)
         if self.logits_cache.bound:
-            outputs += self._verification.emit_known(active)
+            outputs += self._verification.emit_cached(active)
         ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
         if unread := [each for each in left if _num_pending(each) > MOST_PENDING]:
@@ -278,7 +278,7 @@ class Engine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if not self._pressure.relieve():
+                if not self._pressure.shed():
                     self._failed.append(_failure(self._waiting.popleft(), out_of_memory()))
                 continue
             self._running.append(self._waiting.popleft())
@@ -298,7 +298,7 @@ class Engine:
             sequence.has_session, self._has_warned = True, False
         except TokenizerMismatchError as error:
             self._drafter.finish(sequence.session_id)
-            if self._must_fit and not self._has_emitted:
+            if self._require_same_tokenizer and not self._has_emitted:
                 raise
             if not self._has_warned:
                 logger.warning("the drafter has another tokenizer, going on without drafts: {}", error)
@@ -342,7 +342,7 @@ class Engine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            if self._pressure.relieve():
+            if self._pressure.shed():
                 continue
             youngest = max(left, key=lambda each: each.number)
             left.remove(youngest)

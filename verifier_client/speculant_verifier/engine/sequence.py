@@ -43,7 +43,7 @@ class Request:
     """Finds the end of the text from its characters."""
     grammar: Grammar | None = None
     """Grammar that the output must match."""
-    hint: tuple[TokenId, ...] = ()
+    draft_prefix: tuple[TokenId, ...] = ()
     """Tokens that the drafter sees before the prompt, as a source of drafts; the model does not see them."""
     wrap_target: TargetWrapper | None = None
     """Replaces the target's choices, as in teacher forcing; None keeps them."""
