@@ -1,7 +1,7 @@
-"""``SpeculativeDecoder``: the model's own text, sooner. The way in for Python users.
+"""``SpeculativeDecoder``: the entry point for Python users. It writes the model's own text, faster.
 
-It puts the parts together (model, drafter, engine) and turns text into token ids and back; the decoding itself is in
-:mod:`speculant_verifier.engine`.
+It assembles model, drafter and engine, and converts between text and token ids; :mod:`speculant_verifier.engine`
+decodes.
 """
 
 from __future__ import annotations
@@ -56,19 +56,18 @@ _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "record": RecordConfig,
 }
 _OWN_DRAFTERS: dict[StrategyName, Callable[[DraftConfig, int], Drafter]] = {"nasd": NasdDrafter}
-"""What drafts by the strategies that run in the verifier's process, of settings and the vocabulary's size."""
+"""Drafters of strategies that run in the verifier, made from settings and the vocabulary's size."""
 _DEEP = 128
-"""Longest path that is drafted where weights are read for every pass, unless it is set: long drafts cost little."""
+"""Default ``max_depth`` if every pass reads weights from the disk, because long drafts then cost little."""
 
 
 class SpeculativeDecoder:
-    """A model that drafts from a graph and verifies the drafts itself.
+    """Decodes with a model: a drafter drafts from a graph, and the model verifies the drafts.
 
-    The text is what the model alone would have written: with the rule ``follow`` it is a function of prompt, settings
-    and seed, and does not depend on the graph, on the drafter, or on whether there is one.
+    The model alone would write the same text. With the rule ``follow``, the text is a function of prompt, settings and
+    seed: neither the graph nor the drafter affects it.
 
-    All methods may be called from any thread and from any event loop at the same time: requests of all callers are
-    decoded in one batch.
+    Any thread or event loop may call any method at any time; the requests of all callers are decoded in one batch.
 
     Examples:
         >>> decoder = SpeculativeDecoder(graph_path="graph.pkl", verifier_config=VerifierConfig(model_name="my-model"))
@@ -89,27 +88,27 @@ class SpeculativeDecoder:
         require_same_tokenizer: bool = True,
         record: RecordConfig | None = None,
     ) -> None:
-        """Load the model and find the drafter.
+        """Load the model and open the drafter.
 
         Args:
-            graph_path: draft in this process from this graph, or from up to four as layers.
-            verifier_config: which model, and how it is run; of a ``target`` that is given, how it is run.
-            draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter the strategies that draft
-                from the sequence itself do so in this process; with 'greedy' and 'sampling' it is plain decoding.
-            client_config: draft by the sidecar at its address instead.
-            draft_model: a small language model that drafts with them (strategies 'tree' and 'specexec') or alone
-                ('model', and 'specexec' without a graph or a sidecar).
-            drafter: or by this drafter; the caller closes it.
+            graph_path: graph to draft from in this process, or up to four graphs as layers.
+            verifier_config: the model, and how to run it; with a ``target``, only how to run it.
+            draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter, strategies that draft
+                from the sequence itself run in this process; 'greedy' and 'sampling' decode without drafts.
+            client_config: if it has an address, the sidecar there drafts instead of a graph.
+            draft_model: a small language model that drafts together with n-grams (strategies 'tree' and 'specexec') or
+                alone ('model', and 'specexec' without a graph or a sidecar).
+            drafter: a drafter to use instead of a graph or a sidecar; the caller closes it.
             target: a model that is already loaded.
             require_same_tokenizer: raise if the sidecar's tokenizer differs at the first request; otherwise, and
                 later, decoding continues without its drafts.
             record: detailed mode: which finished requests are written to files, and where; None: none are.
 
         Raises:
-            ConfigError: an argument is of a wrong type, there is more than one source of drafts, the model can't be
-                loaded, or the folder of records not made.
+            ConfigError: an argument has a wrong type, there is more than one source of drafts, the model can't be
+                loaded, or the records folder can't be created.
             GraphFileError: a graph can't be read.
-            TokenizerMismatchError: a graph was built with another tokenizer than the model's.
+            TokenizerMismatchError: a graph was built with a different tokenizer than the model's.
         """
         require_types(locals(), _ARGUMENTS)
         require_methods("drafter", drafter, ("open", "draft", "finish", "close"))
@@ -128,7 +127,7 @@ class SpeculativeDecoder:
             unset = {name: value for name, value in wide.items() if name not in self.draft_config.model_fields_set}
             self.draft_config = self.draft_config.model_copy(update=unset)
         strategy = self.draft_config.strategy
-        if sidecar is None:  # its client does the same
+        if sidecar is None:  # a sidecar's client does the same
             warn_of_unread(self.draft_config)
         wanted = draft_model if draft_model is not None and draft_model.name else None
         has_ngrams = bool(graphs) or sidecar is not None
@@ -136,8 +135,8 @@ class SpeculativeDecoder:
         base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
         drafts = not STRATEGIES[strategy].needs_graph or bool(graphs) or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
-        """What passes cost here, if that was measured."""
-        # SpecExec's tree is the draft model's own where there are no n-grams but those of the sequence.
+        """Measured costs of passes on this machine; None if they were not measured."""
+        # The draft model builds SpecExec's tree alone if the only n-grams are the sequence's.
         model_alone = STRATEGIES[strategy].runs_by == "draft-model" or (
             base is not None and STRATEGIES[strategy].fills_budget and not has_ngrams
         )
@@ -146,7 +145,7 @@ class SpeculativeDecoder:
         )
         budget = StepBudget(ObservedCosts(self.costs)) if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
-        """What records hold that does not come from the engine."""
+        """Fields of the records that the engine does not know."""
         self.adapters: Adapters | None = None
         """The draft model's adapters, if there is a draft model."""
         if wanted is not None and base is not None:
@@ -165,12 +164,12 @@ class SpeculativeDecoder:
             record=record,
             identity=self.record_identity,
         )
-        """Decodes; what it has to do, keeps and counts is read from here, and all else is left to this decoder."""
+        """The engine. Read its queues, caches and counts here; leave everything else to this decoder."""
         self._runner = Runner(self.engine)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are being decoded or wait for a row, for all callers together."""
+        """Running and waiting sequences of all callers."""
         return self._runner.num_sequences
 
     def _measured_costs(self) -> CostTable | None:
@@ -180,7 +179,7 @@ class SpeculativeDecoder:
         return load_or_measure(self.target, batches, most_nodes=self.draft_config.k)
 
     def _opened_drafter(self, graphs: Sequence[NgramGraph], sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
-        """Return what drafts by n-grams, as configured."""
+        """Return the configured drafter, without a draft model."""
         strategy = self.draft_config.strategy
         wanted = STRATEGIES[strategy]
         if graphs:
@@ -196,7 +195,7 @@ class SpeculativeDecoder:
             return _OWN_DRAFTERS[strategy](self.draft_config, self.target.vocabulary_size)
         if drafts:
             return LocalDrafter(None, self.draft_config, vocabulary_size=self.target.vocabulary_size)
-        return NullDrafter()  # the other strategies draft from a graph alone
+        return NullDrafter()  # the other strategies need a graph
 
     @overload
     def generate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...
@@ -217,14 +216,14 @@ class SpeculativeDecoder:
 
         Args:
             prompt: one text, or a list whose items are texts or lists of token ids.
-            generation_config: settings for all of them, or a list with those of each.
+            generation_config: settings for all prompts, or a list with the settings of each prompt.
 
         Returns:
-            One result for one text; a list for a list, in the order of the prompts and of the ``n`` samples of each.
+            One result for one text; a list for a list, ordered by prompt and then by sample (``n`` per prompt).
 
         Raises:
-            GenerationError: one text was given and can't be continued, or ``n`` asks for more than one result for it.
-                In a list such a prompt has a result with the finish reason ``error``, and the others are continued.
+            GenerationError: a single text can't be continued, or ``n`` asks for more than one result for it. In a
+                list, a failed prompt gets a result with the finish reason ``error``, and the others continue.
         """
         batch = self._batch(prompt, generation_config)
         for output in self._runner.stream(batch.requests):
@@ -238,11 +237,11 @@ class SpeculativeDecoder:
         *,
         documents: Sequence[str] = (),
     ) -> Iterator[StepEvent]:
-        """Like :meth:`generate`, but yield what every step emits as it happens.
+        """Decode like :meth:`generate`, but yield every step's output as it is emitted.
 
-        The texts of a sample's events, put together, are the text of its result, which the last event carries. Leaving
-        the iterator ends the generation. Of a list, ``documents`` may say of which document each prompt is a part:
-        records hold it, and a training is judged by documents that it has not seen.
+        A sample's last event carries its result, whose text is the concatenation of the events' texts. Closing the
+        iterator cancels the generation. For a list, ``documents`` may name each prompt's document: records store the
+        name, and a trained adapter is evaluated on unseen documents.
         """
         batch = self._batch(prompt, generation_config, documents=documents)
         for output in self._runner.stream(batch.requests):
@@ -256,14 +255,14 @@ class SpeculativeDecoder:
         session: SessionOptions | None = None,
         shared_length: int = 0,
     ) -> AsyncIterator[StepEvent]:
-        """Do :meth:`stream` in an event loop; cancelling the task ends the generation.
+        """Do the same as :meth:`stream` in an event loop; cancelling the task cancels the generation.
 
         Args:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
-            session: options of these sequences for the drafter besides its own settings.
-            shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too, such
-                as instructions; they find these read.
+            session: options of these sequences' drafting sessions, in addition to the drafter's settings.
+            shared_length: tokens of every prompt's prefix that later prompts will probably share, such as
+                instructions. The prefix cache keeps this prefix for them.
         """
         events = self.paced_stream(prompt, generation_config, session=session, shared_length=shared_length)
         async with aclosing(events):
@@ -281,42 +280,42 @@ class SpeculativeDecoder:
         pause_s: float | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[StepEvent | None, None]:
-        """Do :meth:`astream` for a reader who is told that there is still nothing, and who may be slow.
+        """Do the same as :meth:`astream`, with None after every pause, for a client that may read slowly.
 
         Args:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
             session: as in :meth:`astream`.
             shared_length: as in :meth:`astream`.
-            pause_s: time after which None is yielded while there is nothing; None: never.
-            ended: called in the event loop for every sequence that has ended, read or not.
+            pause_s: seconds without an event after which None is yielded; None for never.
+            ended: called in the event loop when a sequence has ended, even if its events are unread.
 
         Raises:
-            GenerationRequestError: prompts or settings are of a wrong form; at once, and not when events are read.
+            GenerationRequestError: prompts or settings have a wrong form; raised by this call, not by the iterator.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
         return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)
 
     @property
     def totals(self) -> EngineTotals:
-        """What was decoded since the decoder was made; it keeps counting."""
+        """Live counts and times since the decoder was created."""
         return self.engine.totals
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """How the model converses.
+        """The model's chat format.
 
         Raises:
-            ConfigError: the model was made without a tokenizer.
+            ConfigError: the model was created without a tokenizer.
         """
         return ChatFormat(self.target.tokenizer)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
-        """Return the token ids of a conversation by the model's own chat template, ready to be continued.
+        """Apply the model's chat template to a conversation, and return the prompt's token ids.
 
         Args:
-            messages: such as ``{"role": "user", "content": "..."}``.
-            options: for the template, such as ``reasoning_effort="low"``.
+            messages: messages such as ``{"role": "user", "content": "..."}``.
+            options: options of the template, such as ``reasoning_effort="low"``.
 
         Raises:
             GenerationError: the tokenizer has no template, or the template refuses the messages.
@@ -324,15 +323,15 @@ class SpeculativeDecoder:
         return self.chat_format.render(messages, **options)
 
     def check(self, prompt: Sequence[TokenId], config: GenerationConfig) -> None:
-        """Refuse what could never be decoded, before it waits for its turn.
+        """Refuse a prompt that could never be decoded, before it is queued.
 
         Raises:
-            GenerationError: what is wrong with the prompt or the settings.
+            GenerationError: the prompt or the settings are invalid.
         """
         self.engine.check(Request(0, tuple(prompt), config, grammar=self.target.grammar(config, prompt)))
 
     def close(self) -> None:
-        """Free the engine, and the drafter and the model unless the caller brought them."""
+        """Close the engine, and also the drafter and the model unless the caller passed them."""
         self._runner.close()
         if self._owns_drafter:
             self.drafter.close()
@@ -359,7 +358,7 @@ class SpeculativeDecoder:
         if (
             not isinstance(prompts, Sequence)
             or isinstance(prompts, bytes | bytearray)
-            or (prompts and not any(hasattr(each, "__len__") for each in prompts))  # such as the token ids of one
+            or (prompts and not any(hasattr(each, "__len__") for each in prompts))  # such as one prompt's token ids
         ):
             raise GenerationRequestError(
                 "a {field} is a text, and several are a list of texts or lists of token ids",

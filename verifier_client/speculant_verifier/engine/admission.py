@@ -1,4 +1,4 @@
-"""Which requests may join: those that fit into the model, the batch and the memory for keys and values."""
+"""Decides which requests may join the batch: they must fit the context, the batch and the KV cache's memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculant_verifier.model import TargetModel
 
 
 class Admission:
-    """Gives rows of the cache to sequences; all rows, as long as the longest may get, stay below the bound."""
+    """Assigns cache rows to sequences; rows times the greatest possible length stay within the bound."""
 
     degradable = "requests at once"
 
@@ -21,40 +21,40 @@ class Admission:
         """Take the bounds.
 
         Args:
-            target: the model, whose longest context bounds every row.
-            config: rows and tokens.
-            most_nodes: nodes of a draft, which need slots while they are verified.
-            prefill_chunk: most tokens of prompts in a pass.
+            target: the model, whose context length bounds every row.
+            config: limits of rows and tokens.
+            most_nodes: most nodes of a draft; they need slots during verification.
+            prefill_chunk: most prompt tokens in a pass.
         """
         self._target = target
         self._num_rows = self._most_rows = config.max_batch_size
         self._widest_step = most_nodes + MOST_PENDING
         plan = None if target.offload is None else target.offload.plan
-        # Experts compute with several copies of a prompt's tokens, and memory is short where they are streamed.
+        # Experts need several copies of a prompt's tokens, and memory is short when experts are streamed.
         most_read = plan.most_nodes if plan is not None and plan.unit == "expert" else prefill_chunk
         self.prefill_chunk = min(prefill_chunk, most_read)
-        """Most tokens of prompts in a pass."""
+        """Most prompt tokens in a pass."""
         self.cache = target.new_cache(0, widest_pass=max(self.prefill_chunk, self._widest_step))
-        """The cache whose rows are given out: those in front are in use."""
+        """The KV cache; the rows in use come first."""
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         if plan is not None:
             most = min(most, plan.kv_tokens)
         self.max_tokens = self.cache.max_slots = config.max_kv_tokens or most
-        """Bound of running sequences times the longest that any of them may become, in tokens."""
-        # Where weights are streamed, memory is worth more to them, unless the settings differ.
+        """Most tokens to reserve: running sequences times the greatest length that any of them may reach."""
+        # Streamed weights profit more from the memory than a prefix cache, unless the settings ask for one.
         is_asked = plan is None or "prefix_cache" in config.model_fields_set
         self.prefixes = PrefixCache(self.cache, config.prefix_cache if is_asked else 0)
-        """What earlier sequences have read."""
+        """Keys and values of earlier sequences."""
 
     def reserved_tokens(self, running: Sequence[ActiveSequence]) -> int:
-        """Return what of the bound is taken by those that run."""
+        """Return the tokens that the running sequences reserve."""
         return self._slots(len(running), [each.request for each in running]) if running else 0
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run.
 
         Raises:
-            GenerationRequestError: it is empty or too long, or holds ids that the model does not have.
+            GenerationRequestError: it is empty or too long, or has token ids outside the vocabulary.
         """
         length, longest = len(request.prompt), self._target.max_length
         if not length:
@@ -80,7 +80,7 @@ class Admission:
             )
 
     def most_output(self, prompt_length: int) -> int:
-        """Return the longest output that a prompt may have: the rest of the context, or of the memory; at least 1."""
+        """Return the longest output of a prompt, limited by the context and by memory; at least 1."""
         longest = self._target.max_length
         if self.cache.slots_needed(1, longest + self._widest_step) > self.max_tokens:
             fitting = range(prompt_length + 1, longest + 1)
@@ -91,26 +91,26 @@ class Admission:
         return max(1, longest - prompt_length)
 
     def reduce(self) -> int | None:
-        """Let requests wait while one is running."""
+        """Run only one request at a time."""
         if self._num_rows == 1:
             return None
         self._num_rows = 1
         return 0
 
     def restore(self) -> None:
-        """Admit as many as before."""
+        """Run a full batch again."""
         self._num_rows = self._most_rows
 
     def admit(self, sequence: ActiveSequence, running: Sequence[ActiveSequence], num_waiting: int) -> bool:
-        """Give a row to a sequence if it can join those that run.
+        """Assign a row to a sequence if it can join the batch.
 
         Args:
-            sequence: gets the row.
-            running: all that have a row.
-            num_waiting: requests that would like to join, this one included.
+            sequence: the first waiting sequence.
+            running: all sequences with a row.
+            num_waiting: number of waiting requests, including this one.
 
         Returns:
-            Whether it can.
+            Whether the sequence got a row.
         """
         count = len(running) + 1
         requests = [sequence.request, *(each.request for each in running)]
@@ -129,7 +129,7 @@ class Admission:
         return True
 
     def release(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> None:
-        """Take a row back; the last one moves to its index, as rows that are neighbours are read without a copy."""
+        """Free a row and move the last row to its index, because adjacent rows are read without a copy."""
         if sequence.error is None:
             self.prefixes.keep(sequence)
         last = max((each for each in running if each.row > sequence.row), key=lambda each: each.row, default=None)
@@ -145,4 +145,4 @@ class Admission:
 
     def _need(self, request: Request) -> int:
         longest = min(len(request.prompt) + request.config.max_tokens, self._target.max_length)
-        return longest + self._widest_step  # of another row, whose pending tokens and draft all rows are padded to
+        return longest + self._widest_step  # all rows are padded to the widest row's pending tokens and draft

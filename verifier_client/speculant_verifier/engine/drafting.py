@@ -1,4 +1,4 @@
-"""Asking for drafts: how many nodes for whom, in one message; what comes back is checked."""
+"""Requests the drafts of a batch in one message, with a node budget per sequence, and checks the response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from speculant_verifier.structured.constraint import with_forced
 
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
-"""So few are drafted however short memory is."""
+"""A limit of this many nodes or fewer is not reduced, however short memory is."""
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
@@ -49,7 +49,7 @@ class Drafting:
         totals: EngineTotals,
         num_rows: int = 1,
     ) -> None:
-        """Take the drafter and how it drafts, and of the batch how many rows it has."""
+        """Take the drafter, its settings, and the number of rows in the batch."""
         self._target, self._drafter, self._most_nodes = target, drafter, draft.k
         self._drafted_nodes, self._num_rows = draft.k, num_rows
         capabilities = capabilities_of(drafter, draft.strategy)
@@ -58,33 +58,33 @@ class Drafting:
         self._has_warned = False
 
     def spare_bytes(self) -> int | None:
-        """Return the memory that is spare besides what the next pass takes for a moment; None if unknown."""
+        """Return the bytes that stay free during the next pass; None if unknown."""
         spare = self._target.spare_bytes()
         return None if spare is None else spare - self._logit_bytes
 
     @property
     def _logit_bytes(self) -> int:
-        """Memory that the logits of a full batch's widest drafts take, in two number types."""
+        """Bytes of a full batch's logits for the widest drafts, in two dtypes."""
         return 8 * self._num_rows * (1 + self._drafted_nodes) * self._target.vocabulary_size
 
     def reduce(self) -> int | None:
-        """Draft a quarter of the nodes."""
+        """Lower the limit to a quarter of the nodes."""
         if self._drafted_nodes <= _FEWEST_NODES:
             return None
         before, self._drafted_nodes = self._logit_bytes, self._drafted_nodes // 4
         return before - self._logit_bytes
 
     def restore(self) -> None:
-        """Draft as many as before."""
+        """Raise the limit to its previous value."""
         self._drafted_nodes = min(self._most_nodes, 4 * self._drafted_nodes + 3)
 
     def wants(self, sequence: ActiveSequence) -> bool:
-        """Whether a sequence is drafted for at all."""
+        """Return whether a sequence gets drafts at all."""
         can_draft = self._drafter.state != "off" and sequence.config.speculation != "off"
         return can_draft and self._drafted_nodes > 0
 
     def drafts(self, sequences: Sequence[ActiveSequence]) -> list[Draft]:
-        """Return drafts that could all be emitted; anything unusable becomes no draft."""
+        """Return one draft per sequence, with only tokens that may be emitted; an unusable draft becomes empty."""
         started_s = time.perf_counter()
         deepest = [self._most_depth(sequence) for sequence in sequences]
         limits = [self._limit(each, depth) for each, depth in zip(sequences, deepest, strict=True)]
@@ -150,16 +150,16 @@ class Drafting:
     def _formed(
         self, sequence: ActiveSequence, nodes: Sequence[int], draft: Draft, most: int
     ) -> tuple[Sequence[int], Draft]:
-        """Leave out what the output's form forbids, and add what it forces.
+        """Remove the nodes that the constraint forbids, and append the tokens that it forces.
 
         Args:
-            sequence: whose rule takes a draft as it is.
-            nodes: indices of the draft's nodes in the drafter's message.
-            draft: what is left of that.
-            most: nodes up to which the draft may grow.
+            sequence: has a constraint, and a rule that accepts modified drafts.
+            nodes: indices of the draft's nodes in the drafter's response.
+            draft: the usable part of the response.
+            most: most nodes of the draft after forced tokens are appended.
 
         Returns:
-            The same of the draft that is to be verified, whose added nodes, which come last, have no indices.
+            Indices and draft for verification. Appended nodes come last and have no index.
         """
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
@@ -168,26 +168,26 @@ class Drafting:
             usable = constraint.usable(sequence.token_ids, draft)
             fitted = draft.part(usable)
             fitted = with_forced(constraint, sequence.token_ids, fitted, max(len(fitted), most))
-        except GenerationRequestError:  # which ends the request when its tokens are chosen
+        except GenerationRequestError:  # the same error ends the request when its tokens are chosen
             return (), EMPTY_DRAFT
         return [nodes[node] for node in usable], fitted
 
     def report(self, pass_s: float) -> float:
-        """Tell the drafter how long the pass took; return seconds of drafting that it weighed itself."""
+        """Tell the drafter how long the pass took; return the seconds of drafting that it weighed itself."""
         try:
             return self._drafter.observe(PassReport(pass_s))
-        except Exception as error:  # drafters are anybody's code
+        except Exception as error:  # drafters may be third-party code
             self._warn(error)
         return 0.0
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
-        """Return what is usable of the drafter's answer; None if it is no answer: decoding continues without."""
+        """Return the usable drafts of the response; None if the drafter failed, and decoding continues without."""
         try:
             return [
                 draft if self._is_usable(draft, step.node_budget) else EMPTY_DRAFT
                 for step, draft in zip(steps, self._drafter.draft(steps), strict=True)
             ]
-        except Exception as error:  # drafters are anybody's code
+        except Exception as error:  # drafters may be third-party code
             self._warn(error)
         return None
 
@@ -197,7 +197,7 @@ class Drafting:
             self._has_warned = True
 
     def _limit(self, sequence: ActiveSequence, most_depth: int) -> int:
-        """Return the most nodes that are of use: a chain is as long as it is deep, a tree is not."""
+        """Return the most nodes that can be used: the depth limit also limits a chain's size, but not a tree's."""
         most_depth = most_depth if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
         budget = self._budget(sequence)
@@ -211,7 +211,7 @@ class Drafting:
         return self._drafted_nodes if wanted is None else min(self._drafted_nodes, wanted)
 
     def _most_depth(self, sequence: ActiveSequence) -> int:
-        # The last emitted token is the model's own, so a draft may fill all but one of what remains.
+        # The last emitted token is the target's own, so a draft may fill all but one of the remaining positions.
         most = max(0, min(sequence.longest, self._target.max_length) - len(sequence.token_ids) - 1)
         return most if sequence.config.max_depth is None else min(most, sequence.config.max_depth)
 
@@ -226,7 +226,7 @@ class Drafting:
             return False
         if not all(token >= 0 for token in draft.token_ids):
             return False
-        # No path is more probable than its beginning; written so that NaN fails.
+        # No path is more probable than its prefix; the comparison is written so that NaN fails.
         above = (1.0 + _ROUNDING, *draft.path_probabilities)
         return all(
             0.0 <= probability <= above[parent]
@@ -236,9 +236,9 @@ class Drafting:
     def _usable_nodes(self, draft: Draft, most_depth: int, *, looks_at_q: bool) -> Sequence[int]:
         """Return the nodes whose tokens may be emitted.
 
-        A tokenizer may have tokens that the model has no logits for. For rules that compare p with q, nodes with a q
-        that holds such a token are left out with all that is below them, whichever token was drawn: leaving out by the
-        token would bias them.
+        A tokenizer may have tokens for which the model has no logits. For rules that compare p with q, every node
+        whose q contains such a token is dropped with its descendants, even if another token was drawn. Dropping only
+        the nodes with such a token would bias these rules.
         """
         size = self._target.vocabulary_size
         is_known = [True] * len(draft.token_ids)
@@ -255,9 +255,10 @@ class Drafting:
 
 
 def _is_formed(sequence: ActiveSequence) -> bool:
-    """Whether drafts must be fitted to the form of its output.
+    """Return whether drafts must be fitted to the sequence's constraint.
 
-    Rules that weigh p against q get drafts as they are: they would be biased by what is left out, and refuse it anyway.
+    Rules that compare p with q get unmodified drafts. Dropping nodes would bias them, and they reject forbidden tokens
+    anyway.
     """
     config, sampler = sequence.config, sequence.sampler
     has_form = sampler is not None and sampler.constraint is not None
@@ -265,7 +266,7 @@ def _is_formed(sequence: ActiveSequence) -> bool:
 
 
 def depths_of(draft: Draft) -> list[int]:
-    """Return the depth of every node, 1 below the root."""
+    """Return the depth of every node; the root's children have depth 1."""
     depths: list[int] = []
     for parent in draft.parents:
         depths.append(depths[parent - 1] + 1 if parent else 1)
@@ -273,7 +274,7 @@ def depths_of(draft: Draft) -> list[int]:
 
 
 def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
-    """Return the nodes that are no deeper; which tokens they are makes no difference, so every rule stays exact."""
+    """Return the nodes up to a depth. Tokens do not affect the selection, so every rule stays exact."""
     size = len(draft.token_ids)
     if size <= most_depth:
         return range(size)
@@ -281,12 +282,12 @@ def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
 
 
 def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
-    """Return the seed that a sequence of so many tokens is drafted for with.
+    """Return the seed with which to draft for a sequence of ``num_tokens`` tokens.
 
-    Drafters take the numbers of seed and position. *block* judges a draft as a whole: how much of it is accepted tells
-    something of the numbers of the rest, which would be drawn by again in the next step, so its steps have seeds of
-    their own. The other rules never look after the first token that they reject, and trees that are drawn for
-    them take no number twice.
+    Drafters derive random numbers from seed and position. *block* judges a draft as a whole, so the accepted length
+    depends on the random numbers of the rejected tokens. The next step would use the same numbers again, so every step
+    of *block* gets a different seed. The other rules never look past the first rejected token, and trees drawn for them
+    use no number twice.
     """
     if config.rule != "block":
         return config.seed
@@ -302,7 +303,7 @@ def _options(
     filler_top_k: int | None,
     stop_if_unknown: bool | None,
 ) -> DraftOptions:
-    """Return how a request wants drafts; the same object for the same wishes, by which steps are grouped."""
+    """Return a request's drafting options. Equal options are the same object, so that steps can be grouped by it."""
     return DraftOptions(
         siblings=_SIBLINGS.get(rule, "none"),
         coupling=None if rule in WANTS_PROPOSALS else "gumbel",

@@ -1,8 +1,9 @@
-"""The decoding loop: requests join a running batch and leave it; a step drafts, verifies and emits for all of it.
+"""The decoding loop: requests join and leave a running batch; a step drafts, verifies and emits for all of them.
 
-One step is: a chunk of the prompts that wait, one message to the drafter for all sequences, one forward pass over
-what is pending of each sequence and its draft, the rule, the commit, the outputs. What goes wrong with one request
-ends that one alone. The engine depends on neither text nor gRPC, and belongs to one thread at a time.
+A step reads a chunk of the unread prompts and sends the drafter one message for all sequences. One forward pass then
+reads each sequence's pending tokens and draft. Each request's rule verifies its draft, and the step commits and emits
+the accepted tokens. An error in one request ends only that request. The engine depends on neither text nor gRPC, and
+one thread at a time may use it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Engine:
         identity: RecordIdentity | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
-        """Set up without touching the model.
+        """Set up the engine without running the model.
 
         Args:
             target: the model.
@@ -72,7 +73,7 @@ class Engine:
             prefill_chunk: most tokens of prompts that are read between two steps of the sequences that are running.
 
         Raises:
-            ConfigError: the folder of records can't be made.
+            ConfigError: the records folder can't be created.
         """
         self._target, self._drafter, self._config, self._draft = target, drafter, config, draft
         self._waiting: deque[ActiveSequence] = deque()
@@ -83,9 +84,9 @@ class Engine:
         self._require_same_tokenizer = require_same_tokenizer
         self._is_full = False  # the first that waits does not fit with those that run
         self.totals = EngineTotals()
-        """Times and counts since the engine was made."""
+        """Times and counts since the engine was created."""
         self.admission = Admission(target, config, draft.k, prefill_chunk)
-        """Which requests run, and the memory of their keys and values."""
+        """Decides which requests run, and owns their KV cache."""
         cache, self.prefixes = self.admission.cache, self.admission.prefixes
         self._prefill = Prefill(target, cache, self.prefixes, self.admission.prefill_chunk, self.totals)
         has_predictions = capabilities_of(drafter, draft.strategy).is_calibrated
@@ -95,10 +96,10 @@ class Engine:
         )
         self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
         self.acceptance = RollingAcceptance()
-        """How well drafts went lately, tenant by tenant."""
+        """Recent acceptance of drafts, per tenant."""
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self.logits_cache = LogitsCache(target.name, config.target_cache)
-        """SpecExec's cache of the target's logits, which counts what it does."""
+        """SpecExec's cache of the target's logits, which counts its hits and evictions."""
         self._verification = Verification(
             target, cache, self.logits_cache, draft, self._controller, self.totals, self._records
         )
@@ -124,35 +125,35 @@ class Engine:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that keys and values are kept of."""
+        """Tokens of the running sequences in the KV cache."""
         return sum(sequence.num_cached for sequence in self._running.copy())  # a step may be changing it
 
     @property
     def num_reserved_kv_tokens(self) -> int:
-        """Tokens that the running sequences may come to need: their number times the longest that any may become."""
+        """Tokens that the running sequences may need: their number times the greatest length that any may reach."""
         return self.admission.reserved_tokens(self._running.copy())  # a step may be changing it
 
     @property
     def num_kv_bytes(self) -> int:
-        """Memory of keys and values, that of free rows and slots included."""
+        """Bytes of the KV cache, including free rows and slots."""
         return self.admission.cache.num_bytes
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row."""
+        """Requests waiting for a row."""
         return len(self._waiting)
 
     def check(self, request: Request) -> None:
-        """Refuse a request that could never be decoded; for any thread.
+        """Refuse a request that could never be decoded; any thread may call this.
 
         Raises:
-            SpeculantError: what is wrong with it.
+            SpeculantError: the request is invalid.
         """
         self.admission.check(request)
         self._sampler(request, self._ends_of(request))
 
     def add(self, request: Request) -> ActiveSequence:
-        """Take a request and return its sequence, which its outputs name; what it lacks shows as an ``error``."""
+        """Add a request and return its sequence, to which its outputs refer; an invalid one ends with ``error``."""
         history = self._controller.new_history()
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt), history=history)
         sequence.arrived_s = time.perf_counter()
@@ -191,7 +192,7 @@ class Engine:
             self._records.close()
 
     def run(self, requests: Iterable[Request]) -> Iterator[StepOutput]:
-        """Decode requests and yield every step's outputs; those of other requests are dropped."""
+        """Decode requests and yield their outputs, step by step; outputs of other requests are dropped."""
         own = {id(sequence): sequence for sequence in map(self.add, requests)}
         try:
             while own:
@@ -200,16 +201,16 @@ class Engine:
                         if output.finish_reason is not None:
                             del own[id(output.sequence)]
                         yield output
-        finally:  # also when the caller stops listening
+        finally:  # also if the caller closes the iterator
             for sequence in own.values():
                 self.cancel(sequence)
 
     def step(self) -> list[StepOutput]:
-        """Do one step and return what it emitted; nothing is done where there is no work.
+        """Do one step and return its outputs; do nothing if there is no work.
 
         Raises:
-            TokenizerMismatchError: the drafter has another tokenizer; only before anything was emitted, and it is
-                better to refuse the call than to go without drafts for ever.
+            TokenizerMismatchError: the drafter has a different tokenizer. Raised only before anything was emitted,
+                because refusing the call is better than never drafting.
         """
         if not self.has_work:
             return []
@@ -302,16 +303,16 @@ class Engine:
             if not self._has_warned:
                 logger.warning("the drafter has another tokenizer, going on without drafts: {}", error)
             self._has_warned = True
-        except SpeculantError as error:  # it was asked to be strict
+        except SpeculantError as error:  # the drafter is configured to be strict
             self._failed.append(_failure(sequence, error))
             self._leave(sequence)
-        except Exception as error:  # drafters are anybody's code
+        except Exception as error:  # drafters may be third-party code
             logger.warning("the drafter can't begin a session, going on without drafts: {!r}; fix it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         times = self.totals.times
         draft_s, pass_s = times.draft_s, times.forward_s
-        has_pending = any(_num_pending(each) > 1 for each in sequences)  # a wider pass than its drafts make it
+        has_pending = any(_num_pending(each) > 1 for each in sequences)  # the pass is wider than its drafts
         drafts = self._drafting.drafts(sequences)
         outputs = self._verification.step(sequences, drafts)
         sizes = [len(draft.token_ids) for draft in drafts]
@@ -320,7 +321,7 @@ class Engine:
         draft_s -= self._drafting.report(pass_s)
         if has_pending or pass_s <= 0.0 or not self._target.is_steady:
             return outputs
-        if draft_s > 0.0 and self._drafter.state == "ok":  # an outage is no evidence of what drafts are worth
+        if draft_s > 0.0 and self._drafter.state == "ok":  # an outage says nothing about the value of drafts
             num_new = sum(len(output.token_ids) for output in outputs)
             self._budget.observe(num_rows, num_rows * width, num_new, pass_s, draft_s, sum(sizes))
         elif width == 1:
@@ -328,9 +329,9 @@ class Engine:
         return outputs
 
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
-        """Do a part of a step; where memory does not suffice with less of all, end the youngest and try the rest.
+        """Run part of a step; if memory is short even after all reductions, end the newest sequence and try again.
 
-        What raises for want of memory has changed nothing yet, so it can be done again.
+        The work can be repeated: when it runs out of memory, it has changed nothing yet.
         """
         left = sorted(sequences, key=lambda each: each.row)
         failures: list[StepOutput] = []
@@ -346,7 +347,7 @@ class Engine:
             youngest = max(left, key=lambda each: each.number)
             left.remove(youngest)
             failures.append(_failure(youngest, out_of_memory()))
-            self._leave(youngest)  # another may get its row
+            self._leave(youngest)  # another sequence may move to its row
             left.sort(key=lambda each: each.row)
         return failures
 

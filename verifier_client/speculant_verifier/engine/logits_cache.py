@@ -1,12 +1,12 @@
-"""Tokens without a forward pass: the target's logits after prefixes that it has seen (SpecExec, arXiv 2406.02532).
+"""Caches the target's logits by prefix, to emit tokens without a forward pass (SpecExec, arXiv 2406.02532).
 
-A forward pass over a draft tree computes the target's logits after every node, and most of those nodes are rejected. If
-one of their prefixes comes again, in a later step, in another sample of the prompt or in a request that is repeated,
-its logits are looked up and the sequence continues at once. Its tokens stay pending, and the next pass, which the first
-unknown prefix needs, reads them with the rest.
+A forward pass over a draft tree computes the target's logits after every node, and most nodes are rejected. Their
+prefixes may recur in a later step, in another sample of the prompt, or in a repeated request. The logits then come from
+the cache, and the sequence continues at once. Its new tokens stay pending until an unknown prefix needs a pass, which
+reads them too.
 
-Logits are kept as the model gave them, on their device: processors, temperature and seed belong to a request. A request
-with ``speculation = "off"`` takes no part: as a baseline it has a pass for every token.
+The cache holds raw logits on their device, because processors, temperature and seed differ between requests. Requests
+with ``speculation = "off"`` do not use it: they are a baseline with one pass per token.
 """
 
 from __future__ import annotations
@@ -29,53 +29,52 @@ _TOKEN_BYTES = 8
 
 
 class LogitsCache:
-    """Rows of raw logits by prefix, those unused for longest out first. One engine owns it: not safe for threads."""
+    """LRU cache of raw logits by prefix. One engine owns it; it is not thread-safe."""
 
     def __init__(self, model: str, num_bytes: int) -> None:
-        """Make an empty cache, which takes memory row by row.
+        """Create an empty cache, which allocates memory row by row.
 
         Args:
-            model: whatever makes the model's logits what they are.
-            num_bytes: most memory of rows; less than one row's keeps nothing. Keys take about 200 bytes a row more.
+            model: identifies the model and all else that determines its logits.
+            num_bytes: most bytes of rows; if a single row is larger, nothing is kept. Keys add about 200 bytes per row.
         """
         self._model = model
         self.bound = num_bytes
-        """Most memory of rows; where it is 0, nothing is kept, and callers need not ask."""
-        self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # the longest unused first
+        """Most bytes of rows; if 0, nothing is kept, and callers can skip the lookup."""
+        self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # least recently used first
         self._row_bytes = 0
         self.hits = self.evicted = 0
-        """Look-ups that found their prefix, each a token without a pass; rows evicted."""
+        """Lookups that found their prefix, each of which saves a pass; evicted rows."""
 
     def __len__(self) -> int:
-        """Rows held."""
+        """Return the number of rows."""
         return len(self._rows)
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether a prefix is known; counts as no use of it."""
+        """Return whether a prefix is cached; this does not count as a use."""
         return key in self._rows
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows."""
+        """Bytes of the rows."""
         return len(self._rows) * self._row_bytes
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all rows."""
         self._rows.clear()
 
     def logits(self, sequence: ActiveSequence) -> Tensor | None:
-        """Return the raw logits after a sequence, shape ``[V]``, if they are known."""
+        """Return the raw logits after a sequence, shape ``[V]``, or None if they are not cached."""
         return self.get(self._key(sequence)) if self._takes(sequence) else None
 
     def keep(self, sequence: ActiveSequence, draft: Draft, path: Sequence[int], logits: Tensor) -> None:
-        """Keep the logits of a pass, before its tokens become part of the sequence.
+        """Keep the logits of a pass; call this before its tokens are appended to the sequence.
 
         Args:
-            sequence: as it was before the pass.
-            draft: what was verified after it.
-            path: accepted nodes, which are the last to go.
-            logits: after the sequence and after every node, shape ``[1 + nodes, V]``; rows after these
-                are not looked at.
+            sequence: the sequence before the pass.
+            draft: the draft that the pass verified.
+            path: accepted nodes, which are evicted last.
+            logits: logits after the sequence and after every node, shape ``[1 + nodes, V]``; further rows are ignored.
         """
         if self._takes(sequence):
             keys = keys_of_nodes(self._key(sequence), draft)
@@ -83,9 +82,9 @@ class LogitsCache:
             self.put_many([keys[index] for index in order], [logits[index] for index in order])
 
     def get(self, key: bytes) -> Tensor | None:
-        """Return a copy of the logits after a prefix, shape ``[V]``, or None if they are not known.
+        """Return a copy of the logits after a prefix, shape ``[V]``, or None if they are not cached.
 
-        A copy, because the row may be evicted while the caller still works on it; it takes a thousandth of
+        The copy is needed because the row may be evicted while the caller uses it. It takes a thousandth of the time of
         the pass that it saves.
         """
         if key not in self._rows:
@@ -95,12 +94,12 @@ class LogitsCache:
         return self._rows[key].clone()
 
     def put_many(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
-        """Keep copies of the logits after prefixes. A prefix that is known keeps its row, and counts as used.
+        """Keep copies of the logits after prefixes. A cached prefix keeps its row, and counts as used.
 
         Args:
-            keys: of equal ones the first counts. The first ones are evicted last, and if they do not all fit, the last
-                ones are left out.
-            rows: one per key, shape ``[V]``; of the same V, dtype and device in every call.
+            keys: keys of the prefixes; the first of equal keys counts. The first keys are evicted last, and if not all
+                fit, the last keys are dropped.
+            rows: one row per key, shape ``[V]``; V, dtype and device are the same in every call.
         """
         self._row_bytes = rows[0].nbytes if rows else self._row_bytes
         capacity = self.bound // max(1, self._row_bytes)
@@ -118,7 +117,7 @@ class LogitsCache:
                         self.evicted += 1
                     self._rows[key] = new[key].detach().clone()
                 self._rows.move_to_end(key)
-        except RuntimeError as error:  # decoding continues without
+        except RuntimeError as error:  # decoding continues without the cache
             logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
             self.clear()
             self.bound = 0
@@ -127,7 +126,7 @@ class LogitsCache:
         return bool(self.bound) and sequence.config.speculation != "off"
 
     def _key(self, sequence: ActiveSequence) -> bytes:
-        """Return the sequence's key; that of its beginning is kept with it."""
+        """Return the sequence's key, extended from the stored key of its first ``num_keyed`` tokens."""
         known = sequence.prefix_key or key_of(f"{self._model}\0{sequence.tenant}")
         sequence.prefix_key = extended(known, sequence.token_ids[sequence.num_keyed :])
         sequence.num_keyed = len(sequence.token_ids)
@@ -135,15 +134,15 @@ class LogitsCache:
 
 
 def key_of(model: str, token_ids: Iterable[TokenId] = ()) -> bytes:
-    """Name a sequence of tokens of one model by a digest of 128 bits: no two sequences that one meets share it.
+    """Return a 128-bit digest of a model's name and a token sequence; collisions do not occur in practice.
 
-    The key of a sequence follows from that of all but its last token, in about half a microsecond.
+    A sequence's key is computed from the key of all but its last token, in about half a microsecond.
     """
     return extended(hashlib.blake2b(model.encode(), digest_size=_DIGEST_BYTES).digest(), token_ids)
 
 
 def extended(key: bytes, token_ids: Iterable[TokenId]) -> bytes:
-    """Return the key of a sequence and more tokens; in how many parts they come makes no difference."""
+    """Return the key of a sequence with tokens appended, in one call or in several."""
     for token_id in token_ids:
         tail = token_id.to_bytes(_TOKEN_BYTES, "little")
         key = hashlib.blake2b(key + tail, digest_size=_DIGEST_BYTES).digest()
@@ -151,7 +150,7 @@ def extended(key: bytes, token_ids: Iterable[TokenId]) -> bytes:
 
 
 def keys_of_nodes(key: bytes, draft: Draft) -> list[bytes]:
-    """Return the keys of the root, which is a known sequence, and of every node of a draft: ``1 + len(draft)``."""
+    """Return the keys of the root (``key``) and of every node of a draft: ``1 + len(draft)`` keys."""
     keys = [key]
     for parent, token_id in zip(draft.parents, draft.token_ids, strict=True):
         keys.append(extended(keys[parent], (token_id,)))

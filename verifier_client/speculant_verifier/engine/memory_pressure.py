@@ -1,4 +1,4 @@
-"""Short memory: caches are cleared, parts of the engine are reduced in order, and restored when there is enough."""
+"""Reacts to short memory: clears caches, reduces parts of the engine in order, and restores them later."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 
 _PAUSE_S = 0.5
-"""Between looks at the memory."""
+"""Seconds between two checks of the memory."""
 _CALM_S = 20.0
-"""Nothing is taken back sooner after the last change."""
+"""Seconds without a change before a part is restored."""
 _SLACK = 1.25
-"""So many times what it takes must be free before something is taken back."""
+"""Multiple of a part's memory that must be free before the part is restored."""
 
 
 class Cache(Protocol):
-    """What is kept for later alone."""
+    """A cache that can be cleared at any time."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory of it."""
+        """Bytes of all entries."""
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
 
 
 class Reducible(Protocol):
-    """A part of an engine that can do with less memory."""
+    """A part of an engine that can work with less memory."""
 
     degradable: str
     """What of it is reduced, for messages and metrics."""
 
     def reduce(self) -> int | None:
-        """Give up some; bytes that were freed, about, or None if there is no more to give up."""
+        """Use less memory, by one level; return about how many bytes were freed, or None at the lowest level."""
 
     def restore(self) -> None:
-        """Take back what was given up last."""
+        """Undo the latest reduction."""
 
 
 class MemoryPressure:
-    """Clears caches, then reduces parts of an engine one after the other, and restores the last one first."""
+    """Clears caches, then reduces parts of an engine one by one, and restores them in reverse order."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class MemoryPressure:
         spare: Callable[[], int | None],
         totals: EngineTotals,
     ) -> None:
-        """Begin with all of them whole.
+        """Begin without any reduction.
 
         Args:
-            target: its device's allocator gives back what it keeps.
-            caches: cleared before anything is reduced; they fill again.
-            parts: in the order in which they are reduced.
-            spare: bytes that are free beyond what should be; negative where memory is short, None if unknown.
-            totals: what was reduced is counted there.
+            target: the model, whose allocator can return unused memory to the device.
+            caches: caches to clear before any reduction; they fill again.
+            parts: parts, in the order of their reduction.
+            spare: returns the free bytes beyond the required reserve; negative if memory is short, None if unknown.
+            totals: counts the reductions.
         """
         self._target, self._caches, self._parts, self._spare = target, caches, parts, spare
         self._totals = totals
@@ -71,14 +71,14 @@ class MemoryPressure:
         self._due_s = self._calm_s = 0.0
 
     def look(self) -> None:
-        """Reduce or restore a part, if it is time to; between steps."""
+        """Reduce or restore a part, if a check is due; call this between steps."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return
         self._due_s = now_s + _PAUSE_S
         try:
             self._adapt(now_s)
-        except GenerationError as error:  # weights that can't be read; the requests whose passes need them fail
+        except GenerationError as error:  # weights can't be read; requests that need them fail
             logger.warning("what is kept in memory can't be changed: {}", error)
 
     def _adapt(self, now_s: float) -> None:

@@ -1,11 +1,11 @@
-"""Prompts: read in bounded chunks between two steps, and kept for prompts that begin as they did.
+"""Chunked prefill between decoding steps, and a prefix cache.
 
-A chunk is bounded so that sequences that are running do not stall. Agents send everything with every call, so keys and
-values of sequences that ended are kept, as a copy apart from the cache's rows, which takes no part in the batch. Layers
-that see everything can go on after any of its positions. Sliding layers hold only the window before the last one;
-therefore windows are copied where later requests may go on: at the end of the instructions and tools, if the request
-says where that is, at the end of the prompt, at the end of the output, and where a prompt was seen to part from what is
-kept.
+Chunks are bounded so that running sequences do not stall. Agents send the whole conversation with every call, so the
+prefix cache keeps the keys and values of ended sequences. They are copies outside the batch's rows. Full-attention
+layers can resume at any position of a kept sequence. Sliding-window layers hold only the window before the last
+position, so their windows are copied where later requests may resume. These positions are the end of instructions and
+tools (if the request gives it), the end of the prompt, the end of the output, and the point where the prompt diverges
+from a kept sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 
 _LEAST = 32
-"""Shorter beginnings are as quickly read as copied."""
+"""Shortest prefix to reuse, in tokens; a shorter one is read as quickly as copied."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class _Kept:
     tenant: str
     token_ids: NDArray[np.int64]
     contents: KeysAndValues
-    """Of all its tokens, of layers that see everything."""
+    """Keys and values of all tokens in full-attention layers."""
     windows: dict[int, KeysAndValues] = field(default_factory=dict)
-    """Of sliding layers, by the position before which they end."""
+    """Keys and values of sliding-window layers, by the exclusive end position of the window."""
 
     @property
     def num_bytes(self) -> int:
@@ -43,24 +43,24 @@ class _Kept:
 
 
 class PrefixCache:
-    """What was read lately, at most so many bytes; a tenant's prompts find only what is the tenant's own."""
+    """LRU cache of keys and values by token prefix, with bounded memory. Tenants find only their own entries."""
 
     def __init__(self, cache: SlotCache, num_bytes: int) -> None:
-        """Take the rows, and the bound of memory; 0 keeps nothing."""
+        """Take the KV cache, and the most bytes to keep; 0 keeps nothing."""
         self._cache, self._bound = cache, num_bytes
         self._window = cache.layout.window
-        self._kept: list[_Kept] = []  # the one that was of use last is last
+        self._kept: list[_Kept] = []  # most recently used last
         self.num_bytes = 0
-        """Memory of all that is kept."""
+        """Bytes of all entries."""
 
     @property
     def takes_stops(self) -> bool:
-        """Whether it matters where later prompts will part from one; without sliding windows any position will do."""
+        """Whether requests should say where later prompts will diverge; without sliding windows any position works."""
         return bool(self._window and self._bound)
 
     def begin(self, sequence: ActiveSequence) -> None:
-        """Give a sequence that got an empty row what is known of its prompt's beginning."""
-        prompt = np.asarray(sequence.prompt[:-1], dtype=np.int64)  # the last token's logits are wanted
+        """Copy the longest cached prefix of a sequence's prompt into its empty row."""
+        prompt = np.asarray(sequence.prompt[:-1], dtype=np.int64)  # the last token must be read for its logits
         best, length, longest = None, 0, 0
         for kept in self._kept:
             if kept.tenant == sequence.tenant:
@@ -69,7 +69,7 @@ class PrefixCache:
                 longest = max(longest, shared)
                 if usable >= max(_LEAST, length):
                     best, length = kept, usable
-        if self._window:  # the next one can go on from there
+        if self._window:  # so that the next prompt can resume there
             known = min(sequence.request.shared_length, len(prompt))
             sequence.window_stops = tuple(sorted({end for end in (known, longest) if end >= length + _LEAST}))
         if best is None:
@@ -85,14 +85,14 @@ class PrefixCache:
         sequence.num_cached = sequence.num_from_prefix_cache = length
 
     def note(self, sequence: ActiveSequence) -> None:
-        """Copy the windows of a sequence where a later request may go on."""
+        """Copy a sequence's windows at its current end, where a later request may resume."""
         if self._window and self._bound:
             end = sequence.num_cached
             start = max(0, end - self._window + 1)
             sequence.windows[end] = self._cache.read(sequence.row, start, end, sliding=True)
 
     def keep(self, sequence: ActiveSequence) -> None:
-        """Keep what was read of a sequence whose row is about to be given to another one."""
+        """Keep the keys and values of a sequence; call this before its row is reused."""
         if not self._bound or sequence.num_cached < _LEAST or self._cache.is_empty:
             return
         token_ids = np.asarray(sequence.token_ids[: sequence.num_cached], dtype=np.int64)
@@ -101,7 +101,7 @@ class PrefixCache:
             self.note(sequence)
             for kept in others:
                 shared = _common(kept.token_ids, token_ids)
-                if shared == len(token_ids):  # all of it is known
+                if shared == len(token_ids):  # the entry holds all of it
                     self._forget(kept)
                     kept.windows |= sequence.windows
                     self._add(kept)
@@ -118,7 +118,7 @@ class PrefixCache:
         self._add(_Kept(sequence.tenant, token_ids, contents, sequence.windows))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self._kept, self.num_bytes = [], 0
 
     def _add(self, kept: _Kept) -> None:
@@ -135,19 +135,19 @@ class PrefixCache:
 
 
 class Prefill:
-    """Reads pending tokens, all but the last of each sequence."""
+    """Reads the pending tokens of sequences, except each one's last token."""
 
     def __init__(
         self, target: TargetModel, cache: SlotCache, prefixes: PrefixCache, chunk: int, totals: EngineTotals
     ) -> None:
-        """Take the model, its cache, what keeps prompts, and the most tokens of one pass, padding included."""
+        """Take the model, its KV cache, the prefix cache, and the most tokens of a pass, including padding."""
         self._target, self._cache, self._prefixes, self._chunk = target, cache, prefixes, chunk
         self._totals = totals
 
     def selected(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Return those to read a chunk of now: the ones that have waited longest.
+        """Return the sequences to read in the next chunk; the longest waiting ones are chosen first.
 
-        Short prompts are read together, as long as the padded pass stays within the chunk and within their rows' slots.
+        Short prompts are read together if the padded pass fits into the chunk and into the slots of their rows.
         """
         selected: list[ActiveSequence] = []
         width = deepest = 0
@@ -183,7 +183,7 @@ class Prefill:
         if (stop := next((end for end in sequence.window_stops if end > sequence.num_cached), None)) is not None:
             take = min(take, stop - sequence.num_cached)
         if not self._has_capacity(sequence.num_cached, take):
-            take = 1 << take.bit_length() - 1  # which no kernel pads
+            take = 1 << take.bit_length() - 1  # kernels do not pad a power of two
         return take
 
     def _has_capacity(self, deepest: int, width: int) -> bool:
@@ -192,7 +192,7 @@ class Prefill:
 
 
 def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return how many tokens two sequences begin with together."""
+    """Return the length of two sequences' common prefix."""
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if len(different) else length

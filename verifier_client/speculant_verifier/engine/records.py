@@ -1,11 +1,10 @@
-"""Detailed mode: what happens to a request is collected while it is decoded, and recorded when it has ended.
+"""Detailed mode: traces a request during decoding, and records it when it ends.
 
-Only requests that have drafts of the drafter's are recorded: not those whose callers bring theirs, those with
-``speculation = "off"``, or those that are made to write a given text. Requests that fail or are cancelled are not,
-either.
+Only requests with drafts from the drafter are recorded. Requests with drafts from their caller, with
+``speculation = "off"`` or with teacher forcing are not. Failed and cancelled requests are not, either.
 
-The most probable tokens are those of the target's raw logits, before a request's processors and temperature. So records
-of greedy and sampled requests are of one kind: training on them learns the model, not the settings of a request.
+The recorded top tokens come from the target's raw logits, before a request's processors and temperature. So records of
+greedy and sampled requests are comparable: training on them learns the model, not a request's settings.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from speculant_verifier.records.record import RecordIdentity, RequestRecord, Tra
 from speculant_verifier.sampling import top_logprobs
 
 _TOP_K = 16
-"""Most probable tokens of the target that are kept of a position: more would teach a draft model next to nothing."""
+"""Recorded top tokens of the target per position; more would teach a draft model next to nothing."""
 
 
 class Records:
@@ -39,35 +38,35 @@ class Records:
 
         Args:
             target: the model.
-            config: it names a folder.
-            draft: how drafts are made.
-            identity: what else records hold; it may change.
+            config: settings of the records, with a folder.
+            draft: drafting settings.
+            identity: other fields of the records; they may change.
 
         Raises:
-            ConfigError: the folder can't be made.
+            ConfigError: the folder can't be created.
         """
         self._config, self._strategy, self._target = config, draft.strategy, target.name
         self._identity = identity or RecordIdentity()
         try:
             self._tokenizer = target.fingerprint.sha256
-        except ConfigError:  # only token ids go in and out
+        except ConfigError:  # no tokenizer: requests and outputs are token ids
             self._tokenizer = ""
-        self._random = random.SystemRandom()  # a program may have seeded the other one
+        self._random = random.SystemRandom()  # the program may have seeded the default generator
         self.writer = RecordWriter(config)
-        """Writes them."""
+        """Writes the records."""
 
     def begin(self, sequence: ActiveSequence) -> None:
-        """Collect what happens to a sequence from now on, if it is one to be recorded."""
+        """Start a sequence's trace, if the sequence is to be recorded."""
         request = sequence.request
         if not (request.wrap_target or request.config.speculation == "off"):
             sequence.trace = Trace(self._strategy)
 
     def look(self, sequences: Sequence[ActiveSequence], logits: Tensor) -> None:
-        """Collect the most probable tokens of the positions that a pass emitted.
+        """Add the target's top tokens at the positions that a pass emitted to the traces.
 
         Args:
-            sequences: those of the pass.
-            logits: raw ones after each sequence and after every node of its draft, shape ``[sequences, 1 + nodes, V]``.
+            sequences: sequences of the pass.
+            logits: raw logits after each sequence and every node of its draft, shape ``[sequences, 1 + nodes, V]``.
         """
         rows = [
             (row, node)
@@ -96,8 +95,8 @@ class Records:
         """Record a sequence that has ended without an error.
 
         Args:
-            sequence: what ended.
-            rolling: accepted share of the tried positions of the tenant's requests before it; None: there were none.
+            sequence: the ended sequence.
+            rolling: accepted share of the tried positions over the tenant's earlier requests; None without any.
         """
         trace, request, output = sequence.trace, sequence.request, sequence.output
         if trace is None or not output:
@@ -136,5 +135,5 @@ class Records:
         )
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write all waiting records."""
         self.writer.close()

@@ -1,8 +1,8 @@
-"""One engine for many callers: threads that iterate, and tasks of an event loop.
+"""Shares one engine among many callers: threads that iterate, and tasks of an event loop.
 
-A thread that waits for an output while no step is running becomes the step owner and does the next step, for all
-callers; so a single caller decodes in its own thread, without another in between. Tasks of an event loop can't, so a
-worker thread runs for as long as any of them waits.
+A thread that waits for an output while no step is running becomes the step owner, and does the next step for all
+callers. So a single caller decodes in its own thread, without handing work to another. Tasks of an event loop can't do
+steps, so a worker thread does them while any task waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INTERRUPTED = "the step was interrupted in the thread that did it for all; try 
 
 
 class _OutputQueue:
-    """What was emitted for one call and is not read yet."""
+    """Unread outputs of one call."""
 
     def __init__(self, requests: Sequence[Request], put: Callable[[_Item], object], *, is_of_task: bool) -> None:
         self.requests = requests
@@ -39,7 +39,7 @@ class Runner:
     """Shares an engine. Safe to use from any thread."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take an engine, which no other code may use from now on."""
+        """Take an engine; no other code may use it from now on."""
         self._engine = engine
         self._changed = threading.Condition()
         self._step_owner: object = None  # the caller, or the runner for its worker thread
@@ -56,9 +56,9 @@ class Runner:
             return len(self._owners) + sum(len(each.requests) for each in self._arriving if not each.is_cancelled)
 
     def stream(self, requests: Sequence[Request]) -> Iterator[StepOutput]:
-        """Decode requests together with those of other callers; yield what is emitted for them.
+        """Decode requests together with other callers' requests, and yield their outputs.
 
-        Leaving the iterator ends them.
+        Closing the iterator cancels the requests.
         """
         read: deque[_Item] = deque()
         queue = _OutputQueue(requests, read.append, is_of_task=False)
@@ -83,13 +83,13 @@ class Runner:
         pause_s: float | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[_Event | None, None]:
-        """Do the same for a task of an event loop; cancelling the task ends the requests.
+        """Do the same as :meth:`stream` for a task of an event loop; cancelling the task cancels the requests.
 
         Args:
-            requests: to be decoded.
-            event: makes what is yielded of what is emitted.
-            pause_s: time after which None is yielded while there is nothing; None: never.
-            ended: called in the event loop for every request that the engine is done with, read or not.
+            requests: requests to decode.
+            event: converts an output to the event that is yielded.
+            pause_s: seconds without an output after which None is yielded; None for never.
+            ended: called in the event loop when the engine finishes a request, even if its outputs are unread.
         """
         queue, read = _queue_of_task(requests, ended)
         self._submit(queue)
@@ -109,10 +109,10 @@ class Runner:
             self._withdraw(queue)
 
     def close(self) -> None:
-        """End everything after the step that is being done; calls that wait, and later ones, get an error."""
+        """Cancel everything after the current step; waiting calls and later calls get an error."""
         with self._changed:
             self._is_closed = True
-            self._fail_all(GenerationError(_CLOSED))  # first, as a step owner would go on for as long as it reads
+            self._fail_all(GenerationError(_CLOSED))  # first: a step owner would continue while it reads
             while self._step_owner is not None:
                 self._changed.wait()
             self._apply_changes()
@@ -130,7 +130,7 @@ class Runner:
             self._changed.notify_all()
 
     def _withdraw(self, queue: _OutputQueue) -> None:
-        """End what is left of a call; now, or after the step that is being done."""
+        """Cancel the rest of a call, now or after the current step."""
         with self._changed:
             queue.is_cancelled = True
             if self._step_owner is queue:  # Ctrl-C came before the step began
@@ -155,11 +155,11 @@ class Runner:
 
     @property
     def _has_tasks(self) -> bool:
-        """Whether any task waits, or may; not those whose outputs are all queued and are read slowly."""
+        """Whether any task waits or may wait; a slow reader whose outputs are all queued does not count."""
         return any(queue.is_of_task for queue in (*self._owners.values(), *self._arriving))
 
     def _work(self) -> None:
-        """Work while any task waits."""
+        """Do steps while any task waits."""
         while True:
             with self._changed:
                 while self._step_owner is not None or (self._has_tasks and not self._has_work):
@@ -171,11 +171,11 @@ class Runner:
             try:
                 self._step()
             except BaseException:
-                self._worker = None  # so that the next task gets another
+                self._worker = None  # so that the next task starts another worker
                 raise
 
     def _step(self) -> None:
-        """Do one step and hand out what it emitted; an error that ends the engine's step goes to all callers."""
+        """Do one step and dispatch its outputs; an error of the engine's step goes to all callers."""
         try:
             with self._changed:
                 self._apply_changes()
@@ -194,7 +194,7 @@ class Runner:
                 self._changed.notify_all()
 
     def _apply_changes(self) -> None:
-        """Begin what has arrived and end what was cancelled; only for the step owner, or where there is none."""
+        """Start new calls and end cancelled ones; only the step owner may call this while there is one."""
         arriving, self._arriving = self._arriving, []
         for queue in arriving:
             if queue.is_cancelled:  # it never began

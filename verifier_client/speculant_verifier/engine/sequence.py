@@ -1,4 +1,4 @@
-"""A request, and the sequence that it becomes while it is decoded."""
+"""A request, and its state while it is decoded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from speculant_verifier.speculation.controller import AcceptanceHistory
 from speculant_verifier.structured import Grammar
 
 MOST_PENDING = 8
-"""Pending tokens that are read together with a draft; more of them are read before it, like a prompt."""
+"""Most pending tokens that a pass reads together with a draft; more are prefilled first, like a prompt."""
 StopCheck = Callable[[Sequence[TokenId]], int | None]
-"""Takes newly emitted tokens and returns how many of them stay if the text ends with them, or None. It keeps count of
-them, so every token is passed once."""
+"""Takes newly emitted tokens and returns how many to keep if the text ends within them, otherwise None. It is stateful,
+so pass every token once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,72 +32,72 @@ class Request:
     """One prompt to continue."""
 
     index: int
-    """The caller's number for it."""
+    """The caller's number for the request."""
     prompt: tuple[TokenId, ...]
     """Token ids, at least one."""
     config: GenerationConfig
     """How tokens are chosen."""
     processors: LogitsProcessorList | None = None
-    """Logits processors of transformers instead of those that the settings ask for."""
+    """Logits processors of transformers, which replace the processors of the settings."""
     stop_check: StopCheck | None = None
-    """Finds the end of the text by its characters."""
+    """Finds the end of the text from its characters."""
     grammar: Grammar | None = None
     """Form of the output."""
     draft_prefix: tuple[TokenId, ...] = ()
     """Tokens that drafts come from as if they stood before the prompt; the model does not see them."""
     wrap_target: TargetWrapper | None = None
-    """Replaces the model's choices, as teacher forcing does; None: the model's own count."""
+    """Replaces the target's choices, as in teacher forcing; None keeps them."""
     shared_length: int = 0
-    """Tokens at the beginning of the prompt that other prompts will probably begin with, too."""
+    """Tokens of the prompt's prefix that later prompts will probably share."""
     refusal: SpeculantError | None = None
-    """Why it can't be decoded, if that is known already: it ends with this error."""
+    """Error with which the request ends at once, if it is already known to be invalid."""
     session: SessionOptions | None = None
-    """Options of its session with the drafter besides the drafter's own settings."""
+    """Options of its drafting session, in addition to the drafter's settings."""
     document: str = ""
-    """What its prompt is a part of, for its record; empty if that is unknown."""
+    """Name of the document that the prompt belongs to, for its record; empty if unknown."""
 
 
 @dataclass(eq=False, slots=True)
 class ActiveSequence:
-    """One request while it is decoded; mutable, owned by the engine."""
+    """State of a request while it is decoded; mutable, owned by the engine."""
 
     request: Request
     index: int = field(init=False)
-    """The caller's number. This and the next ones are the request's: a step reads them in many places."""
+    """The caller's number. This and the next four fields come from the request, because a step reads them often."""
     prompt: tuple[TokenId, ...] = field(init=False)
     """Prompt tokens."""
     config: GenerationConfig = field(init=False)
     """How tokens are chosen."""
     tenant: str = field(init=False)
-    """Whose text it is: how soon an answer comes must not reveal to a tenant what another one has sent."""
+    """Owner of the text. Caches are separate per tenant, so that response times reveal nothing about other tenants."""
     longest: int = field(init=False)
-    """Tokens of prompt and output at which it ends by its limit."""
+    """Length of prompt and output, in tokens, at which the sequence ends."""
     number: int = 0
-    """How many came before it."""
+    """Number of sequences that arrived before it."""
     row: int = -1
-    """Its row of the cache; -1 if it has none."""
+    """Row in the KV cache; -1 if it has none."""
     session_id: int = field(default_factory=lambda: secrets.randbits(63) + 1)
     token_ids: list[TokenId] = field(default_factory=list)
     """Prompt and output."""
     num_cached: int = 0
-    """Tokens whose keys and values are in the cache; those after them are pending: the model has not read them, and the
+    """Tokens whose keys and values are in the cache. Later tokens are pending: the model has not read them, and the
     last one is the root of the next draft."""
     num_from_prefix_cache: int = 0
-    """Of these, tokens of the prompt that an earlier sequence had read."""
+    """Prompt tokens whose keys and values came from the prefix cache."""
     windows: dict[int, KeysAndValues] = field(default_factory=dict)
-    """Copies of what sliding layers held before a position."""
+    """Copies of the keys and values of sliding-window layers, by the window's end position."""
     window_stops: tuple[int, ...] = ()
-    """Positions in the prompt, in order, where such copies are wanted."""
+    """Prompt positions at which to copy windows, ascending."""
     sampler: Sampler | None = None
     end_token_ids: frozenset[TokenId] = frozenset()
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     feedback: Feedback | None = None
-    """What the drafter gets with the next step."""
+    """Feedback to send to the drafter with the next step."""
     draft_nodes: Sequence[int] = ()
-    """Per node of the latest draft, its index in the drafter's message, of which nodes may have been left out."""
+    """Index in the drafter's response of each node of the latest draft; some nodes of a response are dropped."""
     has_session: bool = False
     drafter_problem: str = ""
-    """Why the drafter has nothing for it, if the request is the reason."""
+    """Why the drafter can't draft for it, if the request is the reason."""
     prefix_key: bytes = b""
     """Key of the first ``num_keyed`` tokens in the logits cache."""
     num_keyed: int = 0
@@ -108,21 +108,21 @@ class ActiveSequence:
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     num_tried: int = 0
-    """Positions for which a token was drafted; those after a rejected token were not judged and do not count."""
+    """Positions with a drafted token; positions after a rejected token were not verified and do not count."""
     rolling_acceptance: float | None = None
-    """Accepted share of tried positions over the tenant's latest requests, this one included, once it has ended."""
+    """Accepted share of tried positions over the tenant's latest requests, including this one; set when it ends."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     trace: Trace | None = None
-    """What is to be recorded of it; None if it is not recorded."""
+    """Trace for its record; None if it is not recorded."""
     error: SpeculantError | None = None
     times: PhaseTimes = field(default_factory=PhaseTimes)
     arrived_s: float = 0.0
-    """When it came, by the clock of ``time.perf_counter``."""
+    """Arrival time, by the clock of ``time.perf_counter``."""
     emitted_s: float = 0.0
-    """When its latest tokens were emitted; 0 before the first."""
+    """Time of its latest emitted tokens; 0 before the first."""
 
     def __post_init__(self) -> None:
-        """Take the request's fields."""
+        """Copy fields from the request."""
         request, session = self.request, self.request.session
         self.index, self.prompt, self.config = request.index, request.prompt, request.config
         self.tenant = "" if session is None else session.tenant or ""
@@ -141,20 +141,20 @@ class ActiveSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step emitted for one sequence."""
+    """Output of one step for one sequence."""
 
     sequence: ActiveSequence
     token_ids: tuple[TokenId, ...]
     """Empty only if the sequence ended without a further token."""
     num_accepted: int
-    """How many of the tokens, from the first, were drafted."""
+    """Number of leading tokens that were drafted."""
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if they were asked for."""
+    """One per token, if requested."""
 
 
 def out_of_memory() -> GenerationMemoryError:
-    """Return why a request ends that memory did not suffice for."""
+    """Return the error of a request that ran out of memory."""
     return GenerationMemoryError(
         "there was no memory left for this request",
         fix="lower verifier.max_kv_tokens or verifier.max_batch_size, or send shorter prompts",
@@ -162,5 +162,5 @@ def out_of_memory() -> GenerationMemoryError:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error of torch means that a device, or this machine, had no memory left."""
+    """Return whether an error means that a device or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -1,4 +1,4 @@
-"""What an engine counts of itself: plain numbers, so that a step pays next to nothing for it."""
+"""An engine's counters: plain numbers, so that they cost a step next to nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 _DRAFT_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 WINDOW = 100
-"""Latest requests of a tenant that count; those for which nothing was drafted do not."""
+"""Number of a tenant's latest requests that count; requests without drafts do not."""
 MOST_TENANTS = 1_000
-"""Tenants that are remembered; the one that was quiet for longest is forgotten."""
+"""Most tenants to remember; the least recently active one is forgotten."""
 
 
 class Histogram:
-    """Numbers by size."""
+    """Histogram of observed values."""
 
     __slots__ = ("bounds", "buckets", "total")
 
@@ -31,54 +31,54 @@ class Histogram:
         """
         self.bounds = bounds
         self.buckets = [0] * (len(bounds) + 1)
-        """How many numbers are in each."""
+        """Number of values in each bucket."""
         self.total = 0.0
-        """Sum of all numbers."""
+        """Sum of all values."""
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Count a number, several times if it stands for several."""
+        """Count a value ``count`` times."""
         self.buckets[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
 
 @dataclass(slots=True)
 class EngineTotals:
-    """What an engine did since it was made."""
+    """Counts and times of an engine since it was created."""
 
     times: PhaseTimes = field(default_factory=PhaseTimes)
-    """Where the time of its steps went."""
+    """Time of its steps, by phase."""
     num_passes: int = 0
     """Forward passes over drafts."""
     num_rows: int = 0
-    """Rows in them."""
+    """Rows in these passes."""
     num_nodes: int = 0
-    """Nodes in them: roots and drafted ones, without padding."""
+    """Nodes in these passes: roots and drafted nodes, without padding."""
     num_drafts: int = 0
-    """Drafts verified in them; rows without a draft have none."""
+    """Drafts verified in these passes; empty drafts do not count."""
     num_prompt_tokens: int = 0
-    """Tokens of prompts whose sequences were admitted."""
+    """Prompt tokens of admitted sequences."""
     num_from_prefix_cache: int = 0
-    """Those of them that an earlier sequence had read."""
+    """Prompt tokens whose keys and values came from the prefix cache."""
     num_tokens: int = 0
     """Tokens emitted."""
     num_steps_without_drafter: int = 0
-    """Sequences' steps that had no draft because the drafter did not answer."""
+    """Steps, counted per sequence, without a draft because the drafter did not answer."""
     num_ended: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "error": 0})
-    """Sequences that ended, by reason."""
+    """Ended sequences, by reason."""
     num_reductions: dict[str, int] = field(default_factory=dict)
-    """How often what was reduced, as memory was short."""
+    """Reductions because memory was short, by reduced quantity."""
     num_reductions_in_force: int = 0
-    """How many of them have not been taken back."""
+    """Reductions that are not undone yet."""
     num_cancelled: int = 0
-    """Sequences that their callers gave up."""
+    """Sequences that their callers cancelled."""
     drafted_by_depth: list[int] = field(default_factory=list)
     """Nodes verified at depth 1, 2, ..."""
     accepted_by_depth: list[int] = field(default_factory=list)
-    """How many of them were accepted."""
+    """Nodes accepted at depth 1, 2, ..."""
     accepted_by_source: dict[DraftSourceName, int] = field(default_factory=lambda: {"ngrams": 0, "model": 0, "both": 0})
-    """Accepted nodes by what proposed them, of drafts that name it: those of a draft model's drafter."""
+    """Accepted nodes by source; only the drafter with a draft model names sources."""
     draft_times: Histogram = field(default_factory=lambda: Histogram(_DRAFT_BOUNDS_S))
-    """Seconds until the drafts of a step were there."""
+    """Seconds to get the drafts of a step."""
     pass_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))
     """Seconds of passes over drafts."""
     queue_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
@@ -86,7 +86,7 @@ class EngineTotals:
     first_token_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds from a request's arrival to its first token."""
     token_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))
-    """Seconds between tokens after the first: those that one step emits share the time since the step before."""
+    """Seconds per token after the first; tokens of one step share the time since the sequence's previous output."""
     request_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds from a request's arrival to its end."""
 
@@ -95,8 +95,8 @@ class EngineTotals:
 
         Args:
             seconds: its duration.
-            num_rows: sequences.
-            num_nodes: of all of them, roots included.
+            num_rows: number of sequences.
+            num_nodes: nodes of all sequences, including roots.
         """
         self.num_passes += 1
         self.num_rows += num_rows
@@ -107,35 +107,35 @@ class EngineTotals:
 @dataclass(slots=True)
 class _Requests:
     counts: deque[tuple[int, int]] = field(default_factory=deque)
-    """Per request its tried positions, and how many of them were accepted."""
+    """Tried and accepted positions of each request."""
     num_tried: int = 0
     num_accepted: int = 0
 
 
 class RollingAcceptance:
-    """Share of the tried positions that was accepted, over each tenant's latest requests.
+    """Accepted share of the tried positions, over each tenant's latest requests.
 
-    A position is tried if a token was drafted for it. A request is compared with this share to tell whether its drafts
-    failed.
+    A position is tried if a token was drafted for it. Records compare a request with this share to
+    decide whether its drafts failed.
     """
 
     def __init__(self, window: int = WINDOW, most_tenants: int = MOST_TENANTS) -> None:
-        """Begin without any.
+        """Begin without requests.
 
         Args:
-            window: latest requests of a tenant that count.
-            most_tenants: tenants that are remembered.
+            window: number of a tenant's latest requests that count.
+            most_tenants: most tenants to remember.
         """
         self._window, self._most_tenants = window, most_tenants
         self._tenants: OrderedDict[str, _Requests] = OrderedDict()
 
     def of(self, tenant: str) -> float | None:
-        """Return the share, None before the tenant's first request that had drafts."""
+        """Return the share; None before the tenant's first request with drafts."""
         requests = self._tenants.get(tenant)
         return None if requests is None else requests.num_accepted / requests.num_tried
 
     def add(self, tenant: str, num_tried: int, num_accepted: int) -> float | None:
-        """Count a request that has ended, and return the share; one without tried positions does not change it."""
+        """Count an ended request, and return the share; a request without tried positions does not change it."""
         if not num_tried:
             return self.of(tenant)
         requests = self._tenants.setdefault(tenant, _Requests())

@@ -1,4 +1,4 @@
-"""One forward pass over what is pending of every sequence and its draft, then each request's own rule."""
+"""Runs one forward pass over every sequence's pending tokens and draft, then applies each request's rule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Verification:
         totals: EngineTotals,
         records: Records | None,
     ) -> None:
-        """Take the model, its caches, what learns from the drafts that were verified, and the recorder, if any."""
+        """Take the model, its caches, the controller that learns from verified drafts, and the recorder, if any."""
         self._target, self._cache, self._controller, self._totals = target, cache, controller, totals
         self._row_width = target_row_width(draft)
         self._records = records
@@ -63,18 +63,18 @@ class Verification:
         return outputs
 
     def step(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft]) -> list[StepOutput]:
-        """Verify the drafts of the sequences, and emit.
+        """Verify the sequences' drafts and return the outputs.
 
         Args:
-            sequences: with few pending tokens, in the order of their rows.
-            drafts: the draft below the last pending token of each.
+            sequences: sequences in row order, with few pending tokens each.
+            drafts: per sequence, the draft after its last pending token.
         """
         clock, stall_s = [time.perf_counter()], self._target.stall_s
         pending = [each.token_ids[each.num_cached :] for each in sequences]
         rows = [each.row for each in sequences]
         logits = self._target.forward(pending, self._cache, rows, drafts)
         if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # the choices wait for it anyway
+            torch.cuda.synchronize(logits.device)  # the rules would wait for it anyway
         clock.append(time.perf_counter())
         stall_s = self._target.stall_s - stall_s
         contexts = []
@@ -112,7 +112,7 @@ class Verification:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            # What was accepted stays pending: the next pass reads it again.
+            # Accepted tokens stay pending: the next pass reads them again.
             kept = {each.row: range(len(tokens)) for each, tokens in zip(sequences, pending, strict=True)}
             self._cache.commit_all(list(kept), list(kept.values()))
         for each in sequences:
@@ -128,7 +128,7 @@ class Verification:
         return [outcome.output for outcome in outcomes]
 
     def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget, logits: Tensor) -> _Outcome:
-        """Apply the rule of a request; whatever goes wrong ends this request alone."""
+        """Apply a request's rule; an error ends only this request."""
         sampler, request = sequence.sampler, sequence.request
         assert sampler is not None
         target: DraftTarget = row
@@ -138,14 +138,14 @@ class Verification:
             verdict = RULES[request.config.rule](draft, target, sampler.next_number)
             token_ids, reason = ended(sequence, verdict.token_ids)
             path = verdict.path[: len(token_ids)]
-            # Of the position after the accepted path it must be looked up whether anything was drafted for it.
+            # The position after the accepted path was tried only if the draft has a token for it.
             is_tried = len(token_ids) > len(path) and (path[-1] + 1 if path else 0) in draft.parents
             logprobs = self._logprobs(sequence, row, verdict, token_ids)
             if sequence.trace is not None:
                 sequence.trace.add(draft, path, len(token_ids))
             if self._logits_cache.bound:
                 self._logits_cache.keep(sequence, draft, path, logits)
-        except Exception as error:  # processors and stop checks are anybody's code
+        except Exception as error:  # processors and stop checks may be third-party code
             sequence.error = _error_of(error)
             return _Outcome(None, StepOutput(sequence, (), 0, "error"))
         sequence.token_ids += token_ids
@@ -192,10 +192,10 @@ class _Outcome:
 
 
 def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tuple[TokenId, ...], FinishReason | None]:
-    """Cut tokens off at the first end token, end of the text or limit.
+    """Truncate tokens at the first end token, the end of the text or the limit.
 
     Returns:
-        What is emitted, and why the sequence ends, if it does.
+        The tokens to emit, and the finish reason; None if the sequence continues.
     """
     most = sequence.longest - len(sequence.token_ids)
     kept = token_ids[:most]
@@ -210,7 +210,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
 
 
 def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:
-    """Return the nodes of a pass that stay in the cache: pending tokens and the accepted path below them."""
+    """Return the nodes of a pass that stay in the cache: the pending tokens and the accepted path after them."""
     if all(node == index for index, node in enumerate(path)):
         return range(num_pending + len(path))
     return [*range(num_pending), *(num_pending + node for node in path)]

@@ -1,7 +1,7 @@
-"""The verifier's own training: failures are counted, a process trains, and what it publishes is swapped in.
+"""Trains the draft model of a running verifier: counts failures, runs a training process, and loads the new adapter.
 
-It is the server that does this, not the decoder: a library starts no processes, and only a server runs for as long as
-a training takes.
+The server does this, not the decoder: a library should start no processes, and only a server runs long enough for a
+training.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _STOP_WAIT_S = 3.0
 
 
 def output_of(records: Path, draft_model: DraftModelConfig) -> Path:
-    """Return the name at which adapters of a draft model are published that learned from a folder of records."""
+    """Return the path of the adapter that is published after training a draft model on a records folder."""
     return records / "adapters" / PurePath(draft_model.name).name
 
 
 def environment_of(draft_model: DraftModelConfig, train: TrainConfig, present: str) -> dict[str, str]:
-    """Return the environment of a ``speculant train``.
+    """Return the environment of a ``speculant train`` process.
 
     Args:
-        draft_model: what is trained.
-        train: how.
-        present: folder of the adapter that is to be beaten; empty: the model without any.
+        draft_model: the draft model to train.
+        train: training settings.
+        present: folder of the present adapter, which a new one must beat; empty for the model without an adapter.
     """
     given = {f"train__{name}": value for name, value in train.model_dump().items()} | {
         "draft_model__name": draft_model.name,
@@ -45,7 +45,7 @@ def environment_of(draft_model: DraftModelConfig, train: TrainConfig, present: s
 
 
 class Learning:
-    """Trains a draft model while a decoder serves, one training at a time, in a thread and a process of its own."""
+    """Trains a draft model while a decoder serves: a thread runs one training process at a time."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Learning:
         *,
         poll_s: float = 1.0,
     ) -> None:
-        """Begin with the adapter that was published last, unless the settings name one.
+        """Start with the latest published adapter, unless the settings name one.
 
         Args:
-            decoder: serves; it has a draft model, and records.
-            draft_model: its draft model.
-            record: where it records.
-            train: how to train, and after how many new failures.
-            poll_s: seconds between two looks at what was recorded.
+            decoder: the serving decoder, with a draft model and a recorder.
+            draft_model: settings of its draft model.
+            record: settings of its records.
+            train: training settings, and the number of new failures that starts a training.
+            poll_s: seconds between two checks of the recorder's counts.
         """
         assert decoder.adapters is not None
         assert decoder.engine.recorder is not None
@@ -73,17 +73,17 @@ class Learning:
         self._draft_model, self._train, self._poll_s = draft_model, train, poll_s
         self._process: subprocess.Popen[str] | None = None
         self._complaint = ""
-        self._lock = threading.Lock()  # of the process
+        self._lock = threading.Lock()  # guards _process
         self._closing = threading.Event()
         self._worker = threading.Thread(target=self._work, name="learning", daemon=True)
         self._worker.start()
 
     def close(self) -> None:
-        """End a training that runs, by force if it takes longer than a moment; what is published stays whole."""
+        """Stop a running training, by force after a few seconds; a published adapter stays intact."""
         self._closing.set()
         with self._lock:
             for signal_number in (signal.SIGTERM, signal.SIGKILL):
-                if self._process is None or self._process.poll() is not None:  # its id may be another's by now
+                if self._process is None or self._process.poll() is not None:  # its id may be reused by now
                     break
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal_number)
@@ -123,11 +123,11 @@ class Learning:
         if status == 0:
             logger.info("trained the draft model: {}", "; ".join(lines))
             self._load()
-        else:  # a signal, such as that of memory that has ended, leaves no words
+        else:  # a process killed by a signal, e.g. when out of memory, prints no reason
             self._complain(lines[-1] if lines and status > 0 else f"the training ended with status {status}")
 
     def _started(self) -> subprocess.Popen[str]:
-        """Start a training, as unimportant as a process can be."""
+        """Start a training process with the lowest priority."""
         self._output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal what they were trained on
         return subprocess.Popen(
             [*_PROGRAM, f"--records={self._records}", f"--output={self._output}"],
@@ -146,7 +146,7 @@ class Learning:
             self._complain(str(error))
 
     def _complain(self, text: str) -> None:
-        """Log why there is no new adapter; not again while it stays the same."""
+        """Log why there is no new adapter; do not repeat the same reason."""
         if text != self._complaint:
             logger.warning("no new adapter: {}", text)
         self._complaint = text

@@ -1,6 +1,6 @@
-"""What a verifier counted, as Prometheus text.
+"""A verifier's metrics as Prometheus text.
 
-No label has values that clients choose (tenants, graphs, request ids): every such value would be one more time series.
+No label has values that clients choose (tenants, graphs, request ids): every such value would add a time series.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from speculant_verifier.engine.totals import Histogram
 from speculant_verifier.service.requests import Load
 
 RequestKey = tuple[str, str, str]
-"""Of requests that are over: "http" or "grpc", endpoint or method, and status."""
+"""Key of ended requests: "http" or "grpc", endpoint or method, and status."""
 
 _PREFIX = "speculant_verifier_"
 _DEEPEST = 32
-"""Acceptance is counted by depth up to this one; deeper nodes count as of it."""
+"""Greatest depth with a separate count of acceptance; deeper nodes are added to it."""
 _PHASES = ("prefill", "draft", "forward", "verify", "commit", "total")
 
 _Numbers = Callable[[SpeculativeDecoder], Iterable[tuple[str, float]]]
@@ -55,7 +55,7 @@ _COUNTERS = (
     ("offload_experts", "offload.num_wanted", "Experts that passes wanted, of a model whose experts are streamed."),
     ("offload_experts_found", "offload.num_found", "Those of them that were in memory."),
 )  # fmt: skip
-"""Name, where the number is, and what it is; see :func:`_sources`."""
+"""Name, path of the number (see :func:`_sources`), and description."""
 _GAUGES = (
     ("running_sequences", "engine.num_running", "Sequences in the batch."),
     ("waiting_sequences", "engine.num_waiting", "Sequences that wait for a slot in the batch."),
@@ -99,12 +99,12 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[SpeculativeDecoder], Histogram]], .
 
 
 def render_metrics(decoder: SpeculativeDecoder | None, load: Load, requests: Mapping[RequestKey, int]) -> bytes:
-    """Return counters, gauges and those of the process in Prometheus' text format.
+    """Return the metrics of the verifier and its process in Prometheus' text format.
 
     Args:
-        decoder: what decodes; None while the model is being loaded.
-        load: what is under way.
-        requests: how many are over, by what they were.
+        decoder: the decoder; None while the model is loading.
+        load: the load of the service.
+        requests: number of ended requests by key.
     """
     registry = CollectorRegistry()
     registry.register(_VerifierCollector(decoder, load, requests))
@@ -153,7 +153,7 @@ class _VerifierCollector(Collector):
 
 
 def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
-    """Return where numbers are, by the first word of their paths."""
+    """Return the objects that hold the numbers, by the first word of a path."""
     return {
         "engine": decoder.engine,
         "admission": decoder.engine.admission,
@@ -168,7 +168,7 @@ def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
 
 
 def _number(sources: Mapping[str, object], path: str) -> float:
-    """Return a number, the sum of a list; 0 for what is not there, or not yet."""
+    """Return the number at a path, or the sum of a list; 0 if the object or the number is missing."""
     source, _, name = path.partition(".")
     value = 0 if sources[source] is None else getattr(sources[source], name)
     return float(sum(value) if isinstance(value, list) else value or 0)

@@ -1,4 +1,4 @@
-"""What HTTP and gRPC requests have in common: settings, a session with the drafter, and the capacity that they take."""
+"""Code shared by HTTP and gRPC requests: settings, drafting sessions and capacity."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from speculant_verifier.results import StepEvent
 
 _RETRY_S = 1.0
 _MAX_SAMPLES = 16
-"""Of one request, all prompts together."""
+"""Most samples of one request, over all its prompts."""
 
 
 class Load:
-    """Counts the sequences that are decoded or wait, and refuses more than its capacity."""
+    """Counts running and waiting sequences, and refuses requests beyond its capacity."""
 
     def __init__(self, config: ServiceConfig, max_batch_size: int) -> None:
-        """Begin with nothing under way.
+        """Begin without sequences.
 
         Args:
-            config: how many may wait.
-            max_batch_size: sequences decoded together.
+            config: limits the waiting sequences.
+            max_batch_size: most sequences decoded together.
         """
         self._most = max_batch_size + config.max_waiting
         self._most_samples = min(_MAX_SAMPLES, self._most)
         self.num_sequences = 0
-        """Under way."""
+        """Running and waiting sequences."""
         self.num_refused = 0
-        """Requests refused for want of capacity."""
+        """Requests refused for lack of capacity."""
         self.is_draining = False
-        """Whether no more are taken."""
+        """Whether new requests are refused because the server is stopping."""
 
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[Callable[[], None]]:
         """Reserve capacity for the sequences of one request, of either API.
 
         Yields:
-            What gives the capacity of one sequence back, as soon as that has ended: its client may be slow to read. The
-            rest is given back at the end.
+            A function that releases the capacity of one sequence. Call it as soon as the sequence ends, because its
+            client may read slowly. The rest is released at the end.
 
         Raises:
             SpeculantError: as ``require_capacity`` does.
@@ -77,13 +77,13 @@ class Load:
         """Refuse a request that could not be admitted now.
 
         Args:
-            num_sequences: of all prompts together.
-            num_prompts: how many prompts they share, for the message.
+            num_sequences: number of sequences, over all prompts.
+            num_prompts: number of prompts, for the message.
 
         Raises:
-            GenerationRequestError: they are more than any request may have.
-            OverloadError: there is no capacity; the same request may be taken a little later.
-            ShutdownError: the service is about to end.
+            GenerationRequestError: the request exceeds the limit for a single request.
+            OverloadError: there is no capacity now; the same request may succeed later.
+            ShutdownError: the service is shutting down.
         """
         if self.is_draining:
             raise shutting_down()
@@ -109,20 +109,20 @@ class Load:
 
 
 def shutting_down() -> ShutdownError:
-    """Return why a verifier that is about to end takes no more requests."""
+    """Return the error with which a stopping verifier refuses requests."""
     return ShutdownError("the verifier is shutting down", fix="ask another")
 
 
 def context_problem(
     num_prompt_tokens: int, max_tokens: int, max_length: int, field: str = "max_tokens"
 ) -> ApiError | None:
-    """Return why the context can't hold as many new tokens as a client asked for; None if it can.
+    """Return the error of a request whose prompt and new tokens exceed the model's context; None if they fit.
 
     Args:
         num_prompt_tokens: length of the prompt.
-        max_tokens: what the client asked for; the limit of the server's settings ends with the context instead.
-        max_length: the model's context, in tokens, prompt and answer together.
-        field: where the client asked for them.
+        max_tokens: the client's limit. The server's own limit is never an error: output ends with the context.
+        max_length: the model's context for prompt and output, in tokens.
+        field: name of the limit in the client's request.
     """
     if num_prompt_tokens + max_tokens <= max_length:
         return None
@@ -142,7 +142,7 @@ async def events_of(
     config: GenerationConfig,
     session: SessionOptions | None,
 ) -> AsyncGenerator[StepEvent, None]:
-    """Decode as :func:`paced_events_of` does, and yield events alone.
+    """Decode as :func:`paced_events_of` does, and yield only events.
 
     Raises:
         SpeculantError: there is no capacity, or a sequence failed.
@@ -162,24 +162,24 @@ async def paced_events_of(
     pause_s: float | None,
     shared_length: int = 0,
 ) -> AsyncGenerator[StepEvent | None, None]:
-    """Decode for a client that may be slow; capacity is given back as soon as the engine is done with a sequence.
+    """Decode for a client that may read slowly; capacity is released as soon as the engine finishes a sequence.
 
-    What is not read yet waits in memory, at most an answer. Leaving the iterator ends the generation.
+    Unread events wait in memory, at most a whole output. Closing the iterator cancels the request.
 
     Args:
-        decoder: decodes.
-        load: counts how much it has to do.
-        prompts: what is continued.
+        decoder: the decoder.
+        load: counts its sequences.
+        prompts: prompts to continue.
         config: settings of all prompts.
-        session: options of their sessions with the drafter.
-        pause_s: time after which a reader is told that there is still nothing; None: it is not told.
-        shared_length: tokens at the beginning of every prompt that later ones will probably begin with, too.
+        session: options of their drafting sessions.
+        pause_s: seconds without an event after which None is yielded; None for never.
+        shared_length: tokens of every prompt's prefix that later prompts will probably share.
 
     Yields:
         Events; None as soon as the request is admitted, and after every pause.
 
     Raises:
-        SpeculantError: there is no capacity, which is raised before anything is yielded, or a sequence failed.
+        SpeculantError: there is no capacity (raised before anything is yielded), or a sequence failed.
     """
     with load.admitted(len(prompts) * config.n) as give_back:
         events = decoder.paced_stream(
@@ -191,7 +191,7 @@ async def paced_events_of(
                 if event is not None and event.result is not None and (error := event.result.error) is not None:
                     if isinstance(error, GenerationError):
                         raise error
-                    raise GenerationError("the drafter failed") from error  # clients know nothing of it
+                    raise GenerationError("the drafter failed") from error  # clients do not know it
                 yield event
 
 
@@ -205,19 +205,19 @@ async def _until_stopped(
     except GenerationError as error:
         if error.kind != "internal":
             raise
-        # At the end of the grace period the server has logged already how many it cuts off.
+        # At the end of the grace period the server has already logged how many sequences it cuts off.
         logger.log("DEBUG" if load.is_draining else "WARNING", "requests ended: {}", error)
         raise ShutdownError("the server stopped decoding", fix="try again later") from error
 
 
 def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:
-    """Return settings with some of them changed.
+    """Return settings with a request's changes.
 
     Raises:
         GenerationRequestError: a value is not allowed.
     """
     try:
-        checked = GenerationConfig.model_validate(dict(wanted))  # what is not changed was checked before
+        checked = GenerationConfig.model_validate(dict(wanted))  # defaults were checked before
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"])) or "the settings"
@@ -226,16 +226,16 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
 
 
 def session_options(principal: Principal, tenant: str, graph: str, learn: bool | None) -> SessionOptions | None:
-    """Return the options of a request's session with the drafter besides the server's settings; None for nothing.
+    """Return the options of a request's drafting session, in addition to the server's settings; None if there are none.
 
     Args:
-        principal: the caller's name.
-        tenant: whose text it is; empty leaves it to what the client may, or to the server's settings.
-        graph: name of the graph; empty leaves it to what the client may, or to the server's settings.
-        learn: whether later requests of the tenant profit; None leaves it to the server's settings.
+        principal: the client, and its permissions.
+        tenant: owner of the text; if empty, the client's only tenant or the server's setting.
+        graph: name of the graph; if empty, the client's only graph or the server's setting.
+        learn: whether the text helps the tenant's later requests; None for the server's setting.
 
     Raises:
-        AccessError: tenant or graph is not the client's, or it has several and names none.
+        AccessError: the client may not use the tenant or graph, or may use several and names none.
     """
     if ALL not in principal.tenants:
         tenant = principal.require_tenant(tenant)

@@ -1,4 +1,4 @@
-"""The verifier as a server: sockets, health, the model and its end, and the order in which they come and go."""
+"""The verifier as a server: sockets, health and model, and the order of their startup and shutdown."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from speculant_verifier.service.requests import Load, shutting_down
 from speculant_verifier.service.service import ADMIN_SERVICE_NAME, SERVICE_NAME, VerifierAdminService, VerifierService
 
 GRACE_S = 60.0
-"""Time for texts that are under way to be finished when it stops; a second signal cuts them off at once."""
+"""Seconds for running requests to finish at shutdown; a second signal ends them at once."""
 _DRAIN_NOTICE_S = 2.0
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class VerifierServer:
-    """A verifier in this event loop; an async context manager that serves inside of its block."""
+    """A verifier in the current event loop; an async context manager that serves within its block."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class VerifierServer:
         make_learning: Callable[[SpeculativeDecoder], Learning] | None = None,
         access: AccessConfig = OPEN_ACCESS,
     ) -> None:
-        """Make a server that does not listen yet.
+        """Create a server that does not listen yet.
 
         Args:
             config: addresses and limits.
-            defaults: settings of requests that leave them open.
+            defaults: default settings of requests.
             make_decoder: loads the model; called in a thread.
-            max_batch_size: sequences that it decodes together.
-            make_learning: has the draft model trained meanwhile; None: it is not trained.
+            max_batch_size: most sequences that the decoder runs together.
+            make_learning: starts training the draft model while the server runs; None for no training.
             access: which clients may call.
 
         Raises:
@@ -65,7 +65,7 @@ class VerifierServer:
         self._defaults, self._make_decoder = defaults, make_decoder
         policy = AccessPolicy.load(access.file)
         self._interceptor = CallInterceptor(policy, MAX_REQUESTS)
-        # Of its own, so that a server that is full can still be looked after.
+        # Separate, so that operators can still reach a server at capacity.
         self._admin_interceptor = CallInterceptor(policy, MAX_REQUESTS)
         self._load = Load(config, max_batch_size)
         self._service = VerifierService(self._read_decoder, defaults, self._load)
@@ -82,11 +82,11 @@ class VerifierServer:
         self._draining: asyncio.Task[bool] | None = None
         self._is_stop_forced = False
         self.addresses: list[str] = []
-        """Where the gRPC service is reached."""
+        """Addresses of the gRPC service."""
         self.admin_addresses: list[str] = []
-        """Where its admin service is."""
+        """Addresses of the gRPC admin service."""
         self.http_address = ""
-        """Where the API over HTTP is."""
+        """Address of the HTTP API."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -142,7 +142,7 @@ class VerifierServer:
         logger.info("verifier ready on {}{}", ", ".join([*self.addresses, *urls]), more)
 
     async def stop(self) -> None:
-        """Report NOT_SERVING, let texts that are under way be finished, and let go."""
+        """Report NOT_SERVING, let running requests finish, and release everything."""
         self._load.is_draining = True
         if self._learning is not None:
             await asyncio.to_thread(self._learning.close)
@@ -164,14 +164,14 @@ class VerifierServer:
             endpoint.close()
 
     async def force_stop(self) -> None:
-        """Let no text be finished any more."""
+        """End running requests at once."""
         self._is_stop_forced = True
         if self._draining is not None:
             self._draining.cancel()
         await asyncio.gather(*(endpoint.force_stop() for endpoint in self._endpoints))
 
     async def reload(self) -> None:
-        """Read the access file again; what is wrong is logged and stays as it was."""
+        """Read the access file again; if it is invalid, log the error and keep the old policy."""
         try:
             self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
         except ConfigError as error:
@@ -201,7 +201,7 @@ class VerifierServer:
         return render_metrics(self._decoder, self._load, requests)
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; until the model is there, that it is being loaded."""
+        """Answer a request; while the model is loading, answer with an error that says so."""
         app = self._app
         if app is None and scope["path"] == "/metrics":
             app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)

@@ -1,4 +1,4 @@
-"""The gRPC services: text, step by step, and adapters for operators."""
+"""The gRPC services: streamed generation, and adapter management for operators."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _REPORTED = (
     "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth",
     "num_drafts", "num_from_target_cache", "num_from_prefix_cache", "warning",
 )  # fmt: skip
-"""Of a result, what statistics have by the same name."""
+"""Fields that a result and its statistics share."""
 
 
 class VerifierService:
@@ -69,24 +69,24 @@ class VerifierService:
         defaults: GenerationConfig,
         load: Load,
     ) -> None:
-        """Make a service.
+        """Create the service.
 
         Args:
-            read_decoder: returns what decodes; raises while there is none.
-            defaults: settings of requests that leave them open.
-            load: how much is taken.
+            read_decoder: returns the decoder; raises while the model is loading.
+            defaults: default settings of requests.
+            load: limits the load of all requests.
         """
         self._read_decoder, self._defaults, self._load = read_decoder, defaults, load
 
     def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """Return what a server answers the service's methods with."""
+        """Return the gRPC handler of the service's methods."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {"Generate": interceptor.answers("Generate", self.generate)},
         )
 
     async def generate(self, payload: bytes, call: Call) -> None:
-        """Continue a prompt, step by step."""
+        """Continue a prompt, and send one message per step."""
         decoder = self._read_decoder()
         request = parsed(pb.GenerateRequest, payload)
         speculation = request.speculation
@@ -98,20 +98,20 @@ class VerifierService:
         prompt = await asyncio.to_thread(_token_ids, request, decoder)
         if request.sampling.HasField("max_tokens"):
             max_length = decoder.target.max_length
-            # A prompt that is too long by itself is refused with its own message when it is admitted.
+            # Admission refuses a prompt that is too long by itself, with a different message.
             if len(prompt) < max_length and (problem := context_problem(len(prompt), config.max_tokens, max_length)):
                 raise problem
-        await asyncio.to_thread(decoder.target.grammar, config, prompt)  # so that it is known when it is decoded
+        await asyncio.to_thread(decoder.target.grammar, config, prompt)  # compiled before decoding begins
         async with aclosing(events_of(decoder, self._load, [prompt], config, options)) as events:
             async for event in events:
                 await call.context.write(_response(event, config.seed).SerializeToString())
 
 
 def parsed(kind: Any, payload: bytes) -> Any:
-    """Return a message of a kind.
+    """Parse a message of a protobuf class.
 
     Raises:
-        DraftRequestError: the bytes are none.
+        DraftRequestError: the bytes are not such a message.
     """
     try:
         return kind.FromString(payload)
@@ -120,7 +120,7 @@ def parsed(kind: Any, payload: bytes) -> Any:
 
 
 def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list[TokenId]:
-    """Return what is to be continued; in a thread, as a long text takes its time.
+    """Return the prompt's token ids; call this in a thread, because a long text takes a while.
 
     Raises:
         GenerationRequestError: the request has no input, or the conversation can't be read.
@@ -139,8 +139,8 @@ def _response(event: StepEvent, seed: int) -> pb.GenerateResponse:
     """Return the message of one step.
 
     Args:
-        event: what it emitted.
-        seed: of the request.
+        event: the step's event.
+        seed: the request's seed.
     """
     response = pb.GenerateResponse(
         sample=event.sample,
@@ -184,8 +184,8 @@ def generation_config(
     Args:
         sampling: how tokens are chosen.
         speculation: how drafts are made and verified.
-        defaults: of the server, for what the request leaves open. A seed that is left open is drawn at random.
-        end_token_ids: the model's own.
+        defaults: the server's settings, for fields that the request omits. An omitted seed is drawn at random.
+        end_token_ids: the model's end tokens.
 
     Raises:
         GenerationRequestError: a value is not allowed; the message names it.
@@ -230,18 +230,18 @@ def _rule(number: int) -> RuleName:
 
 
 class VerifierAdminService:
-    """Looks after the draft model's adapters."""
+    """Manages the draft model's adapters."""
 
     def __init__(self, read_decoder: Callable[[], SpeculativeDecoder]) -> None:
-        """Make a service.
+        """Create the service.
 
         Args:
-            read_decoder: returns what decodes; raises while there is none.
+            read_decoder: returns the decoder; raises while the model is loading.
         """
         self._read_decoder = read_decoder
 
     def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """Return what a server answers the service's methods with."""
+        """Return the gRPC handler of the service's methods."""
         methods: dict[str, tuple[Any, Any, Any]] = {
             "ListAdapters": (pb.ListAdaptersRequest, None, pb.ListAdaptersResponse),
             "LoadAdapter": (pb.LoadAdapterRequest, _load, pb.LoadAdapterResponse),
@@ -260,7 +260,7 @@ class VerifierAdminService:
                 raise UnservedRequestError("the verifier has no draft model", fix="start it with --draft-model")
             request = parsed(request_class, payload)
             try:
-                if method is not None:  # every answer holds what drafts: a list needs no more
+                if method is not None:  # every response holds the state, and a list needs nothing else
                     await asyncio.to_thread(method, adapters, request)
             except ConfigError as error:
                 raise error.as_class(DraftRequestError) from error
@@ -272,7 +272,7 @@ class VerifierAdminService:
 
 
 def _load(adapters: Adapters, request: pb.LoadAdapterRequest) -> None:
-    """Load an adapter by its name: an operator does not choose what it reads of its machine."""
+    """Load an adapter by name; an operator can't choose which files the server reads."""
     if request.name and request.name not in adapters.names:
         known = ", ".join(adapters.names) or "none, name some by draft_model.adapters"
         raise DraftRequestError(f"there is no adapter of this name; those of the settings are: {known}")

@@ -1,9 +1,8 @@
-"""``auto`` speculation: as many drafted nodes as pay, for the whole batch, and none where none do.
+"""``auto`` speculation: chooses the number of drafted nodes that pays for the whole batch, possibly none.
 
 Rows of a pass are padded to one width, so one width is chosen for all (:class:`~speculant_graph.budget.StepBudget`).
-The value of a node is estimated from earlier drafts: from its depth, or from the drafter's own probability and the
-realised share of such predictions. If no draft pays, drafts are tried again after a while, and after each failure
-later.
+A node's value is estimated from earlier drafts: by its depth, or by the drafter's probability and the realised share of
+such predictions. If no draft pays, the controller tries one again after a pause, which doubles after each failure.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _LARGEST_PROBE = 2
 class AcceptanceHistory:
     """Acceptance by depth, and realised acceptance of drafters' predictions; recent drafts count most.
 
-    For every depth it stores how often a node was accepted if its parent was; depths without recent drafts are assumed
-    to be like the others.
+    For every depth it stores how often a node was accepted if its parent was accepted. Depths without recent drafts are
+    assumed to be like the others.
     """
 
     __slots__ = ("_accepted", "_predicted", "_prior", "_reached", "_realised")
@@ -137,7 +136,7 @@ class DraftLengthController:
     def keep(
         self, histories: Sequence[AcceptanceHistory | None], drafts: Sequence[Draft], can_trim: Sequence[bool]
     ) -> list[Sequence[int]]:
-        """Return the nodes of the drafts that pay: per draft their indices, ascending, each with all its ancestors.
+        """Return the indices of each draft's nodes that pay, ascending; a node's ancestors are always included.
 
         Dropping nodes depending on their tokens is exact only under rules that ignore q (``can_trim``): a rule that
         compares p with q would favour the kept nodes.
@@ -177,18 +176,18 @@ class DraftLengthController:
         """Record the outcome of a row's draft; see :meth:`AcceptanceHistory.observe`."""
         history.observe(depths, num_accepted, predicted)
         self._everyone.observe(depths, num_accepted, predicted)
-        if num_accepted:  # drafts are worth a trial again
+        if num_accepted:  # an accepted draft ends the pause
             self._resume_at, self._pause = self._step, _FIRST_PAUSE
 
     def least_probability(self, limits: Sequence[int]) -> float:
         """Return the path probability below which no node of this step can pay.
 
-        0 with several rows, because a node costs nothing if another row makes the pass as wide.
+        It is 0 with several rows, because a node costs nothing if another row makes the pass as wide.
         """
         return self._budget.prices(1, max(limits)).least_probability if len(limits) == 1 else 0.0
 
     def _best_width(self, gains: NDArray[np.float64]) -> int:
-        """Return the width that pays most, for nodes in descending order of value, shape ``[rows, nodes]``."""
+        """Return the most profitable width, for node values in descending order, shape ``[rows, nodes]``."""
         num_rows, most = gains.shape
         prices = self._budget.prices(num_rows, num_rows * most)
         seconds = np.ascontiguousarray(prices.seconds[num_rows::num_rows])

@@ -1,4 +1,4 @@
-"""The duration of a forward pass, by the rows of the batch and the tokens of each row: measured, and estimated."""
+"""Measured and estimated durations of forward passes, by rows of the batch and tokens per row."""
 
 from __future__ import annotations
 
@@ -33,32 +33,31 @@ class CostPoint:
     ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Milliseconds of the pass."""
     is_measured: bool = True
-    """Whether it was predicted from the bytes that the pass reads."""
+    """Whether the time was measured; otherwise it was predicted from the bytes that the pass reads."""
 
 
 @dataclass(frozen=True)
 class CostTable:
     """Measured passes, and estimates of all others.
 
-    For unmeasured numbers of :data:`TOKENS` the time is the typical curve, scaled to pass through both adjacent
-    measured points, and beyond the last point through that one. Straight lines join the points, and the last line
-    continues; a pass never costs less than one of fewer tokens. Between two measured batches the time is interpolated
-    linearly. A batch outside of the measured range costs as much as the nearest one with the same total number of
-    tokens.
+    For unmeasured numbers of :data:`TOKENS` the time follows the typical curve, scaled to pass through both adjacent
+    measured points, or through the last one beyond it. Straight lines join the points, and the last line continues. A
+    pass never costs less than one with fewer tokens. Between two measured batches the time is interpolated linearly.
+    Outside the measured range, a batch costs as much as the nearest one with the same total number of tokens.
     """
 
     points: tuple[CostPoint, ...]
-    """Distinct points, with at least one for one token for every batch."""
+    """Distinct points; every batch has a point for one token."""
     context: Annotated[int, Field(ge=0)]
     """Tokens in the cache of every row."""
     typical: Literal["dense", "cpu-moe"] = "dense"
     """Name of the typical curve, see :data:`~speculant_graph.budget.CURVES`."""
 
     def __post_init__(self) -> None:
-        """Check that plain decoding is among the passes of every batch.
+        """Check that every batch has a pass over one token per row.
 
         Raises:
-            ValueError: one is missing.
+            ValueError: it is missing for some batch.
         """
         alone = {point.batch for point in self.points if point.tokens == 1}
         if not self.points or any(point.batch not in alone for point in self.points):

@@ -1,7 +1,7 @@
 """Measures the cost of forward passes, within a time budget, and stores it in the user's cache folder.
 
 One file has the costs of one model, machine and configuration. If it is damaged, costs are measured again. Passes that
-stream weights take seconds, so only two of them are run; the cost of others is predicted from the bytes that they read.
+stream weights take seconds, so only two of them run; the cost of others is predicted from the bytes that they read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ BUDGET_S = 6.0
 
 _MOST_REPEATS = 9
 _SHARE_OF_SETUP = 0.4
-"""Share of the budget for filling caches and for first passes; passes not run by then are not measured."""
+"""Share of the budget for filling caches and for first passes; later passes are not measured."""
 _LONGEST_PASS = 0.005
 """Share of the budget for one pass over one token. If passes take longer, caches stay empty, because filling them takes
 dozens of passes."""
 _FEWEST_WIDTHS = 2
-"""Least widths of a batch, or it is omitted: one width alone does not show the cost of another token."""
+"""Fewest measured widths of a batch; a batch with fewer is omitted, because one width shows no cost per token."""
 _SILENCE_S = 2.0
 """Seconds between lines in the log."""
 _VERSION = 5
@@ -59,14 +59,14 @@ def batches_up_to(largest: int) -> tuple[int, ...]:
 def load_or_measure(
     target: TargetModel, batches: Iterable[int] = BATCHES, folder: Path | None = None, *, most_nodes: int = 8
 ) -> CostTable:
-    """Return the cost of passes here, from the cache folder, or measured now and stored there.
+    """Return the costs of passes on this machine: read from the cache folder, or measured now and stored there.
 
     If the folder can't be written, the next start measures again.
 
     Args:
         target: the model.
         batches: rows, see :func:`measure_costs`.
-        folder: used instead of :func:`cache_folder`.
+        folder: folder to use instead of :func:`cache_folder`.
         most_nodes: most nodes of a draft; the pass that verifies it is measured early, and is the widest.
     """
     batches = tuple(dict.fromkeys(batches))
@@ -96,7 +96,7 @@ def load_or_measure(
 
 
 def cache_folder() -> Path:
-    """Return the folder of measured costs: below ``$XDG_CACHE_HOME``, else below ``~/.cache``."""
+    """Return the folder of measured costs, in ``$XDG_CACHE_HOME`` or otherwise in ``~/.cache``."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # the specification ignores relative paths
     return base / "speculant-graph" / "verify-costs"
@@ -140,8 +140,8 @@ def measure_costs(
         batches: rows, the most important first.
         tokens: tokens of each row; 1 is always measured.
         context: tokens in the cache of every row; None: :data:`CONTEXT`, and none for a slow model.
-        budget_s: time, in seconds. The first two passes always run, and no pass starts that may not end in time. For a
-            model with streamed weights only two passes run, without a context: over one token, and over two or the
+        budget_s: time, in seconds. The first two passes always run; a later pass starts only if it can end in time. For
+            a model with streamed weights only two passes run, without a context: over one token, and over two or the
             most tokens, whichever is more informative. The cost of others is predicted.
         urgent: tokens of each row to measure before all others, if they are in ``tokens``.
     """
@@ -167,8 +167,8 @@ def measure_costs(
 def _order(rows: list[int], widths: list[int], urgent: set[int]) -> Iterator[_Point]:
     """Yield all passes, the most important first.
 
-    The other widths of the first two batches precede further batches: a straight line between two batches errs less
-    than a typical curve between two widths.
+    The other widths of the first two batches precede further batches, because linear interpolation between two batches
+    errs less than a typical curve between two widths.
     """
     first = [width for width in widths if width in urgent] or widths[:1]
     for some in (rows[:2], rows[2:]):
@@ -177,7 +177,7 @@ def _order(rows: list[int], widths: list[int], urgent: set[int]) -> Iterator[_Po
 
 
 class _Measurement:
-    """Measures passes until the time is over."""
+    """Measures passes until the time budget is spent."""
 
     def __init__(self, target: TargetModel, context: int | None, capacity: int, widest: int, budget_s: float) -> None:
         self._started_s = self._told_s = time.perf_counter()
@@ -200,7 +200,7 @@ class _Measurement:
         return time.perf_counter() - self._started_s
 
     def may_run(self, point: _Point, *, is_urgent: bool) -> bool:
-        """Return whether a pass is among the first two, or ends in time even if tokens cost as much as before.
+        """Return whether a pass is one of the first two, or ends in time at the cost per token so far.
 
         Urgent passes may use the whole budget.
         """
@@ -226,7 +226,7 @@ class _Measurement:
         self._note(point)
 
     def repeat(self) -> None:
-        """Repeat all passes until the time is over."""
+        """Repeat all passes until the time budget is spent."""
         order = list(self._best_s)
         for repeat in range(_MOST_REPEATS):
             for point in order if repeat % 2 else reversed(order):
@@ -243,7 +243,7 @@ class _Measurement:
             logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
-        """Yield the predicted times of other passes: they read at the measured speed and take no less time."""
+        """Yield other passes' predicted times, from the measured reading speed; none is below a measured time."""
         offload = self._target.offload
         if offload is None:
             return
@@ -267,7 +267,7 @@ class _Measurement:
 
 
 class _Probe:
-    """Caches with a context in every row, and passes that do not change them."""
+    """Runs passes over caches with a context in every row, without changing the caches."""
 
     def __init__(self, target: TargetModel, context: int, widest: int) -> None:
         self._target, self._context, self._widest = target, context, max(context, widest)

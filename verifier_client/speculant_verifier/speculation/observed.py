@@ -1,7 +1,7 @@
 """Costs of passes, corrected by every observed pass.
 
-A table is measured once, in a few seconds, and not at every width; texts grow, and machines have other work. So the
-time of every pass is compared with its estimate, and corrects the estimates of this width, and of widths in between.
+A table is measured once, in a few seconds, and not at every width. Later, contexts grow and machines have other work.
+So every pass's time is compared with its estimate, and corrects the estimates of its width and of nearby widths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST_ERROR = math.log(4.0)
 
 
 class ObservedCosts:
-    """A table, and corrections from the passes of an engine; for one thread at a time."""
+    """A table with corrections from an engine's passes; only one thread at a time may use it."""
 
     def __init__(self, table: CostTable) -> None:
         """Begin with the measured costs."""
