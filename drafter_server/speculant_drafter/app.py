@@ -57,7 +57,7 @@ SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-"""Headers of the explorer's responses."""
+"""Headers of error responses and of the explorer's responses."""
 _MAX_WAITING = 8
 """Maximum number of concurrent API requests."""
 _MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
@@ -144,7 +144,7 @@ class Explorer:
         """Make an explorer without tokenizers.
 
         Args:
-            config: the HTTP address and the graphs' folder.
+            config: the HTTP address, and the default graph, whose folder may contain tokenizers.
             access: whether clients need certificates.
             draft: draft settings of the sidecar.
             graphs: the served graphs.

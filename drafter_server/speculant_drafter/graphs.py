@@ -110,7 +110,7 @@ class GraphRegistry:
         self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
         self._layered: OrderedDict[str, ServedGraph] = OrderedDict()
-        self._layering = threading.Lock()  # long steps run in other threads
+        self._layering = threading.Lock()  # long steps, which run in threads, may request layers, too
         self._learned: dict[str, LearnedStore] = {}
         self._generations = itertools.count(1)
         self._changing = asyncio.Lock()

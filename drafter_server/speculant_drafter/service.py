@@ -45,8 +45,7 @@ _MOST_AT_ONCE_NS = 2_000_000
 """A step that may take longer runs in a thread. The switch takes 0.1 ms, and steps of usual batches stay below this
 limit."""
 _NUM_LONG_STEPS = 4
-"""Threads for such steps: enough that one step does not block all others, and few enough to leave the event loop its
-core."""
+"""Threads for such steps. One step can't block all others, and the event loop still gets a core."""
 _ANY_CONFIG = DraftConfig()
 _Counted = tuple[bytes, int, int, int, int, int]
 """A response, then sequences, nodes, empty drafts, sequences without the neural model, and nanoseconds of its step."""

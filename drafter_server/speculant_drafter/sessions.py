@@ -34,7 +34,7 @@ class Limits:
     max_step_nodes: int = 8_192
     """Maximum number of drafted nodes for all sequences of a step, because other clients wait for it."""
     max_sessions: int = 10_000
-    """Maximum number of open sessions; beyond it the session that was idle longest is dropped."""
+    """Maximum number of open sessions; beyond it the session that was idle longest is dropped, if any is idle."""
     idle_timeout_s: float = 600.0
     """Seconds without a step after which a session is dropped."""
     busy_s: float = 1.0
@@ -161,7 +161,7 @@ class SessionStore:
         for session_id, reason, learned in self.table.take_ended():
             self._metrics.ended_sessions.labels(reason).inc()
             session = self._sessions.pop(session_id, None)
-            if session is None:  # it was evicted during its opening, because memory was full
+            if session is None:  # it ended during its opening, because memory was full
                 self._metrics.opened_sessions.inc()
                 continue
             session.graph.count(-1)

@@ -1,7 +1,7 @@
 """``speculant bench engine-loop``: drafting between the passes of a simulated fast engine.
 
 The engine replays recorded outputs with the sessions that the adapters use. During a pass, the process sleeps for the
-time of the curve, so the CPU's caches go cold, as they do between the passes of a GPU. Drafts are verified against the
+time of the curve. So the CPU's caches go cold, as they do during the passes of a GPU. Drafts are verified against the
 record. Speedups are computed without and with the time of drafting.
 """
 

@@ -1,6 +1,7 @@
 """One engine of ``bench fleet``: a separate process that runs this module, with its order as a JSON argument.
 
-It prints ``ready`` when it drafts, measures from one line of standard input to the next, and prints its passes as JSON.
+It prints ``ready`` when it drafts. One line of standard input starts the measurement, and the next one ends it. Then it
+prints its passes as JSON.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class PromptLookupDrafter:
     """
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
-        """Begin a sequence."""
+        """Start a sequence."""
         self._tokens: list[TokenId] = []
         self._ends: dict[tuple[TokenId, ...], int] = {}  # end of the first occurrence of an n-gram
 

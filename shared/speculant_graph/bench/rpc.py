@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
-    """Run a drafter and the echo server inside the block on one core, and this process on another if there are two.
+    """Run a drafter and the echo server inside the block on one core, and this process on another core if possible.
 
     Raises:
         SpeculantError: a server does not start.

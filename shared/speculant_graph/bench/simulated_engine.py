@@ -1,4 +1,4 @@
-"""A simulated engine that replays recorded outputs: passes sleep for the time of a curve, and the record verifies."""
+"""A simulated engine that replays recorded outputs: its passes sleep, and drafts are compared with the record."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Allowance:
         self._is_spent = False
 
     def allows(self) -> bool:
-        """Return whether to try drafts. After the balance was negative, it must first reach one pass again."""
+        """Return whether to try drafts. After the balance becomes negative, drafts rest until it reaches one pass."""
         if self._is_spent:
             self._is_spent = self._seconds < self._pass_s
         else:

@@ -13,13 +13,13 @@ from speculant_graph.budget.pass_cost import CURVES
 class LearnedCost:
     """A cost curve that is fitted continuously; see :class:`~speculant_graph.budget.PassCost`.
 
-    Seconds = a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) + e [there are drafts], for a pass over T tokens, with no
-    coefficient below 0. A dense model has the terms a and b. In a mixture of experts, each further token activates
+    For a pass over T tokens, seconds = a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) + e [there are drafts]. No
+    coefficient is below 0. A dense model has the terms a and b. In a mixture of experts, each further token activates
     fewer new experts (c for few experts, d for many). Engines have faster code for passes without drafts (e).
 
-    The fit is least squares with decaying weights of older passes and a weak prior, so sizes that have not been seen
-    for long are tried again. If passes suddenly take less than half the expected time, the engine was warming up, and
-    all earlier passes are forgotten. A pass over more than twice the tokens of the widest one seen gets a prohibitive
+    The fit is least squares with a weak prior, and weights of older passes decay. So sizes that have not been seen for
+    long are tried again. If passes suddenly take less than half the expected time, the engine was warming up, and all
+    earlier passes are forgotten. A pass over more than twice the tokens of the widest observed pass gets a prohibitive
     cost. If tokens are expensive, only this limit keeps the first drafts from losing many passes.
     """
 
@@ -126,7 +126,7 @@ def _non_negative_fit(products: NDArray[np.float64], sums: NDArray[np.float64]) 
 
 
 def _assume() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # A GPU with a mixture of experts, whose cost grows slowly: a low guess corrects itself, because it leads to trials.
+    # The prior is a mixture of experts on a GPU. Its cost grows slowly; a low guess leads to trials, which correct it.
     tokens = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256])
     times = CURVES["gptoss-h100"].seconds(1, int(tokens[-1]))
     features = _features(tokens, 1)

@@ -1,4 +1,4 @@
-"""Choice whether the drafts of a step use the graph's neural model and the mixer, which gain tokens but take time."""
+"""The choice whether a step's drafts use the graph's neural model and the mixer, which gain tokens but take time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _USUAL_GAIN = 0.03
 """Share of a pass that the model saves, without the cost of wider passes: 2 to 5 % more tokens on seven kinds of
 outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 8
-"""Alternating steps with and without the model, of each kind, before the first choice."""
+"""Steps with the model, and as many without it in turns, before the first choice."""
 _EVERY = 64
 """Period of measurements in steps: one step uses the other choice, and the step before it is timed, too."""
 _NUM_TIMES = 16
@@ -21,7 +21,7 @@ class NeuralChoice:
 
     The model's time depends on the machine, the number of sequences and the length of a pass, so it is measured. From
     time to time, a step uses the other choice. The step before it is also timed, because the machine's load varies. The
-    gain is a constant, because tokens per step vary so much that even thousands of steps would not measure it better.
+    gain is a constant. Tokens per step vary so much that even thousands of steps would not measure it better.
     """
 
     def __init__(self) -> None:

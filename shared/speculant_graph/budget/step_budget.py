@@ -42,9 +42,9 @@ class StepPrices:
 class StepBudget:
     """Computes the rate that passes must earn and the least probability of a node, and decides whether to draft at all.
 
-    *Rate.* Long-run throughput is highest if every second that drafts add to a pass earns at least the average tokens
-    per second, because a slower pass delays the next ones. The average is over the latest steps, including drafting
-    time, and is never below the rate of plain passes.
+    *Rate.* A slower pass delays all later passes. So throughput is highest if every second that drafts add earns at
+    least the average tokens per second. The average is over the latest steps, including drafting time, and is never
+    below the rate of plain passes.
 
     *Rests.* The value of a node and the cost of a wider pass are estimates; the outcome is known after the step. If
     drafts, including drafting time, lost more time than the limit allows
@@ -140,7 +140,7 @@ class StepBudget:
         for num_rows, num_tokens, _, seconds, _, _ in self._observed:
             self.cost.observe(num_rows, num_tokens, seconds)
         rows, tokens, new, pass_s, draft_s, drafted = np.array(self._observed).T
-        relative = np.empty(len(rows))  # costs in plain passes, by the fit, so the machine's load cancels out
+        relative = np.empty(len(rows))  # time in plain passes, by the learned cost, so the machine's load cancels out
         for num_rows in set(rows.astype(np.intp).tolist()):
             is_of = rows == num_rows
             widths = tokens[is_of].astype(np.intp)

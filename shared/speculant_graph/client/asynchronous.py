@@ -37,7 +37,7 @@ class AsyncDrafterClient:
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         return self._client.state
 
     @property
@@ -62,11 +62,11 @@ class AsyncDrafterClient:
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
+        """Return the client."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
+        """Close the client."""
         await self.close()
 
 

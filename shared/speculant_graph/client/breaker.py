@@ -70,8 +70,8 @@ class Breaker:
     def note_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
         """Record a failed step.
 
-        One late answer causes no warning. After several in a row, the warning waits for the outcome of the first probe,
-        so that a wrong certificate does not look like a slow drafter. Refusals do not open the breaker.
+        One late answer causes no warning. After several in a row, the warning waits for the outcome of the first probe.
+        Otherwise a wrong certificate would look like a slow drafter. Refusals do not open the breaker.
 
         Args:
             error: the error of the step.

@@ -94,7 +94,7 @@ class ClientCore:
         self.counts = Counts()
         """Counts so far."""
         self.state: DrafterState = "ok"
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         self._actions: list[Action] = []
         self.breaker = Breaker(address, lambda level, text: self._actions.append(Report(level, text)))
         """Decides when the drafter gets no requests."""

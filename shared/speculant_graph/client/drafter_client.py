@@ -134,7 +134,7 @@ class DrafterClient:
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         return self._core.state
 
     @property
@@ -212,7 +212,7 @@ class DrafterClient:
             self._do(self._core.probe, time.monotonic())
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -237,11 +237,11 @@ class DrafterClient:
         self._channel.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the client."""
         self.close()
 
     # --- actions of the core

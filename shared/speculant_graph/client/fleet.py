@@ -67,10 +67,9 @@ class _Placed:
 class SidecarFleet:
     """Requests drafts from several sidecars. Each tenant has one sidecar, and uses another while that one is paused.
 
-    So one sidecar learns all of a tenant's text, whichever client decodes it (:mod:`.placement`). Sessions without a
-    tenant are placed by a random key of the client: the client always uses one sidecar, which learns its text, and many
-    clients spread evenly. Every step contains the whole sequence, so a session moves without a transfer of state.
-    Thread-safe.
+    So one sidecar learns all of a tenant's text, even with several clients (:mod:`.placement`). Sessions without a
+    tenant are placed by a random key of the client. So a client uses one sidecar, which learns its text, and clients
+    spread evenly. Every step contains the whole sequence, so a session moves without a transfer of state. Thread-safe.
     """
 
     def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
@@ -140,7 +139,7 @@ class SidecarFleet:
     def submit(self, steps: Sequence[SequenceStep], finished: Callable[[], None]) -> Callable[[], list[Draft]]:
         """Start :meth:`draft` without waiting; see :meth:`DrafterClient.submit_open`."""
         for client in self.clients.values():
-            client.probe()  # a paused sidecar may have no sessions left whose steps would probe it
+            client.probe()  # a paused sidecar may have no sessions left, so no steps that would probe it
         parts: defaultdict[DrafterClient, list[int]] = defaultdict(list)
         for index, step in enumerate(steps):
             parts[self._client_for(step.session_id)].append(index)
@@ -162,7 +161,7 @@ class SidecarFleet:
         return collect
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -181,11 +180,11 @@ class SidecarFleet:
             client.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the client."""
         self.close()
 
     def look_up(self, *, names: bool = True) -> None:

@@ -61,7 +61,7 @@ class LocalDrafter:
         self._sessions: dict[int, SessionOptions] = {}
         self._draft_ids = itertools.count(1)
         self.state: DrafterState = "ok"
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         self._counts = Counts()
 
     @property
@@ -131,7 +131,7 @@ class LocalDrafter:
         )
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -168,7 +168,7 @@ class NullDrafter:
         return [EMPTY_DRAFT] * len(steps)
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:

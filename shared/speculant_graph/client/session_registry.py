@@ -42,7 +42,7 @@ class Counts:
     last_failure: str = ""
 
     def snapshot(self) -> DrafterStatistics:
-        """Return the counts as they are now."""
+        """Return the current counts."""
         return DrafterStatistics(**vars(self) | {"round_trip_s": tuple(self.round_trip_s)})
 
 
@@ -70,7 +70,7 @@ class Session:
     num_sent: int = 0
     """Number of tokens sent; at least ``position``."""
     tail: list[TokenId] = field(default_factory=list)
-    """The last tokens sent; if a step has other tokens there, its text is another one."""
+    """The last tokens sent; if a step has other tokens at their positions, its text has changed."""
     draft_id: int = 0
     """Id of the latest draft received; 0 if none."""
     was_lost: bool = False

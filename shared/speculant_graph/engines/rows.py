@@ -33,7 +33,7 @@ class DrafterRows:
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         return self._drafter.state
 
     @property

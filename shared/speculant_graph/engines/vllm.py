@@ -45,7 +45,7 @@ class SpeculantProposer:
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
         self.sessions = open_for_worker(vllm_config)
-        """The batch's sequences; None in workers whose drafts vLLM ignores."""
+        """Sessions of the batch's sequences; None in workers from which vLLM uses no drafts."""
 
     def load_model(self, *_: object, **__: object) -> None:
         """Load nothing; vLLM calls this method for every proposer."""
@@ -99,7 +99,7 @@ def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> Engin
         has_fixed_width: whether the width of a pass is the same for all drafts.
 
     Returns:
-        The sessions; None in workers whose drafts vLLM ignores: in a tensor-parallel group it uses rank 0's drafts.
+        The sessions; None in workers from which vLLM uses no drafts. In a tensor-parallel group, it uses only rank 0's.
 
     Raises:
         ConfigError: a setting is wrong, or the tokenizer can't be read.

@@ -120,7 +120,7 @@ class _Text:
 
 
 class Speculator:
-    """The object that V2 calls for drafts after every pass. An error leaves the pass without drafts; one warning."""
+    """The speculator that V2 calls after every pass. On an error, a pass gets no drafts; only the first is logged."""
 
     supports_mm_inputs = _has_warned = False
     draft_logits = None
@@ -231,7 +231,7 @@ class Speculator:
     def _to_host(self, batch: Any, added: torch.Tensor, last: torch.Tensor, count: int) -> list[list[int]]:
         """Return both numbers of all rows when the device has computed them, without waiting for later work."""
         if not self._is_cuda:
-            every = last.tolist()  # one torch call; selecting the rows in torch takes four
+            every = last.tolist()  # one torch call; selecting the rows in torch would take four
             return [added.tolist(), [every[slot][0] for slot in batch.idx_mapping_np]]
         host, tensors = self._added[:, :count], (added[:count], last.view(-1)[batch.idx_mapping[:count]])
         self._stream.wait_stream(torch.cuda.current_stream(added.device))

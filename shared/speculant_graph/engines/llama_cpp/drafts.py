@@ -32,7 +32,7 @@ _CONTROL, _UNUSED = 3, 5
 
 
 class SpeculantDraft:
-    """Drafts for one ``Llama``; a text that does not continue the previous one ends the previous session."""
+    """Drafts for one ``Llama``. A text that does not continue the previous text starts a new session."""
 
     def __init__(
         self, model_path: str | Path, most_drafted: int = 8, *, tokenizer: str | Path | None = None, **settings: Any
@@ -86,7 +86,7 @@ class SpeculantDraft:
 
 
 def gguf_fingerprint(path: str | Path) -> Fingerprint:
-    """Return the fingerprint of the tokenizer in a GGUF file; it equals that of the original tokenizer.
+    """Return the fingerprint of the tokenizer in a GGUF file; it equals the original tokenizer's fingerprint.
 
     Args:
         path: the file.

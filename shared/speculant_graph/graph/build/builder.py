@@ -49,9 +49,10 @@ class BuildProgress:
 ProgressCallback = Callable[[BuildProgress], None]
 
 Calibrate = Callable[[Path, GraphMetadata, int, int, UInt32Array | None], bytes]
-"""Function that returns :attr:`GraphMetadata.calibration`. Its arguments are the file of a token stream, the graph's
-metadata, the limits of memory in bytes and of threads, and the words of the neural model, if there is one. It may put
-temporary files into the file's folder, and removes them."""
+"""Function that returns :attr:`GraphMetadata.calibration`.
+
+Arguments: the file of a token stream; the graph's metadata; the memory limit in bytes; the number of threads; the words
+of the neural model or None. The function may put temporary files into the file's folder, and removes them."""
 
 
 class GraphBuilder:

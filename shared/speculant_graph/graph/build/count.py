@@ -26,8 +26,8 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[Phase, int, int], None]
-"""Called with ("count", done, total) in positions of the token stream, then with ("save", done, total) in steps of
-writing and linking levels."""
+"""Called with ("count", done, total) in positions of the token stream. Later called with ("save", done, total) in steps
+of writing and linking levels."""
 
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16

@@ -15,8 +15,8 @@ from speculant_graph.graph.layout import UInt32Array
 MOST_POSITIONS = 2_500_000
 """Maximum number of training positions, which take about 23 s (9.3 µs each, on a shared core of an Intel Xeon)."""
 LARGE_CORPUS, MOST_OF_LARGE = 20_000_000, 1_200_000
-"""Tokens from which a corpus counts as large, and maximum number of training positions for it. About 90 MB of text have
-so many tokens and took 38 s to build without a model; so the model takes at most a quarter of a build's time."""
+"""Tokens of a large corpus, about 90 MB of text, and maximum number of training positions for it. Its build takes 38 s
+without a model, so the model takes at most a quarter of a build's time."""
 PASSES = 4
 """Number of times that every position of a smaller corpus is used."""
 
