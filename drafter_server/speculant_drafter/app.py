@@ -39,7 +39,7 @@ from speculant_graph.rpc.addresses import is_loopback
 from speculant_graph.serving.access import ANONYMOUS, AccessPolicy, Principal
 from speculant_graph.serving.http import METRICS_TYPE, PRINCIPAL, AccessMiddleware, AccessRules
 from speculant_graph.types import Fingerprint
-from speculant_graph.view.look_up import GraphLookUp, described, listed
+from speculant_graph.view.lookup import GraphLookup, described, listed
 from speculant_graph.view.question import Question
 
 PATH = "/explorer"
@@ -155,7 +155,7 @@ class Explorer:
         self._graphs = graphs
         self._tokenizer_folder = config.graph.parent
         self._tokenizers: dict[str, tuple[CorpusTokenizer | None, str]] = {}
-        self._look_ups: dict[int, GraphLookUp] = {}
+        self._lookups: dict[int, GraphLookup] = {}
         self._worker = ThreadPoolExecutor(1, "explorer")
         self._files = _read_files() if self.is_open else {}
 
@@ -236,13 +236,13 @@ class Explorer:
 
     def _answer(self, served: ServedGraph, body: bytes) -> Response:
         question = Question.read(body)
-        for generation in self._look_ups.keys() - {each.generation for each in self._graphs}:
-            del self._look_ups[generation]
-        look_up = self._look_ups.get(served.generation)
-        if look_up is None:
+        for generation in self._lookups.keys() - {each.generation for each in self._graphs}:
+            del self._lookups[generation]
+        lookup = self._lookups.get(served.generation)
+        if lookup is None:
             tokenizer, problem = self._tokenizer(served.graph.metadata.tokenizer)
-            look_up = self._look_ups[served.generation] = GraphLookUp(served.graph, self._draft, tokenizer, problem)
-        answer = {"graph": served.name, "generation": served.generation, **look_up.answer(question)}
+            lookup = self._lookups[served.generation] = GraphLookup(served.graph, self._draft, tokenizer, problem)
+        answer = {"graph": served.name, "generation": served.generation, **lookup.answer(question)}
         return json_response(answer)
 
     def _tokenizer(self, expected: Fingerprint) -> tuple[CorpusTokenizer | None, str]:

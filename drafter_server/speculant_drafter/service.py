@@ -32,7 +32,7 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.status import to_status
-from speculant_graph.rpc.step_messages import OpenAnswer
+from speculant_graph.rpc.step_messages import OpenResponse
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.serving.access import ALL, ANONYMOUS, Principal
 from speculant_graph.serving.grpc_endpoint import Call, CallInterceptor, log_failure
@@ -81,7 +81,7 @@ class DrafterService:
         self._sessions = sessions
         self._metrics = metrics
         self._draft_ids = itertools.count(1)
-        self._core = _core.StepAnswerer(
+        self._core = _core.StepHandler(
             sessions.table,
             check_options=_check_options,
             graph_of=partial(_drafter_of, graphs),
@@ -168,14 +168,14 @@ class DrafterService:
         session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn)
         graph = session.graph
         position = self._sessions.table.position(asked.session_id) or 0
-        answer = OpenAnswer(graph.generation, graph.tokenizer, graph.graph.max_order, position)
-        return convert.encode_open_answer(answer).SerializeToString()
+        answer = OpenResponse(graph.generation, graph.tokenizer, graph.graph.max_order, position)
+        return convert.encode_open_response(answer).SerializeToString()
 
     async def close_session(self, payload: bytes, call: Call) -> bytes:
         """Close a session; an unknown session, or one of another tenant, is ignored."""
         asked = parsed(pb.CloseSessionRequest, payload)
         tenant = call.principal.require_tenant(asked.tenant)
-        session = self._sessions.look_at(asked.session_id)
+        session = self._sessions.find(asked.session_id)
         if session is not None and session.memory.tenant == tenant:
             self._sessions.end(asked.session_id)
         return pb.CloseSessionResponse().SerializeToString()

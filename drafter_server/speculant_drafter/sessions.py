@@ -132,7 +132,7 @@ class SessionStore:
         session = self._sessions[session_id] = OpenSession(graph, memory)
         return session
 
-    def look_at(self, session_id: int) -> OpenSession | None:
+    def find(self, session_id: int) -> OpenSession | None:
         """Return an open session without using it."""
         return self._sessions.get(session_id)
 

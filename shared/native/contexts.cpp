@@ -147,7 +147,7 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
       has_short_ones = true;
       if (sources.has(Source::kSkipGram)) add_skip_gram(sources, calibration, end);
       if (sources.has(Source::kTargetRows)) {
-        for (int length : {2, 1}) add_rows(sources.rows, calibration, end, length);
+        for (int length : {2, 1}) add_top_k(sources.rows, calibration, end, length);
       }
     } else if (longest == 0) {
       break;
@@ -236,9 +236,9 @@ void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& 
 /// Add the target's latest rows: in a row the first token counts most, each further one half of it, and an older row
 /// counts half as much as the one that came after it. Old rows that count as much as new ones are 0.1 % worse
 /// (docs/experiments.md, "rows of the target"); halves within a row are a guess.
-void ContextCollector::add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end,
+void ContextCollector::add_top_k(const TargetTopKOverlay& rows, const Calibration& calibration, const Token* end,
                                 int length) {
-  const TargetRows::Rows* found = rows.find(end, length);
+  const TargetTopK::Rows* found = rows.find(end, length);
   if (found == nullptr) return;
   const std::size_t start = found_.first_open();
   std::int64_t total = 0, num_rows = 0;

@@ -101,7 +101,7 @@ struct Sources {
   const SessionHistory& session;
   std::int64_t session_size;
   const SessionHistory& learned;
-  const TargetRowsOverlay& rows;
+  const TargetTopKOverlay& rows;
   std::array<bool, kNumSources> enabled;
 
   bool has(Source source) const { return enabled[static_cast<std::size_t>(source)]; }
@@ -160,7 +160,7 @@ class ContextCollector {
   std::span<const Successor> top_children(const Graphs& graphs, std::size_t graph, Context context);
   void add_proposals(const Sources& sources, const Calibration& calibration, const Token* end, Context context);
   void add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end);
-  void add_rows(const TargetRowsOverlay& rows, const Calibration& calibration, const Token* end, int length);
+  void add_top_k(const TargetTopKOverlay& rows, const Calibration& calibration, const Token* end, int length);
 
   MatchedContexts found_;
   double left_ = 1.0;  // the share that they leave to shorter ones

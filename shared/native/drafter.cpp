@@ -189,7 +189,7 @@ void Drafter::draft_trees(std::span<SequenceDraft* const> batch, const DraftSett
   const int num_threads = num_nodes < kSpreadNodes ? 1 : num_threads_;
   std::deque<Loan> trees;
   for (int each = 0; each < num_threads; ++each) trees.emplace_back(*this);
-  spread(num_threads, batch.size(), [&](std::size_t worker, std::size_t index) {
+  parallel_for(num_threads, batch.size(), [&](std::size_t worker, std::size_t index) {
     SequenceDraft& wanted = *batch[index];
     Sequence& sequence = *wanted.sequence;
     const TreeShape shape{budget_of(wanted), std::min(settings.max_depth, kMaxDepth),

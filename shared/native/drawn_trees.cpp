@@ -9,7 +9,7 @@ namespace {
 
 /// The entry of a distribution at a quantile, among the remaining entries, of which there is at least one.
 template <class IsLeft>
-std::size_t draw_left(std::span<const float> probabilities, double quantile, IsLeft&& is_left) {
+std::size_t sample_masked(std::span<const float> probabilities, double quantile, IsLeft&& is_left) {
   double left = 0.0, cumulative = 0.0;
   for (std::size_t entry = 0; entry < probabilities.size(); ++entry) {
     if (is_left(entry)) left += static_cast<double>(probabilities[entry]);
@@ -102,7 +102,7 @@ class TreeDraws {
     const double number = uniform(sequence.seed, sequence.position, kTreeStream + sequence.draft.size());
     const Distributions::Span q = nodes_[parent_index].q;
     const auto is_left = [&](std::size_t each) { return shape_.is_independent || !is_drawn_[q.first + each]; };
-    const std::size_t entry = q.first + draw_left(out_.probabilities_of(q), number, is_left);
+    const std::size_t entry = q.first + sample_masked(out_.probabilities_of(q), number, is_left);
     const auto token = static_cast<Token>(out_.tokens[entry]);
     sequence.draft.add(static_cast<std::int32_t>(parent_index), token, q);
     Node child;

@@ -51,7 +51,7 @@ Sources Sequence::sources() const {
   return {graphs, history, size(), memory->history, rows_, enabled};
 }
 
-void Sequence::add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
+void Sequence::add_top_k(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width) {
   const auto num_nodes = std::ssize(draft.tokens);
   if (std::any_of(nodes.begin(), nodes.end(), [=](std::int64_t node) { return node < 0 || node > num_nodes; })) {
     throw RequestError("the latest draft has nodes 0 to " + std::to_string(num_nodes) + "; send rows of those");

@@ -34,7 +34,7 @@ struct LearnedMemory {
 
   mutable FairLock lock{LockKind::kTenant};  // for history, rows and graphs; `add` takes it
   SessionHistory history;
-  TargetRows rows;
+  TargetTopK rows;
   std::vector<Graphs::Shared> graphs =
       {};  // of older text that is no longer in the history; new sequences draft from them
   std::atomic<bool> is_forgotten = false;  // no text is added any more
@@ -76,7 +76,7 @@ class Sequence {
   }
   /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
   /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
-  void add_rows(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
+  void add_top_k(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
   /// Add the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
   /// comes the prompt, with further tokens marked so, then accepted tokens. `calibration` learns from the latter, if a
   /// calibrated draft was or will be requested.
@@ -103,7 +103,7 @@ class Sequence {
     Token before, last;
     std::array<Token, kRowWidth> tokens;
   };
-  TargetRowsOverlay rows_;  // over the memory's; empty for a sequence that others learn from
+  TargetTopKOverlay rows_;  // over the memory's; empty for a sequence that others learn from
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
   std::vector<Token> unlearned_;      // the last accepted tokens, if learning was deferred

@@ -33,7 +33,7 @@ std::shared_ptr<Session> SessionTable::open(std::uint64_t id, ServedDrafter grap
   return session;
 }
 
-std::shared_ptr<Session> SessionTable::look_at(std::uint64_t id) const {
+std::shared_ptr<Session> SessionTable::find(std::uint64_t id) const {
   Exclusive hold(lock_);
   const auto found = sessions_.find(id);
   return found == sessions_.end() ? nullptr : *found->second;

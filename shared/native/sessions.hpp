@@ -68,7 +68,7 @@ class SessionTable {
   std::shared_ptr<Session> open(std::uint64_t id, ServedDrafter graph, std::string tenant,
                                 std::shared_ptr<LearnedMemory> memory, bool learns, std::int64_t now_ns);
   /// An open session, without marking it as used; null if there is none.
-  std::shared_ptr<Session> look_at(std::uint64_t id) const;
+  std::shared_ptr<Session> find(std::uint64_t id) const;
   /// Mark a session as used; false if it was idle for too long and has ended.
   bool use(Session& session, std::int64_t now_ns);
   /// Update the memory of a session, and end idle ones if all together use too much. Throws LimitError if they do and

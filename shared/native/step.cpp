@@ -25,7 +25,7 @@ std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock),
 
 }  // namespace
 
-bool StepAnswerer::run(Step& step, const Tenants& tenants, StepHost& host, std::int64_t most_ns) {
+bool StepHandler::run(Step& step, const Tenants& tenants, StepCallbacks& host, std::int64_t most_ns) {
   check(step, host);
   if (expected_ns(step.request) > most_ns) return false;
   std::vector<std::shared_ptr<Drafter>> learning;
@@ -45,7 +45,7 @@ bool StepAnswerer::run(Step& step, const Tenants& tenants, StepHost& host, std::
 }
 
 /// Count the memory of sequences that took tokens with their drafts, and schedule learning from them.
-void StepAnswerer::learn_soon(const Step& step) {
+void StepHandler::learn_soon(const Step& step) {
   std::vector<std::pair<std::shared_ptr<Drafter>, std::vector<std::shared_ptr<Sequence>>>> by_drafter;
   for (const Step::Part& part : step.parts) {
     if (part.accepted.empty() || !part.session) continue;
@@ -66,12 +66,12 @@ void StepAnswerer::learn_soon(const Step& step) {
 
 /// Add the tokens of one sequence that are new to its session, part by part: other threads may use or end the session
 /// in between.
-void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
+void StepHandler::take(Step& step, std::size_t index, const Tenants& tenants) {
   const wire::DraftRequest& request = step.request;
   Step::Part& part = step.parts[index];
   if (request.session_ids[index] == 0 || part.session) return;
   part.status = SequenceStatus::kSessionLost;
-  const std::shared_ptr<Session> session = sessions_->look_at(request.session_ids[index]);
+  const std::shared_ptr<Session> session = sessions_->find(request.session_ids[index]);
   if (!session) return;
   // Checked first, because another client's step must not mark a session as used.
   if (tenants && std::find(tenants->begin(), tenants->end(), session->tenant) == tenants->end()) return;
@@ -99,7 +99,7 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
     if (addition.tokens.empty()) return true;
     if (!addition.has_begun) {
       addition.is_prompt = session->is_in_prompt, addition.most_learned = kMostLearned;
-      if (position == known) add_rows(step, index, *session);
+      if (position == known) add_top_k(step, index, *session);
     }
     // Drafts use rows, which are taken after learning.
     if (step.learns_later && !addition.is_prompt && addition.tokens.size() <= kMostLearned &&
@@ -124,7 +124,7 @@ void StepAnswerer::take(Step& step, std::size_t index, const Tenants& tenants) {
 
 /// Take the target's rows of a sequence. Rows of a draft that is not the latest can't be assigned, and rows of a
 /// repeated step were already taken. Without a new token no draft was verified, and such rows would only accumulate.
-void StepAnswerer::add_rows(const Step& step, std::size_t index, Session& session) {
+void StepHandler::add_top_k(const Step& step, std::size_t index, Session& session) {
   const wire::DraftRequest& request = step.request;
   const std::size_t num_rows = request.feedback_row_counts[index], width = request.feedback_width;
   if (num_rows * width == 0 || request.feedback_draft_ids[index] != session.draft_id) return;
@@ -132,11 +132,11 @@ void StepAnswerer::add_rows(const Step& step, std::size_t index, Session& sessio
   const auto named = std::span(request.feedback_nodes).subspan(part.first_row, num_rows);
   const std::vector<std::int64_t> nodes(named.begin(), named.end());
   const auto ids = std::span(request.feedback_tokens).subspan(part.first_row * width, num_rows * width);
-  session.sequence->add_rows(nodes, tokens_of(ids, session.graph.drafter->vocabulary_size), width);
+  session.sequence->add_top_k(nodes, tokens_of(ids, session.graph.drafter->vocabulary_size), width);
 }
 
 /// Draft for all accepted sequences, and for sequences without a session.
-void StepAnswerer::draft_all(Step& step, StepHost& host) {
+void StepHandler::draft_all(Step& step, StepCallbacks& host) {
   struct Group {
     ServedDrafter graph;
     std::vector<std::size_t> indices;
@@ -169,7 +169,7 @@ void StepAnswerer::draft_all(Step& step, StepHost& host) {
 }
 
 /// Draft for the sequences of one graph; either all or none of them have sessions.
-void StepAnswerer::draft_from(Step& step, const std::vector<std::size_t>& indices, const ServedDrafter& graph,
+void StepHandler::draft_from(Step& step, const std::vector<std::size_t>& indices, const ServedDrafter& graph,
                               std::size_t& max_entries) {
   const wire::DraftRequest& request = step.request;
   Drafter& drafter = *graph.drafter;

@@ -32,7 +32,7 @@ struct StepLimits {
 using Tenants = std::optional<std::vector<std::string>>;
 
 /// A step's calls to Python.
-struct StepHost {
+struct StepCallbacks {
   /// Throw if a StrategyOptions requests an option that is not served.
   std::function<void(const std::string& options)> check_options;
   /// The graph of this name, if the client may use it.
@@ -83,9 +83,9 @@ struct Step {
 inline constexpr std::size_t kEnvelopeBytes = 32;
 
 /// Answers steps from sessions and graphs. Safe to use from several threads.
-class StepAnswerer {
+class StepHandler {
  public:
-  StepAnswerer(StepLimits limits, std::shared_ptr<SessionTable> sessions)
+  StepHandler(StepLimits limits, std::shared_ptr<SessionTable> sessions)
       : limits_(limits), sessions_(std::move(sessions)) {}
 
   /// Take the new tokens of all sequences, and draft for them. Throws if the step is refused: tokens of sequences
@@ -93,18 +93,18 @@ class StepAnswerer {
   ///
   /// `most_ns`: returns false, and does nothing, if the step may take longer than this, estimated from its tokens and
   /// requested nodes.
-  bool run(Step& step, const Tenants& tenants, StepHost& host, std::int64_t most_ns);
+  bool run(Step& step, const Tenants& tenants, StepCallbacks& host, std::int64_t most_ns);
   /// The response to the DraftRequest, or StreamDraftRequest, of `run`.
   std::optional<wire::Written> answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
-                                      std::uint64_t draft_id, std::int64_t now_ns, StepHost& host, StepCounts& counts,
+                                      std::uint64_t draft_id, std::int64_t now_ns, StepCallbacks& host, StepCounts& counts,
                                       std::int64_t most_ns);
 
  private:
-  void check(Step& step, StepHost& host);
+  void check(Step& step, StepCallbacks& host);
   void take(Step& step, std::size_t index, const Tenants& tenants);
-  void add_rows(const Step& step, std::size_t index, Session& session);
+  void add_top_k(const Step& step, std::size_t index, Session& session);
   void learn_soon(const Step& step);
-  void draft_all(Step& step, StepHost& host);
+  void draft_all(Step& step, StepCallbacks& host);
   void draft_from(Step& step, const std::vector<std::size_t>& indices, const ServedDrafter& graph,
                   std::size_t& max_entries);
 

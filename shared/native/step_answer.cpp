@@ -19,8 +19,8 @@ void append(std::vector<To>& values, const From& more) {
 
 }  // namespace
 
-std::optional<wire::Written> StepAnswerer::answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
-                                                  std::uint64_t draft_id, std::int64_t now_ns, StepHost& host,
+std::optional<wire::Written> StepHandler::answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
+                                                  std::uint64_t draft_id, std::int64_t now_ns, StepCallbacks& host,
                                                   StepCounts& counts, std::int64_t most_ns) {
   const std::int64_t started_ns = clock_ns();
   wire::StreamDraftRequest enveloped;

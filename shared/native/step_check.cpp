@@ -19,7 +19,7 @@ void per_sequence(const char* name, std::vector<Number>& values, std::size_t cou
 }  // namespace
 
 /// Check a request, and fill in the server's defaults.
-void StepAnswerer::check(Step& step, StepHost& host) {
+void StepHandler::check(Step& step, StepCallbacks& host) {
   wire::DraftRequest& request = step.request;
   const std::size_t count = step.size();
   const auto limit = [](std::uint64_t number, std::uint64_t most, const char* what, const char* advice,

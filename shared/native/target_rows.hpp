@@ -21,7 +21,7 @@ namespace speculant {
 /// give 0.1 % (docs/experiments.md, "rows of the target").
 inline constexpr int kRowWidth = 4, kRowDepth = 4;
 
-class TargetRows {
+class TargetTopK {
  public:
   /// The newest row first; in a row the most probable next token first, -1 for none.
   using Rows = std::array<std::array<Token, kRowWidth>, kRowDepth>;
@@ -47,19 +47,19 @@ class TargetRows {
   bool is_changed = false;  // since it was last saved
 
  private:
-  friend class TargetRowsOverlay;
+  friend class TargetTopKOverlay;
 
   std::vector<Slot> slots_;
 };
 
 /// Rows of one sequence over a table that it must not change: slots that it filled are its own, other slots are read
 /// from the table. Equivalent to a copy of the table, but takes memory only for filled slots.
-class TargetRowsOverlay {
+class TargetTopKOverlay {
  public:
-  explicit TargetRowsOverlay(const TargetRows& table) : table_(table) {}
+  explicit TargetTopKOverlay(const TargetTopK& table) : table_(table) {}
 
   void put(Token before, Token last, std::span<const Token> row);
-  const TargetRows::Rows* find(const Token* end, int length) const;
+  const TargetTopK::Rows* find(const Token* end, int length) const;
 
   /// Memory of the filled slots.
   std::int64_t num_bytes() const;
@@ -67,13 +67,13 @@ class TargetRowsOverlay {
  private:
   struct Own {
     std::uint32_t index;  // in the table
-    TargetRows::Slot slot;
+    TargetTopK::Slot slot;
   };
   /// The index of a slot of the table in `places_`, present or not.
   std::size_t place_of(std::size_t index) const;
-  TargetRows::Slot& own(std::size_t index);
+  TargetTopK::Slot& own(std::size_t index);
 
-  const TargetRows& table_;
+  const TargetTopK& table_;
   std::vector<Own> own_;
   std::vector<std::uint32_t> places_;  // hash table from slots to those in `own_`, plus 1; 0: none
 };

@@ -120,7 +120,7 @@ class Pool {
 
 }  // namespace
 
-void spread(int num_threads, std::size_t count, const Work& work) {
+void parallel_for(int num_threads, std::size_t count, const Work& work) {
   // Never destroyed, because its threads may still wait when the process ends. A forked process has none of them, and
   // may have been forked while the pool was in use.
   struct Owned {

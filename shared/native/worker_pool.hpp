@@ -11,6 +11,6 @@ namespace speculant {
 /// them uses the threads, and the others work alone, as does a call for which no thread can be started.
 ///
 /// The threads are started on first use, wait for the next call, and end with the process.
-void spread(int num_threads, std::size_t count, const std::function<void(std::size_t worker, std::size_t index)>& work);
+void parallel_for(int num_threads, std::size_t count, const std::function<void(std::size_t worker, std::size_t index)>& work);
 
 }  // namespace speculant

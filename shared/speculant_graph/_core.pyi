@@ -356,7 +356,7 @@ class SessionTable:
         Return the sessions that ended since the last call: number, reason, and the text that their memories have learned.
         """
 
-class StepAnswerer:
+class StepHandler:
     """Answers steps from sessions and graphs."""
 
     def __init__(self, sessions: SessionTable, *, check_options: Callable[[bytes], object], graph_of: Callable[[str, Any], tuple[Drafter, int]], default_generation: Callable[[], int], max_sequences: int, max_tokens: int, max_nodes: int, max_step_nodes: int, max_message_bytes: int, budget: int) -> None:
@@ -487,7 +487,7 @@ class LocalSteps:
     def accept(self, session_id: int, token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], is_prompt: bool) -> None:
         """Add tokens to a sequence, and learn from tokens after the prompt."""
 
-    def add_rows(self, session_id: int, nodes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+    def add_top_k(self, session_id: int, nodes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
         """
         Take the target's top tokens after nodes of the latest draft; they are learned with the next tokens.
         """
@@ -545,7 +545,7 @@ class RequestWriter:
         Return the message, or, with a step id, the StreamDraftRequest with it. Arrays of defaults stay empty.
         """
 
-class StepAnswer:
+class StepResponse:
     """
     The response to a step; values per sequence are in the order of the sequences.
     """
@@ -590,7 +590,7 @@ def read_answer_step_id(payload: bytes) -> int:
     Return the step id of a StreamDraftResponse. DrafterUnavailableError: it can't be parsed.
     """
 
-def read_answer(payload: bytes, is_enveloped: bool, budgets: Sequence[int], vocabulary_size: int, strategy: str) -> StepAnswer | bytes:
+def read_answer(payload: bytes, is_enveloped: bool, budgets: Sequence[int], vocabulary_size: int, strategy: str) -> StepResponse | bytes:
     """
     Return the content of a DraftResponse or a StreamDraftResponse; for a failed step, its StepError.
 

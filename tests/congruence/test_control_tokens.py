@@ -18,7 +18,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from speculant_graph.graph.build.builder import GraphBuilder, build_from_token_ids
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import SpecialTokensName
-from speculant_graph.view.look_up import GraphLookUp
+from speculant_graph.view.lookup import GraphLookup
 from speculant_graph.view.question import Question
 from speculant_verifier.model import TargetModel
 from support.graphs import assert_same_arrays
@@ -95,7 +95,7 @@ def test_commands_and_the_explorer_read_prompts_alike(
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["prompt_tokens"], summary["order"]) == (len(context), 5)
     tokenizer = CorpusTokenizer.load(folder, special_tokens="parse")
-    explored = GraphLookUp(NgramGraph.load(path), DraftConfig(), tokenizer).answer(Question(text=PROMPT))
+    explored = GraphLookup(NgramGraph.load(path), DraftConfig(), tokenizer).answer(Question(text=PROMPT))
     assert explored["token_ids"] == context
 
 

@@ -189,7 +189,7 @@ def test_what_comes_and_goes_under_a_name(
         with fleet_of(f"dns:///fleet.test:{port}") as client:
             addresses = [sidecar.address for sidecar in started]
             assert sorted(client.clients) == addresses
-            client.look_up()
+            client.lookup()
             steps = make_steps(small_graph, 24)
             tenants = open_for_tenants(client, steps)
             before = tokens(client.draft(steps))
@@ -201,20 +201,20 @@ def test_what_comes_and_goes_under_a_name(
             asked = client.clients[addresses[0]].statistics.drafted_nodes
             assert asked == sum(len(draft) for draft in client.draft(at_first)), "tenants are placed by lasting names"
             gone = known.pop()
-            client.look_up()
+            client.lookup()
             assert list(client.clients) == addresses[:1]
             assert tokens(client.draft(steps)) == before, "sessions stay as long as it answers"
             counted = client.statistics
             started[1].kill()
             assert tokens(recovered(client, steps)) == before
-            client.look_up()
+            client.lookup()
             assert client.statistics.steps >= counted.steps
             known.clear()
-            client.look_up()
+            client.lookup()
             assert list(client.clients) == addresses[:1], "a name that is not known keeps what it had"
             assert tokens(client.draft(steps)) == before
             known.extend(["127.0.0.1", gone])
-            client.look_up()
+            client.lookup()
             assert sorted(client.clients) == addresses
     finally:
         for sidecar in started:

@@ -180,7 +180,9 @@ def test_a_drafter_that_does_not_fit_costs_no_text(target, library, tmp_path):
 
     def make(target):
         drafter = UnfitDrafter(lambda step: chain([]))
-        return SpeculativeDecoder(target=target, verifier_config=VERIFIER, drafter=drafter, must_fit=False)
+        return SpeculativeDecoder(
+            target=target, verifier_config=VERIFIER, drafter=drafter, require_same_tokenizer=False
+        )
 
     async def scenario(stub, _):
         for _ in range(3):

@@ -14,10 +14,10 @@ from speculant_graph.rpc.step_messages import SequenceStatus
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, Proposal
-from support.step_values import SequenceAnswer, StepAnswer
+from support.step_values import SequenceResponse, StepResponse
 
 
-def encode_step_answer(answer: StepAnswer) -> bytes:
+def encode_step_response(answer: StepResponse) -> bytes:
     """Return the DraftResponse for an answer."""
     drafts = [entry.draft for entry in answer.sequences]
     proposals = [proposal for draft in drafts for proposal in draft.proposals]
@@ -42,7 +42,7 @@ def encode_step_answer(answer: StepAnswer) -> bytes:
 
 def decode_step_answer(
     payload: bytes, *, budgets: Sequence[int], strategy: StrategyName, vocabulary_size: int
-) -> StepAnswer:
+) -> StepResponse:
     """Return the answer to a step.
 
     Args:
@@ -88,10 +88,10 @@ def decode_step_answer(
         )
         generations = message.sequence_generations or [message.graph_generation] * count
         status = SequenceStatus(message.sequence_statuses[index])
-        sequences.append(SequenceAnswer(status, message.next_positions[index], draft, generations[index]))
+        sequences.append(SequenceResponse(status, message.next_positions[index], draft, generations[index]))
         start = end
     sent = message.server_time
-    return StepAnswer(
+    return StepResponse(
         message.graph_generation, message.draft_id, tuple(sequences), sent.seconds * 1_000_000_000 + sent.nanos
     )
 

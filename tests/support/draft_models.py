@@ -42,7 +42,7 @@ class flat:
 class FixedPrice(DraftPrice):
     """What no allowance ends."""
 
-    def note_target(self, seconds: float) -> None:
+    def record_target(self, seconds: float) -> None:
         pass
 
 

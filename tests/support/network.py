@@ -76,7 +76,7 @@ class Network:
     def settle_opening(self, number: int, error: SpeculantError | None = None) -> None:
         opening = self.openings.pop(number % len(self.openings))
         answer = self.drafter.open(convert.encode_open_request(opening.request))
-        self.core.opened(opening, error or convert.decode_open_answer(answer), self.now_s)
+        self.core.opened(opening, error or convert.decode_open_response(answer), self.now_s)
 
     def deliver(self, number: int, *, keeps: bool = False) -> None:
         index = number % len(self.answers)

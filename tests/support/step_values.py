@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from speculant_graph._core import StepAnswer as CoreAnswer
+from speculant_graph._core import StepResponse as CoreAnswer
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.step_messages import SequenceStatus
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, TokenId
@@ -33,7 +33,7 @@ class StepRequest:
     graph: str = ""
 
 
-class SequenceAnswer(NamedTuple):
+class SequenceResponse(NamedTuple):
     """What became of one sequence."""
 
     status: SequenceStatus
@@ -43,12 +43,12 @@ class SequenceAnswer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepAnswer:
+class StepResponse:
     """The answer to one step."""
 
     graph_generation: int
     draft_id: int
-    sequences: Sequence[SequenceAnswer]
+    sequences: Sequence[SequenceResponse]
     server_time_ns: int = 0
 
 
@@ -69,8 +69,8 @@ def encode_step(step_id: int | None, request: StepRequest) -> bytes:
     return writer.payload(step_id)
 
 
-def values_of_answer(answer: CoreAnswer) -> StepAnswer:
+def values_of_answer(answer: CoreAnswer) -> StepResponse:
     """Return what the core has read."""
     statuses = map(SequenceStatus, answer.statuses)
-    sequences = tuple(map(SequenceAnswer, statuses, answer.next_positions, answer.drafts, answer.generations))
-    return StepAnswer(answer.graph_generation, answer.draft_id, sequences, answer.server_time_ns)
+    sequences = tuple(map(SequenceResponse, statuses, answer.next_positions, answer.drafts, answer.generations))
+    return StepResponse(answer.graph_generation, answer.draft_id, sequences, answer.server_time_ns)

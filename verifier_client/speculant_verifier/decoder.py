@@ -52,7 +52,7 @@ _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "client_config": ClientConfig,
     "draft_model": DraftModelConfig,
     "target": TargetModel,
-    "must_fit": bool,
+    "require_same_tokenizer": bool,
     "record": RecordConfig,
 }
 _OWN_DRAFTERS: dict[StrategyName, Callable[[DraftConfig, int], Drafter]] = {"nasd": NasdDrafter}
@@ -86,7 +86,7 @@ class SpeculativeDecoder:
         draft_model: DraftModelConfig | None = None,
         drafter: Drafter | None = None,
         target: TargetModel | None = None,
-        must_fit: bool = True,
+        require_same_tokenizer: bool = True,
         record: RecordConfig | None = None,
     ) -> None:
         """Load the model and find the drafter.
@@ -101,7 +101,7 @@ class SpeculativeDecoder:
                 ('model', and 'specexec' without a graph or a sidecar).
             drafter: or by this drafter; the caller closes it.
             target: a model that is already loaded.
-            must_fit: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
+            require_same_tokenizer: whether it is an error if a sidecar's tokenizer is another one when it is first asked; else its
                 drafts are done without, as they are later on.
             record: detailed mode: which finished requests are written to files, and where; None: none are.
 
@@ -161,7 +161,7 @@ class SpeculativeDecoder:
             self.verifier_config,
             self.draft_config,
             budget=budget,
-            must_fit=must_fit,
+            require_same_tokenizer=require_same_tokenizer,
             record=record,
             identity=self.record_identity,
         )

@@ -120,11 +120,11 @@ nb::object target_rows_of(const LearnedMemory& memory) {
   std::vector<std::int64_t> slots, keys;
   std::vector<Token> rows;
   without_gil([&] {
-    for (std::size_t first = 0; first < TargetRows::kNumSlots; first += kPart) {
+    for (std::size_t first = 0; first < TargetTopK::kNumSlots; first += kPart) {
       Shared hold(memory.lock);
       const auto& all = memory.rows.slots();
       for (std::size_t index = first; index < std::min(first + kPart, all.size()); ++index) {
-        const TargetRows::Slot& slot = all[index];
+        const TargetTopK::Slot& slot = all[index];
         if (slot.key < 0) continue;
         slots.push_back(static_cast<std::int64_t>(index));
         keys.push_back(slot.key);
@@ -142,11 +142,11 @@ void restore_target_rows(LearnedMemory& memory, const Ids& slots, const Ids& key
   }
   without_gil([&] {
     for (std::size_t index = 0; index < slots.size(); ++index) {
-      if (static_cast<std::uint64_t>(slots(index)) >= TargetRows::kNumSlots) throw std::out_of_range("no such slot");
+      if (static_cast<std::uint64_t>(slots(index)) >= TargetTopK::kNumSlots) throw std::out_of_range("no such slot");
     }
     Exclusive hold(memory.lock);
     for (std::size_t index = 0; index < slots.size(); ++index) {
-      TargetRows::Slot slot{keys(index), {}};
+      TargetTopK::Slot slot{keys(index), {}};
       for (std::size_t each = 0; each < kTokens; ++each) {
         slot.rows[each / kRowWidth][each % kRowWidth] = rows(index * kTokens + each);
       }

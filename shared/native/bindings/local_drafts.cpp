@@ -43,9 +43,9 @@ void bind_local_steps(nb::module_& module) {
           "session_id"_a, "token_ids"_a, "is_prompt"_a,
           "Add tokens to a sequence, and learn from tokens after the prompt.")
       .def(
-          "add_rows",
+          "add_top_k",
           [](LocalSteps& self, std::uint64_t id, const Ids& nodes, const Table<const std::int64_t>& rows) {
-            self.add_rows(id, as_span(nodes), rows);
+            self.add_top_k(id, as_span(nodes), rows);
           },
           "session_id"_a, "nodes"_a, "rows"_a,
           "Take the target's top tokens after nodes of the latest draft; they are learned with the next tokens.")

@@ -56,14 +56,14 @@ void LocalSteps::accept(std::uint64_t id, std::span<const std::int64_t> ids, boo
   without_gil([&] { drafter_->accept(*session->sequence, tokens_of(ids, drafter_->vocabulary_size), is_prompt); });
 }
 
-void LocalSteps::add_rows(std::uint64_t id, std::span<const std::int64_t> nodes,
+void LocalSteps::add_top_k(std::uint64_t id, std::span<const std::int64_t> nodes,
                           const Table<const std::int64_t>& rows) {
   if (rows.shape(0) != nodes.size()) throw RequestError("give one row per node");
   const auto session = known(id).session;
   without_gil([&] {
     const std::vector<Token> tokens = tokens_of(as_span(rows), drafter_->vocabulary_size);
     Exclusive hold(session->sequence->lock);
-    session->sequence->add_rows(nodes, tokens, rows.shape(1));
+    session->sequence->add_top_k(nodes, tokens, rows.shape(1));
   });
 }
 

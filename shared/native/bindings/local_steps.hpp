@@ -48,7 +48,7 @@ class LocalSteps {
 
   /// Add tokens to a sequence, and rows of the target for its latest draft.
   void accept(std::uint64_t id, std::span<const std::int64_t> ids, bool is_prompt);
-  void add_rows(std::uint64_t id, std::span<const std::int64_t> nodes, const Table<const std::int64_t>& rows);
+  void add_top_k(std::uint64_t id, std::span<const std::int64_t> nodes, const Table<const std::int64_t>& rows);
   /// A sequence's own memory, in bytes.
   std::int64_t num_bytes(std::uint64_t id);
 
@@ -113,8 +113,8 @@ class LocalSteps {
 
   std::shared_ptr<Drafter> drafter_;
   std::shared_ptr<SessionTable> table_;
-  StepAnswerer steps_;
-  StepHost host_;  // asked only for the graph, because the settings are given
+  StepHandler steps_;
+  StepCallbacks host_;  // asked only for the graph, because the settings are given
   std::unordered_map<std::uint64_t, Known> known_;
   std::uint64_t last_number_ = 0;  // of a session: callers may number theirs from 0, which means no session in a step
   std::mutex ending_;              // held without the GIL, so that no thread takes the learned text of another session

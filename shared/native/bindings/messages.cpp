@@ -13,7 +13,7 @@ namespace {
 using namespace nb::literals;
 
 /// The response to a step, as a client reads it.
-struct StepAnswer {
+struct StepResponse {
   std::uint64_t graph_generation, draft_id;
   std::int64_t server_time_ns;
   nb::object statuses, next_positions, generations, drafts;
@@ -79,7 +79,7 @@ nb::object read_answer(const nb::bytes& payload, bool is_enveloped, const std::v
   }
   wire::check_answer(answer, budgets, vocabulary_size);
   nb::list drafts = drafts_of(answer, strategy);
-  return nb::cast(StepAnswer{answer.graph_generation, answer.draft_id, answer.server_time.ns(),
+  return nb::cast(StepResponse{answer.graph_generation, answer.draft_id, answer.server_time.ns(),
                              as_numbers(answer.sequence_statuses), as_numbers(answer.next_positions),
                              as_numbers(answer.sequence_generations), std::move(drafts)});
 }
@@ -87,22 +87,22 @@ nb::object read_answer(const nb::bytes& payload, bool is_enveloped, const std::v
 }  // namespace
 
 void bind_messages(nb::module_& module) {
-  nb::class_<StepAnswer>(module, "StepAnswer",
+  nb::class_<StepResponse>(module, "StepResponse",
                          "The response to a step; values per sequence are in the order of the sequences.")
-      .def_ro("graph_generation", &StepAnswer::graph_generation,
+      .def_ro("graph_generation", &StepResponse::graph_generation,
               "Generation of the graph that drafted; 0 if there were several.")
-      .def_ro("draft_id", &StepAnswer::draft_id,
+      .def_ro("draft_id", &StepResponse::draft_id,
               "Identifies the response in later feedback; never 0 if drafts have nodes.")
-      .def_ro("server_time_ns", &StepAnswer::server_time_ns, "Time spent on the step in the server, nanoseconds.")
-      .def_ro("statuses", &StepAnswer::statuses, nb::for_getter(nb::sig("def statuses(self) -> tuple[int, ...]")),
+      .def_ro("server_time_ns", &StepResponse::server_time_ns, "Time spent on the step in the server, nanoseconds.")
+      .def_ro("statuses", &StepResponse::statuses, nb::for_getter(nb::sig("def statuses(self) -> tuple[int, ...]")),
               "Per sequence, a ``SequenceStatus``.")
-      .def_ro("next_positions", &StepAnswer::next_positions,
+      .def_ro("next_positions", &StepResponse::next_positions,
               nb::for_getter(nb::sig("def next_positions(self) -> tuple[int, ...]")),
               "Per sequence, the position that the server expects next; 0 without a session.")
-      .def_ro("generations", &StepAnswer::generations,
+      .def_ro("generations", &StepResponse::generations,
               nb::for_getter(nb::sig("def generations(self) -> tuple[int, ...]")),
               "Per sequence, generation of the graph that drafted.")
-      .def_ro("drafts", &StepAnswer::drafts,
+      .def_ro("drafts", &StepResponse::drafts,
               nb::for_getter(nb::sig("def drafts(self) -> list[speculant_graph.types.Draft]")),
               "Empty unless the status is OK.");
   module.def(
@@ -121,7 +121,7 @@ void bind_messages(nb::module_& module) {
   module.def(
       "read_answer", &read_answer, "payload"_a, "is_enveloped"_a, "budgets"_a, "vocabulary_size"_a, "strategy"_a,
       nb::sig("def read_answer(payload: bytes, is_enveloped: bool, budgets: collections.abc.Sequence[int], "
-              "vocabulary_size: int, strategy: str) -> StepAnswer | bytes"),
+              "vocabulary_size: int, strategy: str) -> StepResponse | bytes"),
       "Return the content of a DraftResponse or a StreamDraftResponse; for a failed step, its StepError.\n\n"
       "``budgets``: per sequence, requested nodes. A response that breaks a rule of the wire is refused, so that\n"
       "a draft can be verified safely.");

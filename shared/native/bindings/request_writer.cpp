@@ -105,7 +105,7 @@ class RequestWriter {
     if (!request.node_budgets.empty() && request.node_budgets.size() < request.context_lengths.size()) {
       throw RequestError("node budgets are mixed; give one to every sequence of a step or to none");
     }
-    add_rows(request);
+    add_top_k(request);
     drop_zeros(request.session_ids);
     drop_zeros(request.positions);
     drop_zeros(request.seeds);
@@ -122,7 +122,7 @@ class RequestWriter {
   }
 
   /// Add the rows of all sequences, padded to the width of the widest.
-  void add_rows(wire::DraftRequest& request) const {
+  void add_top_k(wire::DraftRequest& request) const {
     if (request.feedback_nodes.empty()) {
       request.feedback_draft_ids.clear(), request.feedback_row_counts.clear();
       return;

@@ -19,11 +19,11 @@ constexpr const char* kReasons[] = {"closed", "idle", "limit", "memory", "diverg
 
 /// A server's steps, with its Python functions.
 struct ServedSteps {
-  StepAnswerer core;
+  StepHandler core;
   nb::object check_options, graph_of, default_generation;
 
   /// For one call of a client.
-  StepHost host_for(nb::handle principal) const {
+  StepCallbacks host_for(nb::handle principal) const {
     return {[this](const std::string& options) {
               nb::gil_scoped_acquire acquire;
               check_options(nb::bytes(options.data(), options.size()));
@@ -69,7 +69,7 @@ void bind_table(nb::module_& module) {
           "position",
           [](const SessionTable& self, std::uint64_t id) {
             return without_gil([&] {
-              const auto session = self.look_at(id);
+              const auto session = self.find(id);
               if (!session) return std::optional<std::int64_t>();
               Exclusive hold(session->sequence->lock);
               return std::optional(session->sequence->size());
@@ -80,7 +80,7 @@ void bind_table(nb::module_& module) {
           "use",
           [](SessionTable& self, std::uint64_t id, std::int64_t now_ns) {
             return without_gil([&] {
-              const auto session = self.look_at(id);
+              const auto session = self.find(id);
               return session && self.use(*session, now_ns);
             });
           },
@@ -89,7 +89,7 @@ void bind_table(nb::module_& module) {
           "end",
           [](SessionTable& self, std::uint64_t id) {
             without_gil([&] {
-              if (const auto session = self.look_at(id)) self.end(*session, SessionEnd::kClosed);
+              if (const auto session = self.find(id)) self.end(*session, SessionEnd::kClosed);
             });
           },
           "session_id"_a, "End a session, if it is open.")
@@ -121,7 +121,7 @@ void bind_table(nb::module_& module) {
 
 void bind_steps(nb::module_& module) {
   bind_table(module);
-  nb::class_<ServedSteps>(module, "StepAnswerer", "Answers steps from sessions and graphs.")
+  nb::class_<ServedSteps>(module, "StepHandler", "Answers steps from sessions and graphs.")
       .def(
           "__init__",
           [](ServedSteps* self, std::shared_ptr<SessionTable> sessions, nb::object check_options, nb::object graph_of,
@@ -153,7 +153,7 @@ void bind_steps(nb::module_& module) {
              std::uint64_t draft_id, std::int64_t now_ns, nb::handle principal,
              std::optional<std::int64_t> most_ns) -> nb::object {
             const std::string_view bytes(payload.c_str(), payload.size());
-            StepHost host = self.host_for(principal);
+            StepCallbacks host = self.host_for(principal);
             StepCounts counts;
             const auto answer = without_gil([&] {
               return self.core.answer(bytes, is_enveloped, tenants, draft_id, now_ns, host, counts,

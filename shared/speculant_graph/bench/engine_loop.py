@@ -22,7 +22,7 @@ from loguru import logger
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 
-from speculant_graph.bench.report import COMMAS, Tell, begin, print_report, show_build
+from speculant_graph.bench.report import COMMAS, Progress, begin, print_report, show_build
 from speculant_graph.bench.simulated_engine import passes
 from speculant_graph.bench.texts import Trace, Workload, read_workloads
 from speculant_graph.budget import CostCurve, curve_of
@@ -248,7 +248,7 @@ def run_loop(
     k: int,
     curve: CostCurve,
     most_s: float,
-    tell: Tell = lambda done, total: None,
+    tell: Progress = lambda done, total: None,
 ) -> LoopTimes:
     """Decode traces until the time is over; each trace only once, so that learned text comes from other requests.
 
@@ -272,6 +272,6 @@ def run_loop(
     return times
 
 
-def _told(trace: Trace, number: int, total: int, tell: Tell) -> Trace:
+def _told(trace: Trace, number: int, total: int, tell: Progress) -> Trace:
     tell(number, total)
     return trace

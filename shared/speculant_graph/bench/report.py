@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
 """Annotation of a list that is comma-separated on a command line: ``8,16,32``."""
 
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Called with the amount done and the total."""
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _PLAIN_WIDTH = 160
 """Width of output that is not a terminal, in columns."""
 
 
-def begin(label: str) -> Tell:
+def begin(label: str) -> Progress:
     """Print the next phase on standard error; return a callback that shows its progress on a terminal."""
     sys.stderr.write(f"{label} …\n")
 
@@ -46,7 +46,7 @@ def show_build() -> Callable[[BuildProgress], None]:
     return lambda build: tell(build.done, build.total)
 
 
-def alternate(ways: Mapping[str, Callable[[int], T]], rounds: int, tell: Tell | None = None) -> dict[str, list[T]]:
+def alternate(ways: Mapping[str, Callable[[int], T]], rounds: int, tell: Progress | None = None) -> dict[str, list[T]]:
     """Call every variant once per round, with the round's index, so that noise affects all of them.
 
     The variants rotate, so that each is equally often first, second, ...

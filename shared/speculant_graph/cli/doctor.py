@@ -165,7 +165,7 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
     if not paths:
         yield CheckResult("graph", "skip", "not named; --graph FILE")
         return
-    from speculant_graph.cli.graphs import sentence_of
+    from speculant_graph.cli.graphs import summary_of
     from speculant_graph.graph.layers import require_few
     from speculant_graph.graph.ngrams import NgramGraph
 
@@ -174,7 +174,7 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
     for path in paths:
         graph = NgramGraph.load(path, complete=settings.verify)
         tokenizers["the graph" if len(paths) == 1 else f"the graph {path}"] = graph.metadata.tokenizer
-        yield CheckResult("graph", "ok", f"{sentence_of(path, graph)} ({checked})")
+        yield CheckResult("graph", "ok", f"{summary_of(path, graph)} ({checked})")
 
 
 def _compare(tokenizers: Mapping[str, Fingerprint]) -> CheckResult:

@@ -218,7 +218,7 @@ def _print_graph(
     counts = [left_out] if left_out else []
     counts += [f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items()]
     duration = [f"{report.total_s:.1f} s"] if report else []
-    sys.stdout.write(", ".join([sentence_of(output, graph), *counts, *duration]) + "\n")
+    sys.stdout.write(", ".join([summary_of(output, graph), *counts, *duration]) + "\n")
     if json_output:
         summary = {
             "output": str(output),
@@ -229,7 +229,7 @@ def _print_graph(
         sys.stdout.write(json_text(summary) + "\n")
 
 
-def sentence_of(output: Path, graph: NgramGraph) -> str:
+def summary_of(output: Path, graph: NgramGraph) -> str:
     """Return a summary of a graph file for people, without a full stop, because more may follow."""
     metadata = graph.metadata
     return (

@@ -101,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
-    from speculant_graph.cli.graphs import sentence_of
+    from speculant_graph.cli.graphs import summary_of
     from speculant_graph.cli.learned import report_learned, rows_of
 
     report, exported = report_learned(folder, settings.tenant, settings.export, settings.graph)
@@ -111,7 +111,7 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
     for path in report["damaged"]:
         _print(f"{path}: damaged, left out", style="yellow")
     if exported is not None and settings.export is not None:
-        _print(sentence_of(settings.export, exported), style="green")
+        _print(summary_of(settings.export, exported), style="green")
     if settings.json_output:
         sys.stdout.write(json_text(report) + "\n")
     return 0

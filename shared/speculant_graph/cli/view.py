@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.files import replace_bytes
     from speculant_graph.graph.ngrams import NgramGraph
     from speculant_graph.log import log_to_stderr
-    from speculant_graph.view.look_up import GraphLookUp, described, listed
+    from speculant_graph.view.lookup import GraphLookup, described, listed
     from speculant_graph.view.snapshot import render_snapshot
 
     log_to_stderr("INFO")
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     tokenizer = CorpusTokenizer.load(settings.tokenizer or fingerprint.name, special_tokens="parse")
     tokenizer.require(fingerprint)
     name, draft = displayed(settings.path.stem), DraftConfig(strategy=settings.strategy, k=settings.nodes)
-    answer = GraphLookUp(graph, draft, tokenizer).answer(
+    answer = GraphLookup(graph, draft, tokenizer).answer(
         Question(text=prompt[-MAX_CHARACTERS:], successors=settings.successors)
     )
     graphs = [described(graph, name, 1, is_default=True)]

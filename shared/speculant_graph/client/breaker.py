@@ -59,7 +59,7 @@ class Breaker:
         """Return whether to send the drafter no requests."""
         return self.is_down or now_s < self.retry_after_s
 
-    def note_success(self) -> None:
+    def record_success(self) -> None:
         """Record a step or an opening that was answered in time."""
         self._num_failures = 0
         self._unexplained = ""
@@ -67,7 +67,7 @@ class Breaker:
             self._is_reported = False
             self._report("INFO", f"the drafter at {self._address} answers again")
 
-    def note_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
+    def record_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
         """Record a failed step.
 
         One late answer causes no warning. After several in a row, the warning waits for the outcome of the first probe.
@@ -102,7 +102,7 @@ class Breaker:
         self._is_probing, self._last_probe_s = True, now_s
         return True
 
-    def note_probe(self, error: SpeculantError | None) -> None:
+    def record_probe(self, error: SpeculantError | None) -> None:
         """Record the outcome of the running probe, if there is one; an answered probe closes the breaker."""
         if not self._is_probing:
             return

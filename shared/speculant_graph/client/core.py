@@ -44,7 +44,7 @@ from speculant_graph.errors import (
     UnknownGraphError,
 )
 from speculant_graph.rpc import convert
-from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, SequenceStatus
+from speculant_graph.rpc.step_messages import OpenRequest, OpenResponse, SequenceStatus
 from speculant_graph.strategies import STRATEGIES, StrategyName
 from speculant_graph.types import (
     Draft,
@@ -146,19 +146,19 @@ class ClientCore:
         opening.callbacks.append(callback)
         return opening
 
-    def note_open(self, opening: Opening, now_s: float) -> SpeculantError | None:
+    def record_open(self, opening: Opening, now_s: float) -> SpeculantError | None:
         """Record the outcome of an opening that a caller waited for; return its error, if any."""
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
         if error is None:
             self.state = "ok"
-            self.breaker.note_success()
+            self.breaker.record_success()
         elif isinstance(error, TokenizerMismatchError):
             self.state, self.counts.last_failure = "unavailable", str(error)
         elif isinstance(error, UnknownGraphError):  # this session's options are wrong; the drafter is healthy
             self.counts.last_failure = str(error)
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
-            self._note_failure(error, opening.started_s, now_s)
+            self._record_failure(error, opening.started_s, now_s)
             self.breaker.report_outage(str(error))
         return error
 
@@ -192,11 +192,11 @@ class ClientCore:
             batch.fail(index, self._too_late)
         error = batch.failure
         if batch.is_reached:
-            self.breaker.note_success()
+            self.breaker.record_success()
         if error is not None:
             self.counts.last_failure = str(error)
             if not batch.is_reached and not isinstance(error, UnknownGraphError):
-                self._note_failure(error, batch.started_s, now_s)
+                self._record_failure(error, batch.started_s, now_s)
         if batch.has_failed:
             self.counts.failed_steps += 1
             self.counts.skipped_steps += not batch.has_sent
@@ -209,7 +209,7 @@ class ClientCore:
         self.counts.drafted_nodes += sum(map(len, batch.drafts))
         return batch.drafts
 
-    def note_defect(self, error: Exception) -> None:
+    def record_defect(self, error: Exception) -> None:
         """Record a step that failed because of a bug in the client."""
         reason = repr(error)
         if reason != self.counts.last_failure:
@@ -258,7 +258,7 @@ class ClientCore:
             self._refused(sent, error, now_s)
             return
         if sent is None:
-            self.breaker.note_probe(None)
+            self.breaker.record_probe(None)
             return
         batch = sent.batch
         self.counts.late_answers += batch.is_over
@@ -266,7 +266,7 @@ class ClientCore:
         again = []
         outcomes = zip(sent.entries, decoded.statuses, decoded.next_positions, decoded.drafts, strict=True)
         for entry, status, position, draft in outcomes:
-            must_resend = self._note_outcome(entry, status, position, decoded.draft_id)
+            must_resend = self._record_outcome(entry, status, position, decoded.draft_id)
             if entry.batch_index not in batch.waiting:
                 continue
             if must_resend:
@@ -283,15 +283,15 @@ class ClientCore:
             self.breaker.retry_after_s = max(self.breaker.retry_after_s, now_s + retry_delay_s(error))
         self._drop_stream(error)
 
-    def opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:
+    def opened(self, opening: Opening, outcome: OpenResponse | SpeculantError, now_s: float) -> None:
         """Handle the outcome of an opening."""
         if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
             outcome = TokenizerMismatchError(
                 f"tokenizer {self._tokenizer_name} does not fit the drafter at {self._address}: {outcome}"
             )
-        if isinstance(outcome, OpenAnswer):
+        if isinstance(outcome, OpenResponse):
             self._vocabulary_size = outcome.tokenizer.vocabulary_size
-        self._registry.note_opened(opening, outcome, now_s)
+        self._registry.record_opened(opening, outcome, now_s)
         for callback in opening.callbacks:
             callback()
         for batch, index in opening.waiting:
@@ -325,7 +325,7 @@ class ClientCore:
             for message in pack(sequences, options, partial(self._refuse, batch)):
                 self._send(batch, message, options)
             for index, step, session in sequences:
-                session.note_sent(step)
+                session.record_sent(step)
                 batch.num_exchanges[index] += 1
 
     def _send(self, batch: InFlightBatch, message: Message, options: DraftOptions) -> None:
@@ -343,7 +343,7 @@ class ClientCore:
             error = DraftRequestError(reason, fix="give ids and budgets from 0 up")
         batch.fail(index, error)
 
-    def _note_outcome(self, entry: Entry, status: int, position: int, draft_id: int) -> bool:
+    def _record_outcome(self, entry: Entry, status: int, position: int, draft_id: int) -> bool:
         """Record how many tokens of a sequence the drafter has; return whether to send the sequence again."""
         session, is_current = entry.session, entry.is_current
         if status == SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
@@ -356,7 +356,7 @@ class ClientCore:
         if status == SequenceStatus.OUT_OF_SYNC and position < entry.start:
             session.position = min(session.position, position)
         elif status == SequenceStatus.SESSION_LOST:
-            self._registry.note_lost(session)
+            self._registry.record_lost(session)
         else:
             self._registry.restart(session)  # the drafter has tokens that were not sent
         return True
@@ -368,21 +368,21 @@ class ClientCore:
         if isinstance(error, OverloadError):
             self.breaker.retry_after_s = max(self.breaker.retry_after_s, now_s + error.retry_delay_s)
         if sent is None:
-            self.breaker.note_probe(error)
+            self.breaker.record_probe(error)
             return
         self.counts.late_answers += sent.batch.is_over
         for entry in sent.entries:
             sent.batch.fail(entry.batch_index, error)
 
-    def _note_failure(self, error: SpeculantError, started_s: float, now_s: float) -> None:
+    def _record_failure(self, error: SpeculantError, started_s: float, now_s: float) -> None:
         was_down = self.breaker.is_down
-        self.breaker.note_failure(error, started_s, now_s, was_late=error is self._too_late)
+        self.breaker.record_failure(error, started_s, now_s, was_late=error is self._too_late)
         if self.breaker.is_down and not was_down:
             self._drop_stream(error)  # a drafter that is back must not get old messages
 
     def _drop_stream(self, error: SpeculantError) -> None:
         self._actions.append(DropStream())
-        self.breaker.note_probe(error)
+        self.breaker.record_probe(error)
         lost, self._unanswered = self._unanswered, {}
         for sent in lost.values():
             for entry in sent.entries:

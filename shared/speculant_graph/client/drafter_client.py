@@ -31,7 +31,7 @@ from speculant_graph.rpc import convert
 from speculant_graph.rpc.addresses import socket_path
 from speculant_graph.rpc.channel import Endpoint
 from speculant_graph.rpc.status import error_of
-from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest
+from speculant_graph.rpc.step_messages import OpenRequest, OpenResponse
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.rpc.v1.drafter_pb2_grpc import DrafterServiceStub
 from speculant_graph.strategies import STRATEGIES
@@ -195,7 +195,7 @@ class DrafterClient:
         return partial(self._end, steps, batch)
 
     def _end_open(self, outcome: Opening | SpeculantError | None, options: SessionOptions | None) -> str | None:
-        error = self._do(self._core.note_open, outcome, time.monotonic()) if isinstance(outcome, Opening) else outcome
+        error = self._do(self._core.record_open, outcome, time.monotonic()) if isinstance(outcome, Opening) else outcome
         if error is not None and (self._strict or isinstance(error, TokenizerMismatchError)):
             raise error
         if options is not None and options.graph and isinstance(error, UnknownGraphError):
@@ -260,7 +260,7 @@ class DrafterClient:
         try:
             return self._do(event, *arguments)
         except Exception as error:
-            self._do(self._core.note_defect, error)
+            self._do(self._core.record_defect, error)
             return None
 
     def _take_work(self) -> list[Callable[[], object]]:
@@ -311,7 +311,7 @@ class DrafterClient:
     def _start_opening(self, opening: Opening) -> None:
         def note(call: Any) -> None:
             try:
-                outcome: OpenAnswer | SpeculantError = convert.decode_open_answer(call.result())
+                outcome: OpenResponse | SpeculantError = convert.decode_open_response(call.result())
             except grpc.RpcError:
                 outcome = error_of(call)
             except Exception as error:

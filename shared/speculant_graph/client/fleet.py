@@ -15,7 +15,7 @@ from loguru import logger
 from speculant_graph.client.drafter_client import DrafterClient, blocking
 from speculant_graph.client.placement import placed_at
 from speculant_graph.errors import SpeculantError
-from speculant_graph.rpc.addresses import host_name, is_name, lasting_name, look_up, plain_address, split_addresses
+from speculant_graph.rpc.addresses import host_name, is_name, lasting_name, lookup, plain_address, split_addresses
 from speculant_graph.types import (
     EMPTY_DRAFT,
     Draft,
@@ -93,7 +93,7 @@ class SidecarFleet:
         self._left = DrafterStatistics()
         self.clients: Mapping[str, DrafterClient] = {}
         """Clients of sidecars that get new sessions, by address; the mapping is replaced, never changed."""
-        self.look_up(names=False)  # a slow network must not delay the constructor
+        self.lookup(names=False)  # a slow network must not delay the constructor
         first = next(iter(self.clients.values()))
         self.capabilities = first.capabilities
         """Capabilities of the strategy."""
@@ -187,7 +187,7 @@ class SidecarFleet:
         """Close the client."""
         self.close()
 
-    def look_up(self, *, names: bool = True) -> None:
+    def lookup(self, *, names: bool = True) -> None:
         """Resolve every configured address, and add and remove sidecars accordingly.
 
         If a name can't be resolved, it keeps its last addresses; without any, the name itself is used as the address.
@@ -200,7 +200,7 @@ class SidecarFleet:
         """
         with self._look_up_lock:
             for address in split_addresses(self._config.address):
-                found = look_up(address) or self._found.get(address) or (plain_address(address),)
+                found = lookup(address) or self._found.get(address) or (plain_address(address),)
                 self._found[address] = found
             wanted = {each: host_name(address) for address, found in self._found.items() for each in found}
             known = {**self._leaving, **self.clients}
@@ -226,7 +226,7 @@ class SidecarFleet:
     def _watch(self) -> None:
         while not self._is_over.is_set():
             try:
-                self.look_up()
+                self.lookup()
             except SpeculantError as error:  # for example, while a certificate is being replaced
                 logger.warning("the fleet stays as it is: {}", error)
             self._is_over.wait(LOOK_UP_S)

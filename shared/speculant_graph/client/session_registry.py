@@ -15,7 +15,7 @@ import numpy as np
 
 from speculant_graph.client.breaker import Breaker, is_refusal, retry_delay_s
 from speculant_graph.errors import DraftRequestError, SpeculantError, UnknownGraphError
-from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest
+from speculant_graph.rpc.step_messages import OpenRequest, OpenResponse
 from speculant_graph.types import DrafterStatistics, Feedback, SequenceStep, SessionOptions, TokenId
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Session:
             return True
         return _as_list(step.token_ids[sent - len(self.tail) : sent]) != self.tail
 
-    def note_sent(self, step: SequenceStep) -> None:
+    def record_sent(self, step: SequenceStep) -> None:
         """Record that the whole sequence of a step was sent."""
         self.num_sent = len(step.token_ids)
         self.tail = _as_list(step.token_ids[-_TAIL_TOKENS:])
@@ -210,7 +210,7 @@ class SessionRegistry:
             self._close(session.wire_id, self._opening_request(session).tenant)
         session.restart(self._wire_ids())
 
-    def note_lost(self, session: Session) -> None:
+    def record_lost(self, session: Session) -> None:
         """Record that the drafter no longer has a session."""
         session.restart(self._wire_ids())
         session.was_lost = True
@@ -222,7 +222,7 @@ class SessionRegistry:
             self._actions.append(OpenSession(session.opening))
         return session.opening
 
-    def note_opened(self, opening: Opening, outcome: OpenAnswer | SpeculantError, now_s: float) -> None:
+    def record_opened(self, opening: Opening, outcome: OpenResponse | SpeculantError, now_s: float) -> None:
         """Record the outcome of an opening."""
         session = opening.session
         error = outcome if isinstance(outcome, SpeculantError) else None

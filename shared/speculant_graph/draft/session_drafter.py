@@ -179,7 +179,7 @@ class SessionDrafter:
         if len(nodes) != len(rows):
             raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
         if len(nodes):
-            self.steps.add_rows(session_id, np.array(nodes, np.int64), _as_array(rows, 2))
+            self.steps.add_top_k(session_id, np.array(nodes, np.int64), _as_array(rows, 2))
 
     def draft(
         self,

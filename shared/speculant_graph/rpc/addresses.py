@@ -48,7 +48,7 @@ def plain_address(address: str) -> str:
     return address.removeprefix(_DNS_PREFIX)
 
 
-def look_up(address: str) -> tuple[str, ...]:
+def lookup(address: str) -> tuple[str, ...]:
     """Return every address that one of a client's list stands for; it may ask the network.
 
     Of a name with addresses of both IP versions, those of the version that the system prefers are taken: a machine that
@@ -100,7 +100,7 @@ def reachable_addresses(addresses: str) -> dict[str, str]:
     return {
         each: host_name(address)
         for address in split_addresses(addresses)
-        for each in look_up(address) or (plain_address(address),)
+        for each in lookup(address) or (plain_address(address),)
     }
 
 

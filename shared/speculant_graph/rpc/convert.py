@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from speculant_graph._core import RequestWriter, StepAnswer, read_answer, read_answer_step_id, read_step_id
+from speculant_graph._core import RequestWriter, StepResponse, read_answer, read_answer_step_id, read_step_id
 from speculant_graph.errors import (
     DrafterUnavailableError,
     DraftLimitError,
@@ -25,7 +25,7 @@ from speculant_graph.errors import (
     UnservedRequestError,
 )
 from speculant_graph.rpc.status import CODE_OF_NUMBER, advised_delay_s, from_status, to_status
-from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest
+from speculant_graph.rpc.step_messages import OpenRequest, OpenResponse
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES, STRATEGIES, StrategyName
 from speculant_graph.types import (
@@ -148,7 +148,7 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
     )
 
 
-def encode_open_answer(answer: OpenAnswer) -> pb.OpenSessionResponse:
+def encode_open_response(answer: OpenResponse) -> pb.OpenSessionResponse:
     """Return the message for ``answer``."""
     return pb.OpenSessionResponse(
         graph_generation=answer.graph_generation,
@@ -160,10 +160,10 @@ def encode_open_answer(answer: OpenAnswer) -> pb.OpenSessionResponse:
     )
 
 
-def decode_open_answer(message: pb.OpenSessionResponse) -> OpenAnswer:
+def decode_open_response(message: pb.OpenSessionResponse) -> OpenResponse:
     """Return the response to opening a session."""
     tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
-    return OpenAnswer(message.graph_generation, tokenizer, message.max_order, message.next_position)
+    return OpenResponse(message.graph_generation, tokenizer, message.max_order, message.next_position)
 
 
 def _digest_bytes(sha256: str) -> bytes:
@@ -190,7 +190,7 @@ def decode_step_answer(
     strategy: StrategyName,
     vocabulary_size: int,
     is_enveloped: bool = True,
-) -> StepAnswer:
+) -> StepResponse:
     """Return the response to a step.
 
     Args:

@@ -44,7 +44,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAnswer:
+class OpenResponse:
     """Answers :class:`OpenRequest`."""
 
     graph_generation: int

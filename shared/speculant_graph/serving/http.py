@@ -336,14 +336,14 @@ class AccessMiddleware:
             raise _too_large(most)
         is_handed_on = False
 
-        async def hand_on() -> Message:
+        async def replay_body() -> Message:
             nonlocal is_handed_on
             if is_handed_on:
                 return await receive()
             is_handed_on = True
             return {"type": "http.request", "body": bytes(body), "more_body": False}
 
-        return hand_on
+        return replay_body
 
 
 class _ClientLeftError(Exception):

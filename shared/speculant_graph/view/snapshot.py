@@ -21,8 +21,8 @@ def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: 
     It loads no other file, and its security policy forbids loading; text of the graph is data in it, never markup.
 
     Args:
-        listed: the page's initial data, from :func:`~speculant_graph.view.look_up.listed`.
-        answer: the answer to show, from :meth:`~speculant_graph.view.look_up.GraphLookUp.answer`.
+        listed: the page's initial data, from :func:`~speculant_graph.view.lookup.listed`.
+        answer: the answer to show, from :meth:`~speculant_graph.view.lookup.GraphLookup.answer`.
         name: name of the graph, for the title.
     """
     style, script, icon = _part("page.css"), _script(), _data_url("image/svg+xml", _part("icon.svg"))

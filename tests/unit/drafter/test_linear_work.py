@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from speculant_graph._core import SessionTable, StepAnswerer
+from speculant_graph._core import SessionTable, StepHandler
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.rpc import convert
@@ -57,7 +57,7 @@ def test_an_answer_of_many_distributions_is_written_in_one_go() -> None:
     vocabulary_size = 64
     text = [(index * index + index // 64) % vocabulary_size for index in range(20_000)]
     drafter = SessionDrafter(graph_of([text], 1, vocabulary_size), read_options=convert.decode_options)
-    answerer = StepAnswerer(
+    answerer = StepHandler(
         sessions_of(1),
         check_options=bytes,
         graph_of=lambda name, principal: (drafter.core, 1),

@@ -283,7 +283,7 @@ def test_a_graph_that_is_not_there_says_nothing_of_the_drafter(network: Network)
         network.settle_opening(0, missing)
         assert opening is not None
         assert not isinstance(opening, SpeculantError)
-        assert network.core.note_open(opening, network.now_s) is missing
+        assert network.core.record_open(opening, network.now_s) is missing
         running = network.begin([SequenceStep(2, [4, 5], 4)])
         network.work()
         while network.openings:

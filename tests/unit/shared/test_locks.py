@@ -87,7 +87,7 @@ def test_a_large_tree_gives_locks_back_and_is_the_same(drafter: SessionDrafter) 
 def test_a_step_with_a_long_prompt_is_taken_in_parts(drafter: SessionDrafter) -> None:
     table = _core.SessionTable(max_sessions=9, max_bytes=1 << 30, idle_timeout_ns=1 << 40, busy_ns=0)
     table.open(1, drafter.core, 1, "", drafter.learned.memory("").core, False, 0)
-    answerer = _core.StepAnswerer(
+    answerer = _core.StepHandler(
         table,
         check_options=bytes,
         graph_of=lambda name, principal: (drafter.core, 1),

@@ -13,7 +13,7 @@ from speculant_graph.rpc.addresses import (
     grpc_target,
     is_loopback,
     lasting_name,
-    look_up,
+    lookup,
     reachable_addresses,
     socket_path,
     split_addresses,
@@ -96,10 +96,10 @@ def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) ->
         return [(family, 0, 0, "", (address, port)) for family, address in known[host]]
 
     monkeypatch.setattr(addresses.socket, "getaddrinfo", resolve)
-    assert look_up("dns:///fleet:50051") == ("10.0.0.1:50051", "10.0.0.2:50051")
-    assert look_up("dns:///six:1") == ("[fd00::1]:1",)
-    assert look_up("dns:///nobody:1") == ()
-    assert look_up("fleet:1") == ("fleet:1",)
+    assert lookup("dns:///fleet:50051") == ("10.0.0.1:50051", "10.0.0.2:50051")
+    assert lookup("dns:///six:1") == ("[fd00::1]:1",)
+    assert lookup("dns:///nobody:1") == ()
+    assert lookup("fleet:1") == ("fleet:1",)
     assert reachable_addresses("unix:///d.sock, dns:///fleet:7,dns:///nobody:8") == {
         "unix:///d.sock": "", "10.0.0.1:7": "fleet", "10.0.0.2:7": "fleet", "nobody:8": "nobody"
     }  # fmt: skip

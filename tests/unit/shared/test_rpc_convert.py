@@ -17,18 +17,18 @@ from speculant_graph.errors import (
 )
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.status import CODE_OF_NUMBER, from_status
-from speculant_graph.rpc.step_messages import OpenAnswer, OpenRequest, SequenceStatus
+from speculant_graph.rpc.step_messages import OpenRequest, OpenResponse, SequenceStatus
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import Draft, DraftOptions, Feedback, Fingerprint, Proposal, SourceName
 from support import answer_reference
-from support.answer_reference import encode_step_answer
+from support.answer_reference import encode_step_response
 from support.sessions import values_of
 from support.step_values import (
-    SequenceAnswer,
     SequenceRequest,
-    StepAnswer,
+    SequenceResponse,
     StepRequest,
+    StepResponse,
     encode_step,
     values_of_answer,
 )
@@ -103,15 +103,15 @@ def drafts(draw: st.DrawFn, draft_id: int, has_proposals: bool, has_probabilitie
 
 
 @st.composite
-def step_answers(draw: st.DrawFn) -> StepAnswer:
+def step_answers(draw: st.DrawFn) -> StepResponse:
     draft_id = draw(st.integers(1, 2**64 - 1))
     draft = drafts(draft_id, draw(st.booleans()), draw(st.booleans()))
-    sequence = st.builds(SequenceAnswer, st.sampled_from(SequenceStatus), U64, draft, U64)
+    sequence = st.builds(SequenceResponse, st.sampled_from(SequenceStatus), U64, draft, U64)
     sequences = tuple(draw(st.lists(sequence, max_size=4)))
-    return StepAnswer(draw(U64), draft_id, sequences, draw(st.integers(0, 10**12)))
+    return StepResponse(draw(U64), draft_id, sequences, draw(st.integers(0, 10**12)))
 
 
-def decode_answer(payload: bytes, count: int) -> StepAnswer:
+def decode_answer(payload: bytes, count: int) -> StepResponse:
     budgets = [BUDGET] * count
     return values_of_answer(
         convert.decode_step_answer(
@@ -120,7 +120,7 @@ def decode_answer(payload: bytes, count: int) -> StepAnswer:
     )
 
 
-def comparable(answer: StepAnswer) -> Any:
+def comparable(answer: StepResponse) -> Any:
     """The answer with arrays as lists."""
     sequences = [
         (each.status, each.next_position, each.graph_generation, each.draft.draft_id, values_of(each.draft))
@@ -211,8 +211,8 @@ def enveloped(payload: bytes) -> bytes:
 
 
 @given(step_answers())
-def test_step_answers_come_back(answer: StepAnswer) -> None:
-    payload = encode_step_answer(answer)
+def test_step_answers_come_back(answer: StepResponse) -> None:
+    payload = encode_step_response(answer)
     assert comparable(decode_answer(payload, len(answer.sequences))) == comparable(answer)
     assert convert.read_answer_step_id(enveloped(payload)) == 3
     budgets = [BUDGET] * len(answer.sequences)
@@ -222,14 +222,14 @@ def test_step_answers_come_back(answer: StepAnswer) -> None:
     assert comparable(values_of_answer(decoded)) == comparable(answer)
 
 
-def outcome_of(decode: Callable[[bytes, int], StepAnswer], payload: bytes, count: int) -> Any:
+def outcome_of(decode: Callable[[bytes, int], StepResponse], payload: bytes, count: int) -> Any:
     try:
         return comparable(decode(payload, count))
     except DraftRequestError as error:
         return len(str(error).splitlines())
 
 
-def decode_slowly(payload: bytes, count: int) -> StepAnswer:
+def decode_slowly(payload: bytes, count: int) -> StepResponse:
     return answer_reference.decode_step_answer(
         payload, budgets=[BUDGET] * count, strategy="sampling", vocabulary_size=VOCABULARY_SIZE
     )
@@ -238,8 +238,10 @@ def decode_slowly(payload: bytes, count: int) -> StepAnswer:
 @pytest.mark.hostile
 @settings(max_examples=150)
 @given(step_answers(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3))
-def test_answers_are_read_as_protobuf_and_numpy_read_them(answer: StepAnswer, mutations: list[tuple[int, int]]) -> None:
-    payload, count = mutated(encode_step_answer(answer), mutations), len(answer.sequences)
+def test_answers_are_read_as_protobuf_and_numpy_read_them(
+    answer: StepResponse, mutations: list[tuple[int, int]]
+) -> None:
+    payload, count = mutated(encode_step_response(answer), mutations), len(answer.sequences)
     assert repr(outcome_of(decode_answer, payload, count)) == repr(outcome_of(decode_slowly, payload, count))
 
 
@@ -280,11 +282,11 @@ def test_the_later_outcome_counts(runs: list[tuple[bool, bytes]], step_id: int) 
         graph=st.text(max_size=5),
         learn=st.booleans(),
     ),
-    st.builds(OpenAnswer, U64, st.builds(Fingerprint, st.text(max_size=5), DIGESTS, U32), U32, U64),
+    st.builds(OpenResponse, U64, st.builds(Fingerprint, st.text(max_size=5), DIGESTS, U32), U32, U64),
 )
-def test_openings_come_back(request: OpenRequest, answer: OpenAnswer) -> None:
+def test_openings_come_back(request: OpenRequest, answer: OpenResponse) -> None:
     assert convert.decode_open_request(convert.encode_open_request(request)) == request
-    assert convert.decode_open_answer(convert.encode_open_answer(answer)) == answer
+    assert convert.decode_open_response(convert.encode_open_response(answer)) == answer
 
 
 def mutated(payload: bytes, mutations: list[tuple[int, int]]) -> bytes:

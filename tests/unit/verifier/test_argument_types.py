@@ -31,7 +31,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "draft_model": ("my-model",),
     "record": ("records",),
     "target": ("my-model", object()),
-    "must_fit": (1,),
+    "require_same_tokenizer": (1,),
     "drafter": (object(), "adaptive", LocalDrafter),
 }
 
@@ -80,7 +80,7 @@ def test_the_builder_takes_no_tokenizer_but_a_name(name: Any) -> None:
 @pytest.mark.parametrize("wrong", ["1", None, 1.5, {1: 2}, object()])
 def test_look_ups_refuse_what_is_neither_ids_nor_a_number(wrong: Any) -> None:
     graph = small_graph()
-    look_ups = [
+    lookups = [
         lambda: graph.count(wrong),
         lambda: graph.match(wrong),
         lambda: graph.match_order([1], wrong),
@@ -95,9 +95,9 @@ def test_look_ups_refuse_what_is_neither_ids_nor_a_number(wrong: Any) -> None:
         lambda: graph.ngrams(1, wrong),
         lambda: list(graph.contexts(wrong)),
     ]
-    for number, look_up in enumerate(look_ups):
+    for number, lookup in enumerate(lookups):
         with pytest.raises(GraphError) as caught:
-            look_up()
+            lookup()
         assert "; " in str(caught.value), number
     with pytest.raises(GraphError):
         graph.count(5)  # type: ignore[arg-type]

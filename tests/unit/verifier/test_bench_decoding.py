@@ -35,14 +35,14 @@ def emitted(run):
 
 
 def records(requests):
-    return [request.forced for request in requests]
+    return [request.teacher_forced for request in requests]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 6])
 @pytest.mark.parametrize("shape", [knowing, knowing_tree])
 def test_our_engine_writes_the_record_whatever_is_drafted(gpt_oss, rows, shape):
     requests = requests_of(rows, RAGGED)
-    references = [(*request.prompt, *request.forced) for request in requests]
+    references = [(*request.prompt, *request.teacher_forced) for request in requests]
     script = shape(references, 0.7, 250) if shape is knowing else shape(references, 250)
     run = EngineDecoding(gpt_oss, ScriptedDrafter(script), DraftConfig(k=6), rows).decode(requests)
     assert emitted(run) == records(requests)
@@ -70,7 +70,7 @@ def test_transformers_writes_the_record_and_prompt_lookup_profits_from_it(gpt_os
 
 def test_without_a_record_the_model_chooses_and_all_ways_agree(gpt_oss):
     forced = requests_of(3, RAGGED)
-    requests = [replace(request, forced=None) for request in forced]
+    requests = [replace(request, teacher_forced=None) for request in forced]
     config = GenerationConfig(ignore_end_tokens=True)
     ways = {
         "plain": EngineDecoding(gpt_oss, NullDrafter(), PLAIN, 1, config).decode,

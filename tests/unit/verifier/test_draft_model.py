@@ -15,12 +15,12 @@ from speculant_graph.errors import TokenizerMismatchError
 from speculant_graph.types import Draft
 from speculant_verifier.draft_model.draft_budget import LEAST_GAIN, DraftPrice
 from speculant_verifier.draft_model.factory import load_draft_model
-from speculant_verifier.draft_model.tree import DraftTree, Reliability, Situation
+from speculant_verifier.draft_model.tree import DraftTree, Features, Reliability
 from speculant_verifier.speculation import CostPoint, CostTable, ObservedCosts
 from support.draft_models import flat
 from support.tiny_models import tiny_gpt_oss
 
-ROOT = Situation(is_root=True, sureness=0.6)
+ROOT = Features(is_root=True, confidence=0.6)
 
 
 def learned(num_tokens, right_of_ngrams, right_of_model, seed=0):

@@ -15,7 +15,7 @@ from speculant_verifier.engine.totals import EngineTotals
 
 class Part:
     def __init__(self, name: str, degrees: int) -> None:
-        self.reducible, self.left, self.degrees = name, degrees, degrees
+        self.degradable, self.left, self.degrees = name, degrees, degrees
 
     def reduce(self) -> int | None:
         if not self.left:
@@ -54,7 +54,7 @@ def test_caches_are_cleared_and_parts_are_reduced_in_order_and_restored_last_fir
     parts, spare, totals = [Part("rows", 1), Part("nodes", 2)], [-1], EngineTotals()
     cache, target = Kept(), SimpleNamespace(free_memory=lambda: None)
     memory = MemoryPressure(target, [cache], parts, lambda: spare[0], totals)
-    assert memory.relieve()
+    assert memory.shed()
     assert cache.num_bytes == 0
     assert totals.num_reductions_in_force == 0, "nothing is reduced where caches suffice"
     cache.num_bytes = 50
@@ -71,7 +71,7 @@ def test_caches_are_cleared_and_parts_are_reduced_in_order_and_restored_last_fir
     assert seen == [(0, 2), (0, 1), (0, 0), (0, 0), (0, 0)]
     assert totals.num_reductions == {"rows": 1, "nodes": 2}
     assert totals.num_reductions_in_force == 3
-    assert not memory.relieve()
+    assert not memory.shed()
     seen.clear()
     spare[0] = 120
     look(60.0)

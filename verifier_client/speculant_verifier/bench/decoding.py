@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from speculant_graph.bench.report import Tell, alternate
+from speculant_graph.bench.report import Progress, alternate
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
 from speculant_graph.types import Drafter, TokenId
 from speculant_verifier.bench.workload import BenchRequest
@@ -117,10 +117,10 @@ class EngineDecoding:
         from speculant_verifier.rules import teacher_forced
 
         settings: dict[str, object] = {"max_tokens": request.max_tokens}
-        if request.forced is not None:
+        if request.teacher_forced is not None:
             settings["ignore_end_tokens"] = True
         config = self._generation.model_copy(update=settings)
-        wrap_target = None if request.forced is None else teacher_forced(request.forced)
+        wrap_target = None if request.teacher_forced is None else teacher_forced(request.teacher_forced)
         return Request(index, request.prompt, config, grammar=request.grammar, wrap_target=wrap_target)
 
 
@@ -203,7 +203,7 @@ class Trials:
         for index, (request, row, plain) in enumerate(
             zip(self.requests, self.rows(way), self.rows(reference), strict=True)
         ):
-            expected = plain.token_ids if request.forced is None else list(request.forced)
+            expected = plain.token_ids if request.teacher_forced is None else list(request.teacher_forced)
             if row.token_ids != expected:
                 pairs = zip(row.token_ids, expected, strict=False)
                 found.append((index, sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))))
@@ -216,7 +216,7 @@ class Trials:
 
 
 def interleaved(
-    ways: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Tell | None = None
+    ways: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Progress | None = None
 ) -> Trials:
     """Decode requests with every variant, interleaved.
 

@@ -219,9 +219,9 @@ def _decode(
 ) -> DecodingStatistics:
     """Decode with trees of at most this many nodes; without drafts only the beginnings."""
     if not nodes:
-        beginnings = [(request.forced or ())[:_PLAIN_TOKENS] for request in requests]
+        beginnings = [(request.teacher_forced or ())[:_PLAIN_TOKENS] for request in requests]
         requests = [
-            replace(request, max_tokens=len(forced), forced=forced)
+            replace(request, max_tokens=len(forced), teacher_forced=forced)
             for request, forced in zip(requests, beginnings, strict=True)
         ]
     draft = DraftConfig(k=nodes, max_depth=min(255, max(24, nodes)))
@@ -242,7 +242,7 @@ def _decode(
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
     """Return the model's logits after a prompt and a tree of the output and a copy of its beginning."""
     request = next(iter(plan.workloads.values()))[0]
-    output = request.forced or ()
+    output = request.teacher_forced or ()
     again = output[:8]
     draft = Draft(output + again, (*range(len(output)), 0, *range(len(output) + 1, len(output) + len(again))))
     cache = target.new_cache(1)

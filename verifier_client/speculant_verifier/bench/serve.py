@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, SecretStr
 
 from speculant_graph.bench.processes import OwnDrafter, await_health, free_port, running_module
-from speculant_graph.bench.report import Tell, begin, print_report, show_build
+from speculant_graph.bench.report import Progress, begin, print_report, show_build
 from speculant_graph.errors import ConfigError, SpeculantError
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.rpc.addresses import MAX_PORT, host_stays_local
@@ -143,7 +143,7 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
                 show = begin(f"{way}, round {index + 1}")
                 may_kill = asyncio.Event()
 
-                def tell(done: int, total: int, show: Tell = show, may_kill: asyncio.Event = may_kill) -> None:
+                def tell(done: int, total: int, show: Progress = show, may_kill: asyncio.Event = may_kill) -> None:
                     show(done, total)
                     if 4 * done >= total:
                         may_kill.set()
@@ -187,7 +187,7 @@ async def _model(session: httpx2.AsyncClient) -> str:
 
 
 async def _ask_all(
-    session: httpx2.AsyncClient, prompts: Sequence[str], fields: Mapping[str, Any], num_streams: int, tell: Tell
+    session: httpx2.AsyncClient, prompts: Sequence[str], fields: Mapping[str, Any], num_streams: int, tell: Progress
 ) -> list[Answer]:
     """Send all prompts with limited concurrency; the n-th has the seed n. Failures are recorded, not raised."""
     answers = [Answer() for _ in prompts]

@@ -52,7 +52,7 @@ def decode_transformers(
         more: further arguments of ``generate``.
     """
     [request] = requests
-    ends = [] if request.forced is not None or config.ignore_end_tokens else sorted(target.end_token_ids)
+    ends = [] if request.teacher_forced is not None or config.ignore_end_tokens else sorted(target.end_token_ids)
     choices: dict[str, Any] = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
     if config.temperature:
         choices = {
@@ -97,8 +97,8 @@ def _forced_output(model: nn.Module, request: BenchRequest) -> Iterator[None]:
         logits: Tensor = output.logits
         for node, position in enumerate(given["position_ids"][0, -logits.shape[1] :].tolist()):
             offset = position + 1 - len(request.prompt)
-            if request.forced is not None and 0 <= offset < len(request.forced):
-                logits[0, node, request.forced[offset]] = _LOGIT
+            if request.teacher_forced is not None and 0 <= offset < len(request.teacher_forced):
+                logits[0, node, request.teacher_forced[offset]] = _LOGIT
 
     handle = model.register_forward_hook(force, with_kwargs=True)
     try:

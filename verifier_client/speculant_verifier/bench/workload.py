@@ -43,7 +43,7 @@ class BenchRequest:
     """At least one token."""
     max_tokens: int
     """Most tokens to decode."""
-    forced: tuple[TokenId, ...] | None = None
+    teacher_forced: tuple[TokenId, ...] | None = None
     """Forced output, ``max_tokens`` tokens; None: the model's own choice."""
     grammar: Grammar | None = None
     """The output's schema or grammar."""

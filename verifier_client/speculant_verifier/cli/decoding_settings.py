@@ -49,7 +49,7 @@ class DecodingSettings(CommandSettings):
         has_ngrams = bool(self.graph_path) or bool(self.client.address)
         return suited(self.draft, self.generation, Sources(has_ngrams, bool(self.draft_model.name)))
 
-    def open_decoder(self, *, must_fit: bool = True) -> SpeculativeDecoder:
+    def open_decoder(self, *, require_same_tokenizer: bool = True) -> SpeculativeDecoder:
         """Load the model and open its drafter, with a warning if there is none."""
         from speculant_verifier.decoder import SpeculativeDecoder
         from speculant_verifier.model.progress import quiet_transformers
@@ -62,7 +62,7 @@ class DecodingSettings(CommandSettings):
             self.verifier,
             draft,
             client_config=self.client,
-            must_fit=must_fit,
+            require_same_tokenizer=require_same_tokenizer,
             draft_model=self.draft_model,
             record=self.record,
         )

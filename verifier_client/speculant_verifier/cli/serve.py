@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         return VerifierServer(
             settings.service,
             settings.generation,
-            partial(settings.open_decoder, must_fit=False),
+            partial(settings.open_decoder, require_same_tokenizer=False),
             settings.verifier.max_batch_size,
             make_learning if settings.train.min_failures else None,
             settings.access,

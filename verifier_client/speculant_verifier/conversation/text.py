@@ -30,7 +30,7 @@ Prompts = list[str] | list[list[TokenId]] | list[Prompt]
 """Several prompts. A list, because a text is a sequence of texts, too."""
 
 
-def hint_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
+def draft_prefix_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
     """Return a prediction appended to the end of its prompt, so that drafters match it when the output begins."""
     return (*prompt[-_TAIL:], *prediction)
 
@@ -156,7 +156,7 @@ class Batch:
                 grammar = target.grammar(config, token_ids)
             except GenerationError as error:
                 token_ids, refusal = (), error
-            hint = hint_of(token_ids, self._token_ids(config.prediction)) if config.prediction else ()
+            draft_prefix = draft_prefix_of(token_ids, self._token_ids(config.prediction)) if config.prediction else ()
             for sample in range(config.n):
                 self._sources.append((index, sample))
                 self._texts.append(Detokenizer(target.decode, config.stop))
@@ -168,7 +168,7 @@ class Batch:
                         settings,
                         stop_check=Detokenizer(target.decode, config.stop).stop_within if config.stop else None,
                         grammar=grammar,
-                        hint=hint,
+                        draft_prefix=draft_prefix,
                         shared_length=shared_length,
                         refusal=refusal,
                         session=session,

@@ -106,7 +106,7 @@ class DraftPrice:
         """Record the duration of the model's pass over ``width`` tokens per row, with its overhead."""
         self._draft.observe(num_rows, num_rows * width, seconds)
 
-    def note_target(self, seconds: float) -> None:
+    def record_target(self, seconds: float) -> None:
         """Record the duration of the target's pass."""
         self.allowance.add_pass(seconds)
 

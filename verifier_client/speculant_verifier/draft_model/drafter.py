@@ -140,7 +140,7 @@ class ModelDrafter:
 
     def observe(self, report: PassReport) -> float:
         """Record the duration of the target's pass; return that of the model's own passes since the last report."""
-        self._price.note_target(report.seconds)
+        self._price.record_target(report.seconds)
         weighed_s, self._reported_s = self.passes_s - self._reported_s, self.passes_s
         return weighed_s
 
@@ -204,9 +204,9 @@ class ModelDrafter:
         if session.is_asked and self._price.rate:
             num_saved = len(emitted) - 1 - session.tree.num_followed(emitted, session.baseline)
             self._price.allowance.add(num_saved / self._price.rate)
-        self._note_hits(session, session.tree.learn(emitted, self._reliability))
+        self._record_hits(session, session.tree.learn(emitted, self._reliability))
 
-    def _note_hits(self, session: Session, hits: Sequence[bool]) -> None:
+    def _record_hits(self, session: Session, hits: Sequence[bool]) -> None:
         """Record whether the model was right, token by token."""
         self._hits.extend(hits)
         for is_right in hits:
@@ -349,7 +349,7 @@ class ModelDrafter:
         rows = self._passes.run(list(members.values()), nodes, width)
         for (index, cached), top in zip(members.items(), rows, strict=True):
             each = batch[index]
-            self._note_hits(each, cached.hits)  # whether it was right about the tokens that it has just read
+            self._record_hits(each, cached.hits)  # whether it was right about the tokens that it has just read
             cached.hits = []
             if fills:
                 grow(each.tree, chosen[index], top, self._reliability, self._shape(each.step))

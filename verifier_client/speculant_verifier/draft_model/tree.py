@@ -22,9 +22,9 @@ from typing import NamedTuple
 from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, DraftSourceName, TokenId
 
-_SURENESS = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
+_CONFIDENCES = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
 """Bounds of the classes of the best candidate's probability; below the first bound there is no candidate."""
-_CLASSES = len(_SURENESS) + 1
+_CLASSES = len(_CONFIDENCES) + 1
 _UNSEEN = 1e-4
 """Probability of a token that neither source has."""
 _SHARE_MEMORY, _BIN_MEMORY, _RIGHT_MEMORY = 0.998, 0.998, 0.97
@@ -36,11 +36,11 @@ _SMALLEST = 2.0**-10
 Candidate = tuple[TokenId, float]
 
 
-class Situation(NamedTuple):
+class Features(NamedTuple):
     """Features of a node that predict how useful the model is there."""
 
     is_root: bool
-    sureness: float
+    confidence: float
     """At the root, the recent rate at which the model was right in this sequence; below, the probability of the
     node."""
 
@@ -59,12 +59,14 @@ class Reliability:
     def __init__(self) -> None:
         """Begin with equal shares if both have candidates."""
         self._shares = [[_SHARE_PRIOR, 0.5 * _SHARE_PRIOR] for _ in range(_CLASSES * _CLASSES)]
-        for sureness in range(_CLASSES):
-            self._shares[sureness] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # without candidates of n-grams
+        for confidence in range(_CLASSES):
+            self._shares[confidence] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # without candidates of n-grams
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
         # By features: visits, and how often the model was right. The prior assumes a good model.
         self._model = [
-            [_RIGHT_PRIOR, (0.4 + 0.6 * sureness) * _RIGHT_PRIOR] for _ in range(2) for sureness in (0.0, *_SURENESS)
+            [_RIGHT_PRIOR, (0.4 + 0.6 * confidence) * _RIGHT_PRIOR]
+            for _ in range(2)
+            for confidence in (0.0, *_CONFIDENCES)
         ]
         # By features and the n-grams' confidence: how often the next token was drafted.
         self._mixed = [[0.0, 0.0] for _ in range(len(self._model) * _CLASSES)]
@@ -87,7 +89,7 @@ class Reliability:
         ngrams: Sequence[Candidate],
         row: Sequence[Candidate],
         token_id: TokenId,
-        situation: Situation,
+        features: Features,
         *,
         is_drafted: bool,
     ) -> bool:
@@ -97,14 +99,14 @@ class Reliability:
             ngrams: candidates of the n-grams.
             row: candidates of the model.
             token_id: the token that followed.
-            situation: features of the node.
+            features: features of the node.
             is_drafted: whether the token was drafted there.
 
         Returns:
             Whether it was the model's most probable token.
         """
         is_right = bool(row) and row[0][0] == token_id
-        kind = _kind_of(situation)
+        kind = _kind_of(features)
         for counts, was_right in (
             (self._model[kind], is_right),
             (self._mixed[kind * _CLASSES + _class_of(ngrams)], is_drafted),
@@ -125,9 +127,9 @@ class Reliability:
         share[1] = share[1] * _SHARE_MEMORY + of_model / (of_model + of_ngrams)
         return is_right
 
-    def gain(self, ngrams: Sequence[Candidate], situation: Situation) -> float:
+    def gain(self, ngrams: Sequence[Candidate], features: Features) -> float:
         """Return the expected gain of running the model: the rise of the probability that it drafts the next token."""
-        kind = _kind_of(situation)
+        kind = _kind_of(features)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
         expected = max(before, hits / visits)
@@ -164,11 +166,11 @@ class Reliability:
 
 
 def _class_of(candidates: Sequence[Candidate]) -> int:
-    return bisect_right(_SURENESS, candidates[0][1]) if candidates else 0
+    return bisect_right(_CONFIDENCES, candidates[0][1]) if candidates else 0
 
 
-def _kind_of(situation: Situation) -> int:
-    return situation.is_root * _CLASSES + bisect_right(_SURENESS, situation.sureness)
+def _kind_of(features: Features) -> int:
+    return features.is_root * _CLASSES + bisect_right(_CONFIDENCES, features.confidence)
 
 
 def _bin_of(probability: float, kind: int) -> int:
@@ -202,14 +204,14 @@ class Node:
 class DraftTree:
     """The tree of one sequence in one step."""
 
-    def __init__(self, draft: Draft, sureness: float = 0.5) -> None:
+    def __init__(self, draft: Draft, confidence: float = 0.5) -> None:
         """Begin with the n-grams' draft.
 
         Args:
             draft: nodes and their path probabilities.
-            sureness: recent rate at which the model was right in this sequence.
+            confidence: recent rate at which the model was right in this sequence.
         """
-        self.nodes = [Node(-1, -1, 0, sureness)]
+        self.nodes = [Node(-1, -1, 0, confidence)]
         self.drafted: frozenset[int] = frozenset()
         """Nodes of the final draft."""
         for index, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
@@ -238,7 +240,7 @@ class DraftTree:
             (node, expected further accepted tokens).
         """
         return [
-            (index, node.path * reliability.gain(node.ngrams, self._situation(index)))
+            (index, node.path * reliability.gain(node.ngrams, self._features(index)))
             for index in (0, *chosen)
             if (node := self.nodes[index]).written < 0 and node.depth < max_depth
         ]
@@ -322,7 +324,7 @@ class DraftTree:
             if node.row:
                 is_drafted = child in self.drafted
                 found.append(
-                    reliability.learn(node.ngrams, node.row, token_id, self._situation(index), is_drafted=is_drafted)
+                    reliability.learn(node.ngrams, node.row, token_id, self._features(index), is_drafted=is_drafted)
                 )
             if child < 0:
                 break
@@ -338,8 +340,8 @@ class DraftTree:
                 return count
         return len(emitted)
 
-    def _situation(self, index: int) -> Situation:
-        return Situation(index == 0, self.nodes[index].conditional)
+    def _features(self, index: int) -> Features:
+        return Features(index == 0, self.nodes[index].conditional)
 
     def _child(self, index: int, token_id: TokenId) -> int:
         children = self.nodes[index].children

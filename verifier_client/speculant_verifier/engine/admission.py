@@ -15,7 +15,7 @@ from speculant_verifier.model import TargetModel
 class Admission:
     """Gives rows of the cache to sequences; all rows, as long as the longest may get, stay below the bound."""
 
-    reducible = "requests at once"
+    degradable = "requests at once"
 
     def __init__(self, target: TargetModel, config: VerifierConfig, most_nodes: int, prefill_chunk: int) -> None:
         """Take the bounds.

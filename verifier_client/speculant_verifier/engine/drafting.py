@@ -38,7 +38,7 @@ _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "t
 class Drafting:
     """Gets a draft for every sequence of a step."""
 
-    reducible = "drafted nodes"
+    degradable = "drafted nodes"
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Drafting:
         limits = [self._limit(each, depth) for each, depth in zip(sequences, deepest, strict=True)]
         for each, depth in zip(sequences, deepest, strict=True):
             if not each.has_session and depth and self._budget(each) and self.wants(each):
-                self._note_without(each)  # as the drafter refused to open a session
+                self._record_without(each)  # as the drafter refused to open a session
         histories = [each.history if self._is_priced(each) else None for each in sequences]
         budgets = self._controller.budgets(histories, limits) if any(limits) else limits
         if not any(budgets) and not any(map(_is_formed, sequences)):
@@ -100,7 +100,7 @@ class Drafting:
         steps = [
             SequenceStep(
                 each.session_id,
-                [*each.request.hint, *each.token_ids] if each.request.hint else each.token_ids,
+                [*each.request.draft_prefix, *each.token_ids] if each.request.draft_prefix else each.token_ids,
                 budgets[index],
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
@@ -127,7 +127,7 @@ class Drafting:
             drafts[index] = draft.part(shallow[index])
         if answer is None or self._drafter.state == "unavailable":
             for index in asked:
-                self._note_without(sequences[index])
+                self._record_without(sequences[index])
         for index, sequence in enumerate(sequences):
             if _is_formed(sequence):
                 most = min(self._budget(sequence), deepest[index])
@@ -143,7 +143,7 @@ class Drafting:
             times.draft_s += elapsed_s
         return drafts
 
-    def _note_without(self, sequence: ActiveSequence) -> None:
+    def _record_without(self, sequence: ActiveSequence) -> None:
         sequence.num_steps_without_drafter += 1
         self._totals.num_steps_without_drafter += 1
 

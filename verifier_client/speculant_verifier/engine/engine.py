@@ -53,7 +53,7 @@ class Engine:
         draft: DraftConfig,
         *,
         budget: StepBudget | None = None,
-        must_fit: bool = True,
+        require_same_tokenizer: bool = True,
         record: RecordConfig | None = None,
         identity: RecordIdentity | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -66,7 +66,7 @@ class Engine:
             config: batch, memory.
             draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
             budget: what drafts may cost; None: passes cost what they do on a typical machine.
-            must_fit: whether it is an error if the drafter's tokenizer is another one when it is first asked.
+            require_same_tokenizer: whether it is an error if the drafter's tokenizer is another one when it is first asked.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
             identity: what records hold that does not come from the engine; the caller may change it at any time.
             prefill_chunk: most tokens of prompts that are read between two steps of the sequences that are running.
@@ -80,7 +80,7 @@ class Engine:
         self._failed: list[StepOutput] = []
         self._numbers = itertools.count()
         self._has_emitted = self._has_warned = False
-        self._must_fit = must_fit
+        self._require_same_tokenizer = require_same_tokenizer
         self._is_full = False  # the first that waits does not fit with those that run
         self.totals = EngineTotals()
         """Times and counts since the engine was made."""
@@ -219,7 +219,7 @@ class Engine:
         outputs, self._failed = self._failed, []
         active = list(self._running)
         if self.logits_cache.bound:
-            outputs += self._verification.emit_known(active)
+            outputs += self._verification.emit_cached(active)
         ended = [output.sequence for output in outputs if output.finish_reason is not None]
         left = [sequence for sequence in active if sequence not in ended]
         if unread := [each for each in left if _num_pending(each) > MOST_PENDING]:
@@ -277,7 +277,7 @@ class Engine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if not self._pressure.relieve():
+                if not self._pressure.shed():
                     self._failed.append(_failure(self._waiting.popleft(), out_of_memory()))
                 continue
             self._running.append(self._waiting.popleft())
@@ -297,7 +297,7 @@ class Engine:
             sequence.has_session, self._has_warned = True, False
         except TokenizerMismatchError as error:
             self._drafter.finish(sequence.session_id)
-            if self._must_fit and not self._has_emitted:
+            if self._require_same_tokenizer and not self._has_emitted:
                 raise
             if not self._has_warned:
                 logger.warning("the drafter has another tokenizer, going on without drafts: {}", error)
@@ -341,7 +341,7 @@ class Engine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            if self._pressure.relieve():
+            if self._pressure.shed():
                 continue
             youngest = max(left, key=lambda each: each.number)
             left.remove(youngest)

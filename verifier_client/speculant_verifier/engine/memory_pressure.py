@@ -34,7 +34,7 @@ class Cache(Protocol):
 class Reducible(Protocol):
     """A part of an engine that can do with less memory."""
 
-    reducible: str
+    degradable: str
     """What of it is reduced, for messages and metrics."""
 
     def reduce(self) -> int | None:
@@ -66,7 +66,7 @@ class MemoryPressure:
         """
         self._target, self._caches, self._parts, self._spare = target, caches, parts, spare
         self._totals = totals
-        totals.num_reductions.update((part.reducible, 0) for part in parts)
+        totals.num_reductions.update((part.degradable, 0) for part in parts)
         self._reduced: list[tuple[Reducible, int]] = []
         self._due_s = self._calm_s = 0.0
 
@@ -95,9 +95,9 @@ class MemoryPressure:
                 self._calm_s = now_s + _CALM_S
                 part.restore()
                 self._totals.num_reductions_in_force -= 1
-                logger.info("there is memory again: more {}", part.reducible)
+                logger.info("there is memory again: more {}", part.degradable)
 
-    def relieve(self) -> bool:
+    def shed(self) -> bool:
         """Clear the caches, or reduce the first part that has something left; False if there is nothing to give up."""
         self._target.free_memory()
         return self._clear() or self._reduce()
@@ -116,10 +116,10 @@ class MemoryPressure:
                 logger.warning(
                     "memory is short, of the machine, its container or verifier.memory_budget: fewer {} until "
                     "there is more; see docs/offloading.md",
-                    part.reducible,
+                    part.degradable,
                 )
                 self._reduced.append((part, num_bytes))
-                self._totals.num_reductions[part.reducible] += 1
+                self._totals.num_reductions[part.degradable] += 1
                 self._totals.num_reductions_in_force += 1
                 self._calm_s = time.monotonic() + _CALM_S
                 return True

@@ -43,7 +43,7 @@ class Request:
     """Finds the end of the text by its characters."""
     grammar: Grammar | None = None
     """Form of the output."""
-    hint: tuple[TokenId, ...] = ()
+    draft_prefix: tuple[TokenId, ...] = ()
     """Tokens that drafts come from as if they stood before the prompt; the model does not see them."""
     wrap_target: TargetWrapper | None = None
     """Replaces the model's choices, as teacher forcing does; None: the model's own count."""

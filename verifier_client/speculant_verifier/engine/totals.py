@@ -90,7 +90,7 @@ class EngineTotals:
     request_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds from a request's arrival to its end."""
 
-    def note_pass(self, seconds: float, num_rows: int, num_nodes: int) -> None:
+    def record_pass(self, seconds: float, num_rows: int, num_nodes: int) -> None:
         """Count a pass over drafts.
 
         Args:

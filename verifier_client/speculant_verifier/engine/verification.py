@@ -45,7 +45,7 @@ class Verification:
         self._records = records
         self._logits_cache = logits_cache
 
-    def emit_known(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
+    def emit_cached(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
         outputs: list[StepOutput] = []
         for sequence in sequences:
@@ -82,7 +82,7 @@ class Verification:
             assert each.sampler is not None
             contexts.append(RowContext(each.sampler, each.token_ids, draft))
         targets = targets_of(logits, contexts)
-        self._note_feedback(sequences, drafts, logits)
+        self._record_feedback(sequences, drafts, logits)
         outcomes = [
             self._outcome(each, draft, target, logits[index])
             for index, (each, draft, target) in enumerate(zip(sequences, drafts, targets, strict=True))
@@ -119,7 +119,7 @@ class Verification:
             each.num_cached += len(kept.get(each.row, ()))
         clock.append(time.perf_counter())
         num_nodes = sum(1 + len(draft.token_ids) for draft in drafts)
-        self._totals.note_pass(clock[1] - clock[0], len(sequences), num_nodes)
+        self._totals.record_pass(clock[1] - clock[0], len(sequences), num_nodes)
         for times in (self._totals.times, *(each.times for each in sequences)):
             times.forward_s += clock[1] - clock[0]
             times.stall_s += stall_s
@@ -154,7 +154,7 @@ class Verification:
             reason = "length"
         return _Outcome(verdict, StepOutput(sequence, token_ids, len(path), reason, logprobs))
 
-    def _note_feedback(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
+    def _record_feedback(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
         """Note what the drafter is to learn of its drafts, by the indices that their nodes have in its message."""
         if not self._row_width or not any(draft.draft_id for draft in drafts):
             return

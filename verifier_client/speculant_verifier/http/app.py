@@ -307,7 +307,7 @@ class GenerationResponse(Response):
         """
         del scope
         answering = asyncio.create_task(self._stream(send) if self._is_stream else self._send_whole(send))
-        leaving = asyncio.create_task(_departure(receive))
+        leaving = asyncio.create_task(_wait_disconnect(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -354,7 +354,7 @@ def _event(frames: bytes, *, more_body: bool = True) -> Message:
     return {"type": "http.response.body", "body": frames, "more_body": more_body}
 
 
-async def _departure(receive: Callable[[], Awaitable[Message]]) -> None:
+async def _wait_disconnect(receive: Callable[[], Awaitable[Message]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -73,7 +73,7 @@ def one_line_of_ignored() -> Iterator[None]:
             logger.debug("ignored: {}", ", ".join(map(repr, dict.fromkeys(names))))
 
 
-def note_ignored(name: str) -> None:
+def record_ignored(name: str) -> None:
     """Add what is ignored to the line that :func:`one_line_of_ignored` writes."""
     names = _ignored.get()
     if names is not None and len(names) < _MAX_NAMED:
@@ -108,7 +108,7 @@ class Schema(BaseModel):
             is_refused = cls.refuses_unknown or name in cls.refused or (index < _MAX_COMPARED and _resembles(name, cls))
             num_refused += is_refused
             if not is_refused:
-                note_ignored(name)
+                record_ignored(name)
             if not is_refused or num_refused > _MAX_UNKNOWN:
                 del given[name]
         return given

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from speculant_verifier.http.fields import Schema, note_ignored, require_fields, text_or_list
+from speculant_verifier.http.fields import Schema, record_ignored, require_fields, text_or_list
 from speculant_verifier.http.schemas import (
     AnyRequest,
     Content,
@@ -109,7 +109,7 @@ def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
         return {"type": "function_call", "call_id": values["call_id"], "name": name, "arguments": arguments}
     if values.get("role") in _ROLES and values.get("content") is not None:
         return {"type": "message", "role": values["role"], "content": values["content"]}
-    note_ignored(f"item {kind}")
+    record_ignored(f"item {kind}")
     return {"type": kind}
 
 
@@ -159,7 +159,7 @@ class ReasoningOptions(Schema):
 def _known_of_include(names: list[str]) -> list[str]:
     for name in names:
         if name not in (WANTS_SEAL, WANTS_LOGPROBS):
-            note_ignored(f"include {name}")
+            record_ignored(f"include {name}")
     return names
 
 

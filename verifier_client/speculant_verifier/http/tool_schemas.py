@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from speculant_verifier.http.fields import Schema, note_ignored, require_fields
+from speculant_verifier.http.fields import Schema, record_ignored, require_fields
 
 MAX_TOOLS = 128
 MAX_CALLS = 1024
@@ -203,7 +203,7 @@ def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
     """Return a tool as it is; of an unknown type nothing but that, as its fields may be anything."""
     if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] in known:
         return values
-    note_ignored(f"tool {values['type']}")
+    record_ignored(f"tool {values['type']}")
     return {"type": values["type"]}
 
 

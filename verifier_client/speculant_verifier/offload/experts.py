@@ -74,7 +74,7 @@ class ExpertPool:
         self._held: dict[_Expert, int] = {}
         self._num_slots = num_slots
         self._free = list(range(num_slots))
-        self._is_torn = False  # a pass has ended while experts were being read
+        self._is_dirty = False  # a pass has ended while experts were being read
         self._reading: dict[_Expert, list[Any]] = {}
         self._routers = routers
         self._guessed: list[_Expert] = []
@@ -91,7 +91,7 @@ class ExpertPool:
 
     def resize(self, num_slots: int) -> None:
         """Change the number of slots in use, between passes; memory of unused slots is freed."""
-        was_torn, self._is_torn = self._is_torn, True
+        was_dirty, self._is_dirty = self._is_dirty, True
         self._give_up(())
         for _, parts in self._leaving:
             self._source.wait(parts)
@@ -107,7 +107,7 @@ class ExpertPool:
             first = -(-num_slots * pool[0].nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             if memory is not None and first < len(memory):
                 memory.madvise(mmap.MADV_DONTNEED, first)
-        self._is_torn = was_torn
+        self._is_dirty = was_dirty
 
     def _kept(self, stored: StoredTensor | Tensor, like: Tensor) -> Tensor:
         tensor = like.new_empty(stored.shape)
@@ -119,17 +119,17 @@ class ExpertPool:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden, chosen, *rest = args
         wanted = [(layer, index) for index in torch.unique(chosen).tolist()]
-        if self._is_torn:
+        if self._is_dirty:
             self._source.drain()
             self._forget()
-        self._is_torn = True
+        self._is_dirty = True
         self._give_up(wanted)
         self.num_wanted += len(wanted)
         self.num_found += sum(expert in self._held for expert in wanted)
         self._fetch(layer, wanted, hidden)
         if layer + 1 < len(self._modules) and len(wanted) < _MOST * self._num_experts:
             self._guess(layer + 1, hidden, wanted)
-        self._is_torn = False
+        self._is_dirty = False
         return (hidden, self._slots[layer][chosen], *rest), kwargs
 
     def _guess(self, layer: int, hidden: Tensor, kept: Sequence[_Expert]) -> None:

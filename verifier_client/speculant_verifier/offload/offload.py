@@ -57,7 +57,7 @@ class LayerStream:
         self._turn: list[int] = []  # layers that are fetched
         self._fetching: dict[int, tuple[list[Tensor], list[Any]]] = {}
         self._next = 0  # index of the next streamed layer, counted over all rounds
-        self._is_torn = False  # a pass has ended within a layer, with an error or Ctrl-C
+        self._is_dirty = False  # a pass has ended within a layer, with an error or Ctrl-C
         for index, (layer, _) in enumerate(layers):
             layer.register_forward_pre_hook(lambda *_, index=index: self._before(index))
             layer.register_forward_hook(lambda *_, index=index: self._after(index))
@@ -77,7 +77,7 @@ class LayerStream:
         for index in turn:
             self._bind(index, self._views(index, self._slabs[0]))
             self._own.pop(index, None)
-        self._is_torn = True  # until the resident layers are read; layers that can't be read then are streamed
+        self._is_dirty = True  # until the resident layers are read; layers that can't be read then are streamed
         self._turn = [index for index in range(total) if index not in self._own]
         for index in progress([index for index in self._turn if index not in turn]):
             slab, _ = new_space((self._size,), self._slabs[0])
@@ -87,7 +87,7 @@ class LayerStream:
             self._own[index] = slab
             self._turn.remove(index)
         self._start(0)
-        self._is_torn = False
+        self._is_dirty = False
 
     def _start(self, position: int) -> None:
         """Fetch as many layers as there are slabs, from a position on."""
@@ -123,11 +123,11 @@ class LayerStream:
     def _before(self, index: int) -> None:
         if index in self._own:
             return
-        if self._is_torn or self._turn[self._next % len(self._turn)] != index:
-            self._is_torn = True
+        if self._is_dirty or self._turn[self._next % len(self._turn)] != index:
+            self._is_dirty = True
             self._source.drain()
             self._start(self._turn.index(index))
-        self._is_torn = True
+        self._is_dirty = True
         views, started = self._fetching.pop(self._next)
         self._source.wait(started)
         self._bind(index, views)
@@ -136,7 +136,7 @@ class LayerStream:
         if index not in self._own:
             self._fetch(self._next + len(self._slabs))
             self._next += 1
-            self._is_torn = False
+            self._is_dirty = False
 
 
 def _padded(stored: StoredTensor | Tensor) -> int:
@@ -151,7 +151,7 @@ OFFLOAD = "_speculant_offload"
 class Offload:
     """Fetches the streamed weights of a plan whenever the model runs."""
 
-    reducible = "weights in memory"
+    degradable = "weights in memory"
 
     def __init__(self, model: PreTrainedModel, plan: Plan, folder: tempfile.TemporaryDirectory[str]) -> None:
         """Take a model that was loaded with the plan's device map.
@@ -223,7 +223,7 @@ class Offload:
         self.num_slots = num_slots
 
     def reduce(self) -> int | None:
-        """Drop a quarter of the reducible units from memory; return the freed bytes, or None at the minimum."""
+        """Drop a quarter of the degradable units from memory; return the freed bytes, or None at the minimum."""
         before, least = self.num_slots, self.plan.least_slots
         if before <= least or not self._stream.gives_back:
             return None

@@ -29,10 +29,10 @@ from speculant_verifier.rules.draft_target import (
     UniformStream,
     Verdict,
     all_accepted,
-    certain,
-    draw_from_rest,
     drawn_from,
-    seen_through,
+    point_mass,
+    sample_residual,
+    target_mass,
 )
 from speculant_verifier.rules.follow import follow
 
@@ -54,15 +54,15 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     if not draft.is_chain:
         return follow(draft, target, uniforms)
     for node, token_id in enumerate(draft.token_ids):
-        drawn = drawn_from(draft, node) or certain(token_id)
+        drawn = drawn_from(draft, node) or point_mass(token_id)
         distribution = target.after(node)
-        p, rest = seen_through(distribution, drawn.token_ids)
+        p, rest = target_mass(distribution, drawn.token_ids)
         # Strictly below, so that a token of probability 0 is never accepted.
         if uniforms() * drawn.probabilities[drawn.index] < p[drawn.index]:
             continue
         weights = np.maximum(p - drawn.probabilities, 0.0)
         mass = rest + float(weights.sum())
-        corrected = draw_from_rest(distribution, uniforms(), drawn, weights, 1.0, mass)
+        corrected = sample_residual(distribution, uniforms(), drawn, weights, 1.0, mass)
         return Verdict(tuple(range(node)), (*draft.token_ids[:node], corrected))
     return all_accepted(draft, target, uniforms)
 
@@ -113,16 +113,16 @@ def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
             longest = latest
     if latest.next_ratio > 0.0 and uniforms() < latest.next_ratio:
         return all_accepted(draft, target, uniforms)
-    corrected = draw_from_rest(
+    corrected = sample_residual(
         longest.distribution, uniforms(), longest.drawn, longest.weights, longest.ratio, longest.mass
     )
     return Verdict(tuple(range(longest.length)), (*draft.token_ids[: longest.length], corrected))
 
 
 def _remainder(draft: Draft, target: DraftTarget, length: int, ratio: float) -> _Remainder:
-    drawn = drawn_from(draft, length) or certain(draft.token_ids[length])
+    drawn = drawn_from(draft, length) or point_mass(draft.token_ids[length])
     distribution = target.after(length)
-    p, rest = seen_through(distribution, drawn.token_ids)
+    p, rest = target_mass(distribution, drawn.token_ids)
     weights = np.maximum(ratio * p - drawn.probabilities, 0.0)
     mass = ratio * rest + float(weights.sum())
     next_ratio = min(1.0, ratio * float(p[drawn.index]) / float(drawn.probabilities[drawn.index]))

@@ -112,7 +112,7 @@ def drawn_from(draft: Draft, node: int) -> Drawn | None:
     return Drawn(token_ids, proposal.probabilities.astype(np.float64), index)
 
 
-def certain(token_id: TokenId) -> Drawn:
+def point_mass(token_id: TokenId) -> Drawn:
     """Return the point mass of a token that was not drawn.
 
     Rules for chains use it for a token without q. They stay exact for any origin of the token: it is accepted with
@@ -121,7 +121,7 @@ def certain(token_id: TokenId) -> Drawn:
     return Drawn(np.array([token_id]), _CERTAIN, 0)
 
 
-def seen_through(distribution: TargetDistribution, token_ids: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
+def target_mass(distribution: TargetDistribution, token_ids: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
     """Return p of the tokens and the mass of all others.
 
     Raises:
@@ -137,7 +137,7 @@ def seen_through(distribution: TargetDistribution, token_ids: NDArray[np.int64])
     return probabilities, max(1.0 - mass, 0.0)
 
 
-def draw_from_rest(
+def sample_residual(
     distribution: TargetDistribution,
     number: float,
     drawn: Drawn,
@@ -159,7 +159,7 @@ def draw_from_rest(
     if mass > NEGLIGIBLE:
         return distribution.draw(number, drawn.token_ids, weights, scale)
     rejected = drawn.token_ids[drawn.index : drawn.index + 1]
-    _, others = seen_through(distribution, rejected)
+    _, others = target_mass(distribution, rejected)
     if others > NEGLIGIBLE:
         return distribution.draw(number, rejected, np.zeros(1), 1.0)
     return distribution.draw(number, _NO_TOKENS, _NO_WEIGHTS, 1.0)

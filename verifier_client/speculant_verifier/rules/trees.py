@@ -25,10 +25,10 @@ from speculant_verifier.rules.draft_target import (
     UniformStream,
     Verdict,
     children_of,
-    draw_from_rest,
     drawn_from,
     own_token,
-    seen_through,
+    sample_residual,
+    target_mass,
 )
 from speculant_verifier.rules.follow import follow
 
@@ -106,7 +106,7 @@ def _choose(
     """Return the accepted child and its token, or None and one of the model's own tokens."""
     distribution = target.after(position)
     support, q = drawn[0].token_ids, drawn[0].probabilities
-    weights, rest = seen_through(distribution, support)
+    weights, rest = target_mass(distribution, support)
     scale = 1.0
     for node, child in zip(siblings, drawn, strict=True):
         if not q[child.index] > 0.0:
@@ -117,7 +117,7 @@ def _choose(
         weights = np.maximum(weights - q, 0.0)
         mass = scale * rest + float(weights.sum())
         if mass <= NEGLIGIBLE:
-            return None, draw_from_rest(distribution, uniforms(), child, weights, scale, mass)
+            return None, sample_residual(distribution, uniforms(), child, weights, scale, mass)
         weights, scale = weights / mass, scale / mass
         q = next_proposal(q, child.index)
     return None, distribution.draw(uniforms(), support, weights, scale)

@@ -232,8 +232,8 @@ class LearnedFiles:
         if is_known:
             self._use("reading", name, lambda _: self._folding.announce(name))
 
-    def _read(self, name: str, look_up: Callable[[Database], _Result]) -> _Result | None:
-        return self._use("reading", name, look_up) if self._path(name).exists() else None
+    def _read(self, name: str, lookup: Callable[[Database], _Result]) -> _Result | None:
+        return self._use("reading", name, lookup) if self._path(name).exists() else None
 
     def _sync_all(self) -> None:
         for name in list(self._open):

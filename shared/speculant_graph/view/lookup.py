@@ -49,7 +49,7 @@ _DIGITS = 6
 """Significant digits of probabilities."""
 
 
-class GraphLookUp:
+class GraphLookup:
     """Answers questions about a graph. Not safe to share between threads."""
 
     def __init__(
