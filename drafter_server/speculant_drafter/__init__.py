@@ -1,4 +1,4 @@
-"""The drafter sidecar: gRPC round the draft generator. Depends on neither torch nor text."""
+"""The drafter sidecar: a gRPC server for the draft generator. It needs neither torch nor a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""HTTP next to gRPC: /metrics for Prometheus, /healthz for probes of other protocols, and the explorer.
+"""The HTTP server of the sidecar: /metrics for Prometheus, /healthz for HTTP probes, and the explorer.
 
-The explorer is a page on which people look into the graphs that are served, and the JSON behind it. It runs in the
-thread of HTTP; look-ups, one at a time, in another one. They reach the graphs: no sessions, no learned text, no keys.
+The explorer is a web page that shows the served graphs, with its JSON API. It runs in the HTTP thread; lookups run in
+another thread, one at a time. They can read graphs, but no sessions, learned text or keys.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-"""Headers of every answer."""
+"""Headers of error responses and of the explorer's responses."""
 _MAX_WAITING = 8
-"""Most requests for data at a time."""
+"""Maximum number of concurrent API requests."""
 _MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
 _PATHS = "/metrics, /healthz, /explorer/ and /explorer/api/v1/graphs"
 _NO_TOKENIZER = (
@@ -76,13 +76,13 @@ def create_app(
     render_metrics: Callable[[], bytes],
     read_problem: Callable[[], UnavailableError | None],
 ) -> ASGIApp:
-    """Return what a sidecar answers over HTTP as an ASGI application.
+    """Return the ASGI application of a sidecar.
 
     Args:
-        explorer: answers below ``/explorer``.
-        read_policy: returns which clients may call, at present.
-        render_metrics: text for Prometheus.
-        read_problem: why nothing is served; None if it is.
+        explorer: handles requests under ``/explorer``.
+        read_policy: returns the current access policy.
+        render_metrics: returns the text for Prometheus.
+        read_problem: returns the reason why the sidecar is not serving; None if it is.
     """
     rules = AccessRules(
         prefixes=(API,) if explorer.is_open else (),
@@ -104,7 +104,7 @@ def create_app(
     async def refuse_request(request: Request, error: Exception) -> Response:
         return refuse(error)
 
-    # Unknown errors are raised again after the response, so the log gets them.
+    # Starlette raises unknown errors again after the response, so they are logged.
     handlers: Any = dict.fromkeys((SpeculantError, HTTPException, Exception), refuse_request)
     app = Starlette(
         routes=[Route("/", index), Route("/metrics", metrics), Route("/healthz", health), *explorer.routes()],
@@ -115,9 +115,9 @@ def create_app(
 
 
 def refuse(error: Exception) -> Response:
-    """Return the answer to a request that failed: a status, and one line that ends in what to do."""
+    """Return the response to a failed request: a status, and one line that ends with a fix."""
     headers = dict(SECURITY)
-    if isinstance(error, HTTPException):  # the framework's
+    if isinstance(error, HTTPException):  # raised by Starlette
         status = error.status_code
         headers |= error.headers or {}
         use = headers.get("Allow", "GET").replace(", ", " or ")
@@ -133,24 +133,24 @@ def refuse(error: Exception) -> Response:
 
 
 def is_open(config: ServerConfig, access: AccessConfig) -> bool:
-    """Return whether the explorer is served: on this machine alone, and not where gRPC asks for certificates."""
+    """Return whether the explorer is served: only on a loopback address, and not if gRPC requires certificates."""
     return is_loopback(config.metrics_listen.rpartition(":")[0]) and access.tls_client_ca is None
 
 
 class Explorer:
-    """Answers what is below ``/explorer``."""
+    """Handles requests under ``/explorer``."""
 
     def __init__(self, config: ServerConfig, access: AccessConfig, draft: DraftConfig, graphs: GraphRegistry) -> None:
-        """Make an explorer that has looked at nothing yet.
+        """Make an explorer without tokenizers.
 
         Args:
-            config: where it is served.
+            config: the HTTP address, and the default graph, whose folder may contain tokenizers.
             access: whether clients need certificates.
-            draft: how the sidecar drafts.
-            graphs: what may be looked at.
+            draft: draft settings of the sidecar.
+            graphs: the served graphs.
         """
         self.is_open = is_open(config, access)
-        """Whether it is served."""
+        """Whether the explorer is served."""
         self._draft = draft
         self._graphs = graphs
         self._tokenizer_folder = config.graph.parent
@@ -160,17 +160,17 @@ class Explorer:
         self._files = _read_files() if self.is_open else {}
 
     async def prepare(self, tokenizers: Iterable[Fingerprint]) -> None:
-        """Load tokenizers before anything is drafted: the library that reads them stops all threads for a second."""
+        """Load tokenizers before the first draft, because the tokenizer library blocks all threads for a second."""
         if self.is_open:
             for tokenizer in tokenizers:
                 await asyncio.get_running_loop().run_in_executor(self._worker, self._tokenizer, tokenizer)
 
     def close(self) -> None:
-        """Wait for the look-up that runs."""
+        """Wait for the running lookup."""
         self._worker.shutdown(cancel_futures=True)
 
     def routes(self) -> list[Route]:
-        """Return what answers."""
+        """Return the routes of the page and the API."""
         if not self.is_open:
             return [Route(PATH, self._closed), Route(PATH + "/{name:path}", self._closed)]
         return [
@@ -215,7 +215,7 @@ class Explorer:
         return json_response(listed(graphs, self._draft))
 
     async def _look(self, request: Request) -> Response:
-        # Pages elsewhere can't send this kind without the browser asking first, which is answered no.
+        # For this content type, a browser sends a preflight request for pages of other origins, which is refused.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise DraftRequestError("send the question as Content-Type: application/json")
         served = self._served(_principal(request), request.path_params["name"])
@@ -224,7 +224,7 @@ class Explorer:
         return await loop.run_in_executor(self._worker, self._answer, served, body)
 
     def _served(self, principal: Principal, name: str) -> ServedGraph:
-        # A graph that a client may not use is like one that is not there.
+        # A graph that the client may not use gets the same response as a missing one.
         served = next((served for served in self._graphs if served.name == name), None)
         if served is None and not self._graphs.is_ready:
             raise loading()
@@ -232,7 +232,7 @@ class Explorer:
             raise UnknownGraphError(f"no graph of this name is served; ask GET {_GRAPHS} which there are")
         return served
 
-    # In the worker's thread.
+    # Methods that run in the worker thread.
 
     def _answer(self, served: ServedGraph, body: bytes) -> Response:
         question = Question.read(body)
@@ -258,8 +258,9 @@ def _principal(request: Request) -> Principal:
     """Return the client of a request.
 
     Raises:
-        AccessError: there are no keys, and the request names another machine. A page elsewhere may have its own name
-            lead here after it was loaded (DNS rebinding); the browser would then let it read our answers.
+        AccessError: there are no keys, and the request's host is not this machine. After a page of another site was
+            loaded, its name may be changed to resolve to this machine (DNS rebinding). The browser would then let
+            the page read our responses.
     """
     principal: Principal = request.scope[PRINCIPAL]
     host = request.headers.get("host", "").lower()
@@ -270,7 +271,7 @@ def _principal(request: Request) -> Principal:
 
 
 def json_response(content: dict[str, Any], status: int = 200, headers: Mapping[str, str] = SECURITY) -> Response:
-    """Return an answer of one line of ASCII, as it is also read by curl."""
+    """Return a JSON response as one line of ASCII, which is also readable with curl."""
     body = json.dumps(content, allow_nan=False).encode() + b"\n"
     return Response(body, status, headers, media_type="application/json")
 

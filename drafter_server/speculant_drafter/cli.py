@@ -1,4 +1,4 @@
-"""``speculant drafter``: serve a graph as a sidecar until SIGTERM."""
+"""``speculant drafter``: serve graphs as a sidecar until SIGTERM."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class DrafterSettings(CommandSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve; returns when the server has stopped."""
-    # Asked to read graphs again before it has read them: it is about to.
+    """Run the server until it stops."""
+    # A reload request before the first load needs no action.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Its core writes lines of its own for every connection that fails; what matters is in our messages.
+    # gRPC's core logs every failed connection; our messages already report the important failures.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(DrafterSettings, "drafter", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
@@ -46,6 +46,6 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.draft.options import warn_of_unread
     from speculant_graph.serving.process import serve_until_stopped
 
-    warn_of_unread(settings.draft, NGRAM_STRATEGIES)  # requests choose among them
+    warn_of_unread(settings.draft, NGRAM_STRATEGIES)  # requests may choose any of these strategies
     serve_until_stopped(lambda: DrafterServer(server, settings.draft, settings.access, fold=settings.fold), "drafter")
     return 0

@@ -1,10 +1,10 @@
-"""The graphs that are served, by name: loaded, and replaced without a step that fails.
+"""The served graphs, by name: they are loaded, and replaced without failing a step.
 
-A graph that is replaced answers the sessions that were opened on it until they end; new ones get its successor. Loading
-happens in threads, everything else on the event loop.
+Sessions keep the graph generation that they were opened on until they end; new sessions get the new generation. Loading
+runs in threads, everything else on the event loop.
 
-Names joined by '+' mean layers: sessions draft from all of these graphs, each a source of its own. What they accept is
-learned where the first one's sessions learn. A drafter of layers is made when somebody first asks for it.
+Names joined by '+' are layers: sessions draft from all of these graphs, and each graph is a separate source. Their
+accepted tokens go into the learned store of the first graph. A drafter of layers is made on first use.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 
 MOST_LAYERED = 64
-"""Combinations of graphs whose drafters are kept, those used last. Each takes about 4 MB."""
+"""Maximum number of cached drafters of layers; the least recently used one is dropped. Each takes about 4 MB."""
 _LAYERS = "+"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -54,37 +54,37 @@ class ServedGraph:
     """One generation of a graph."""
 
     name: str
-    """Its name in requests."""
+    """Name in requests."""
     generation: int
-    """Number of its loading, in this process."""
+    """Serial number of the load in this process."""
     path: Path
-    """Its file, or its address."""
+    """Path or address of the file."""
     file_bytes: int
     """Size of the file."""
     graph: NgramGraph
-    """What it holds."""
+    """The loaded graph."""
     drafter: SessionDrafter
-    """What drafts from it."""
+    """The drafter of this graph."""
     tokenizer: Fingerprint
-    """The tokenizer that its ids are of."""
+    """Tokenizer of the graph's ids."""
     layers: tuple[ServedGraph, ...] = ()
-    """The generations that it consists of, if it is several graphs."""
+    """Generations of the layers, if this is a combination of several graphs."""
     num_sessions: int = 0
-    """Sessions that draft from it, as a layer too."""
+    """Sessions that draft from this graph, directly or as a layer."""
 
     def count(self, sessions: int) -> None:
-        """Note that sessions have begun or, if negative, ended."""
+        """Add the number of opened sessions; negative for ended ones."""
         for each in (self, *self.layers):
             each.num_sessions += sessions
 
 
 def loading() -> UnavailableError:
-    """Return why nothing is served before the graphs are there."""
+    """Return the error for requests before the graphs are loaded."""
     return UnavailableError("graphs are being loaded", fix="try again in a moment")
 
 
 class GraphRegistry:
-    """All that is served. Used on the event loop alone."""
+    """All served graphs. Use it only on the event loop."""
 
     def __init__(
         self,
@@ -93,16 +93,16 @@ class GraphRegistry:
         fold: FoldConfig = NO_FOLDS,
         on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
     ) -> None:
-        """Make a registry without graphs; requests are answered UNAVAILABLE until :meth:`load_configured` is done.
+        """Make a registry without graphs; requests get UNAVAILABLE until :meth:`load_configured` has finished.
 
         Args:
             config: the graphs, and the folder of learned text.
-            draft: how to draft.
-            fold: whether and when learned text becomes graphs.
+            draft: draft settings.
+            fold: whether and when learned text is folded into graphs.
             on_fold: see :class:`~speculant_graph.draft.learning.learned_store.LearnedStore`.
 
         Raises:
-            ConfigError: a graph's name is none, or taken.
+            ConfigError: a graph's name is invalid or not unique.
         """
         self._fold, self._on_fold = fold, on_fold
         self._config = config
@@ -110,7 +110,7 @@ class GraphRegistry:
         self._configured = {_name_of(config.graph): config.graph, **config.graphs}
         self._served: dict[str, ServedGraph] = {}
         self._layered: OrderedDict[str, ServedGraph] = OrderedDict()
-        self._layering = threading.Lock()  # steps that may take long ask from other threads
+        self._layering = threading.Lock()  # long steps, which run in threads, may request layers, too
         self._learned: dict[str, LearnedStore] = {}
         self._generations = itertools.count(1)
         self._changing = asyncio.Lock()
@@ -141,16 +141,16 @@ class GraphRegistry:
                 )
 
     def __iter__(self) -> Iterator[ServedGraph]:
-        """Iterate over what is served."""
+        """Iterate over the served graphs."""
         return iter(list(self._served.values()))
 
     def get(self, name: str) -> ServedGraph:
-        """Return a graph, or graphs as layers; the default for an empty name.
+        """Return a graph, or graphs as layers; an empty name means the default.
 
         Raises:
             UnavailableError: graphs are still being loaded.
-            UnknownGraphError: there is none of this name.
-            DraftRequestError: a layer is named twice, or there are too many.
+            UnknownGraphError: no graph has this name.
+            DraftRequestError: a layer is named twice, or there are too many layers.
         """
         names = self.names_of(name)
         layers = [self._served[each] for each in names if each in self._served]
@@ -161,17 +161,17 @@ class GraphRegistry:
         return layers[0] if len(layers) == 1 else self._of_layers(_LAYERS.join(names), tuple(layers))
 
     def names_of(self, name: str) -> list[str]:
-        """Return the names of the graphs that a name means, served or not."""
+        """Return the graph names in a requested name, whether these graphs are served or not."""
         return (name or self._config.default or self.default).split(_LAYERS)
 
     def _defaults(self) -> Iterator[tuple[str, str]]:
-        """Iterate over the settings that name graphs to draft from, and these names."""
+        """Yield the settings that name default graphs, with their values."""
         yield "server.default", self._config.default
         for tenant, layers in self._config.tenant_graphs.items():
             yield f"server.tenant_graphs.{tenant}", layers
 
     def default_of(self, tenant: str) -> str:
-        """Return what a tenant's sessions draft from if they name nothing; empty for the default of all."""
+        """Return the default graphs of a tenant; empty for the server's default."""
         return self._config.tenant_graphs.get(tenant, "")
 
     def _of_layers(self, name: str, layers: tuple[ServedGraph, ...]) -> ServedGraph:
@@ -203,28 +203,28 @@ class GraphRegistry:
 
     @property
     def configured_names(self) -> list[str]:
-        """Names of the graphs of the settings, loaded or not."""
+        """Names of the configured graphs, whether loaded or not."""
         return [self.default, *self._config.graphs]
 
     async def open_configured(self) -> list[Fingerprint]:
-        """Open the graphs of the settings and let them go: what is wrong with a path is known before any long work.
+        """Open and close the configured graphs, so that a wrong path is reported before any slow work.
 
         Returns:
-            Their tokenizers.
+            Fingerprints of their tokenizers.
 
         Raises:
-            GraphError: one can't be opened.
+            GraphError: a graph can't be opened.
         """
         files = [await asyncio.to_thread(local_graph, path) for path in self._configured.values()]
         graphs = [await asyncio.to_thread(NgramGraph.load, file) for file in files]
         return [graph.metadata.tokenizer for graph in graphs]
 
     async def load_configured(self) -> None:
-        """Load the graphs of the settings.
+        """Load the configured graphs.
 
         Raises:
-            GraphError: one can't be loaded.
-            ConfigError: what was learned can't be read.
+            GraphError: a graph can't be loaded.
+            ConfigError: learned text can't be read.
         """
         for name, path in self._configured.items():
             await self._load(name, path)
@@ -236,12 +236,12 @@ class GraphRegistry:
         self.is_ready = True
 
     async def reload(self, name: str) -> ServedGraph:
-        """Replace a graph by what its file holds now.
+        """Load a graph's file again, and replace the served generation.
 
         Raises:
-            UnknownGraphError: there is none of this name.
-            TokenizerMismatchError: the new one is of another tokenizer.
-            GraphError: it can't be loaded; the old one is served on.
+            UnknownGraphError: no graph has this name.
+            TokenizerMismatchError: the new file was built with another tokenizer.
+            GraphError: the file can't be loaded; the old generation stays in service.
         """
         async with self._changing:
             old = self.get(name or self.default)
@@ -250,7 +250,7 @@ class GraphRegistry:
             return await self._load(old.name, old.path, old)
 
     async def reload_all(self) -> None:
-        """Replace all graphs by what their files hold now; what can't be loaded is logged and stays as it is."""
+        """Load the files of all graphs again; a failure is logged, and the old generation stays in service."""
         for served in self:
             try:
                 await self.reload(served.name)
@@ -258,22 +258,22 @@ class GraphRegistry:
                 logger.error("graph {} is not reloaded: {}", served.name, error)
 
     async def save(self, *, is_routine: bool = False) -> None:
-        """Bring what was learned to disk; what is large may wait where this is routine."""
+        """Save learned text to disk; a routine save may postpone large writes."""
         for served in self:
             await asyncio.to_thread(served.drafter.save, is_routine=is_routine)
 
     @property
     def learned_tokens(self) -> int:
-        """Tokens of all tenants in memory."""
+        """Learned tokens of all tenants in memory."""
         return sum(store.num_tokens for store in list(self._learned.values()))
 
     @property
     def is_failing_to_learn(self) -> bool:
-        """Whether what was learned can't be brought to disk at present."""
+        """Whether learned text currently can't be saved to disk."""
         return any(store.is_failing for store in list(self._learned.values()))
 
     async def close(self) -> None:
-        """Bring what was learned to disk and let go of it."""
+        """Save learned text to disk, and close the stores."""
         await self.save()
         for store in self._learned.values():
             await asyncio.to_thread(store.close)
@@ -290,7 +290,7 @@ class GraphRegistry:
         if name not in self._learned:
             folder = None if self._config.learned is None else self._config.learned / name
             limit = self._draft.max_learned_tokens
-            # Kept at once: whatever fails after this, its folder is given back at the end.
+            # Registered at once, so that close() releases its folder even if a later step fails.
             store = partial(LearnedStore, limit, folder, tokenizer, self._fold, on_fold=self._on_fold)
             self._learned[name] = await asyncio.to_thread(store)
         drafter = await in_uninterruptible_thread(
@@ -317,7 +317,7 @@ class GraphRegistry:
 
 
 def _read_graph(path: Path) -> tuple[NgramGraph, int]:
-    # Verifying reads the whole file, so that no draft waits for a disk later.
+    # Verification reads the whole file, so that no draft waits for the disk later.
     file = local_graph(path)
     graph = NgramGraph.load(file, verify=True)
     try:

@@ -1,6 +1,6 @@
-"""What the sidecar counts of itself, for Prometheus.
+"""The sidecar's metrics for Prometheus.
 
-No label has values that clients choose (tenants, sessions): every such value would be one more time series.
+No label has values that clients choose (tenants, sessions), because every value adds a time series.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from speculant_graph.version import VERSION
 
 _PREFIX = "speculant_drafter_"
 STEP_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
-"""Upper bounds of the histogram of answer times, seconds; one more bucket has no bound."""
+"""Upper bounds of the response-time histogram, in seconds; the last bucket has no bound."""
 
 SessionEnd = Literal["closed", "idle", "limit", "memory", "diverged"]
-"""Why a session ended: its client closed it, it was idle for too long, it made space for another one (count or memory),
-or its tokens contradicted what was known."""
+"""Reason for the end of a session: its client closed it, it was idle for too long, it was evicted (session count or
+memory), or its tokens contradicted the stored ones."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class ServerMetrics:
-    """Counters since the start, and gauges that the server sets when they are read."""
+    """Counters since the start, and gauges that the server sets before each read."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
+        """Make all metrics, with zero counts."""
         self.registry = registry = CollectorRegistry()
-        """What all of them are read from, those of the process included."""
+        """Registry of all metrics, including process metrics."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(_PREFIX + name, text, labels, registry=registry)
@@ -77,6 +77,6 @@ class ServerMetrics:
         self.fold_seconds = counter("fold_seconds", "Time of the processes of all folds, in seconds.")
 
     def on_fold(self, seconds: float, is_done: bool) -> None:
-        """Count a fold; in any thread."""
+        """Count a fold; thread-safe."""
         self.fold_seconds.inc(seconds)
         (self.folds if is_done else self.failed_folds).inc()

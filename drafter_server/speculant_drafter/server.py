@@ -1,4 +1,4 @@
-"""One sidecar: sockets, health, graphs and signals, and the order in which they come and go."""
+"""A sidecar: its sockets, health checks, graphs and reloads, with the order of start and stop."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from speculant_graph.serving.listening import server_credentials
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
 GRACE_S = 5.0
-"""Time for running calls to finish when it stops: streams end after their step, and a step takes milliseconds."""
+"""Seconds for running calls to finish at a stop. Streams end after their step, and a step takes milliseconds."""
 _SAVE_S = 2.0
-"""How often what was learned is brought to disk."""
+"""Seconds between two saves of learned text."""
 
 
 class DrafterServer:
-    """A sidecar in this event loop; an async context manager that serves inside of its block."""
+    """A sidecar in this event loop; an async context manager that serves inside its block."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class DrafterServer:
 
         Args:
             config: addresses and graphs.
-            draft: what requests leave to the server.
-            access: which clients may call.
+            draft: defaults for options that requests leave out.
+            access: the permitted clients.
             clock: monotonic time in seconds, for idle sessions.
-            limits: of calls, messages and sessions.
-            fold: whether and when learned text becomes graphs.
+            limits: limits for calls, messages and sessions.
+            fold: whether and when learned text is folded into graphs.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -69,7 +69,7 @@ class DrafterServer:
         self._metrics = ServerMetrics()
         policy = AccessPolicy.load(access.file)
         self._interceptor = CallInterceptor(policy, limits.max_calls)
-        # Of its own, so that a server that is full can still be looked after.
+        # Has a separate call limit, so that a full server can still be administered.
         self._admin_interceptor = CallInterceptor(policy, limits.max_calls)
         self._graphs = GraphRegistry(config, draft, fold, self._metrics.on_fold)
         self._sessions = SessionStore(config, self._metrics, clock, limits)
@@ -86,13 +86,13 @@ class DrafterServer:
         self._chores: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self.addresses: list[str] = []
-        """Where it is reached."""
+        """Addresses of the drafter service."""
         self.admin_addresses: list[str] = []
-        """Where its admin service is."""
+        """Addresses of the admin service."""
         self.metrics_address = ""
-        """Where its metrics are."""
+        """Address of the HTTP server."""
         self.explorer_url = ""
-        """Where its explorer is; empty if it is off."""
+        """URL of the explorer; empty if it is off."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -109,7 +109,7 @@ class DrafterServer:
         """Listen, load the graphs, and serve when they are in memory.
 
         Raises:
-            ConfigError: an address is malformed or taken, or what was learned can't be read.
+            ConfigError: an address is malformed or taken, or learned text can't be read.
             GraphError: a graph can't be loaded.
         """
         tokenizers = await self._graphs.open_configured()
@@ -143,7 +143,7 @@ class DrafterServer:
         logger.info("drafter ready on {}{}", ", ".join(self.addresses), more)
 
     async def stop(self) -> None:
-        """Report that nothing is served, let running calls finish, bring what was learned to disk, and let go."""
+        """Report NOT_SERVING, wait for running calls, save learned text, and close all sockets."""
         self._is_stopping = True
         await self._health.enter_graceful_shutdown()
         self._service.drain()
@@ -161,11 +161,11 @@ class DrafterServer:
             endpoint.close()
 
     async def force_stop(self) -> None:
-        """Let no running call finish any more."""
+        """Cancel running calls at once."""
         await asyncio.gather(*(endpoint.force_stop() for endpoint in self._endpoints))
 
     async def reload(self) -> None:
-        """Read the access file and all graphs again; what is wrong is logged and stays as it was."""
+        """Read the access file and all graphs again; an error is logged, and the old version stays in use."""
         try:
             self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
         except ConfigError as error:
@@ -186,7 +186,7 @@ class DrafterServer:
         return await endpoint.listen(addresses, option)
 
     async def _tell_health(self) -> None:
-        """Report for the services and for every graph whether it is served."""
+        """Set the health status of the services and of every graph."""
         for name in self._health_names:
             await self._health.set(name, _SERVING if self._graphs.is_ready else _NOT_SERVING)
 

@@ -1,7 +1,7 @@
-"""The drafter's methods: drafting, the sessions it needs, and looking after graphs.
+"""The drafter's RPC methods: drafting, sessions, and administration of graphs.
 
-Steps are answered by the core, and on the event loop: a draft takes less time than handing it to a thread would. Steps
-that bring many tokens or ask for many nodes are answered by threads, so that others need not wait for them.
+The C++ core answers steps on the event loop, because a draft takes less time than a switch to a thread. Steps with many
+tokens or nodes run in threads, so that other steps do not wait for them.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ ADMIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_
 """Names of the services, for health checks."""
 
 _MOST_AT_ONCE_NS = 2_000_000
-"""A step that may take longer is left to a thread. That takes 0.1 ms and steps of usual batches take less than this."""
+"""A step that may take longer runs in a thread. The switch takes 0.1 ms, and steps of usual batches stay below this
+limit."""
 _NUM_LONG_STEPS = 4
-"""Threads for such steps: one can't make all others wait, and they leave the event loop its core."""
+"""Threads for such steps. One step can't block all others, and the event loop still gets a core."""
 _ANY_CONFIG = DraftConfig()
 _Counted = tuple[bytes, int, int, int, int, int]
-"""An answer, and of its step sequences, nodes, empty drafts, nanoseconds."""
+"""A response, then sequences, nodes, empty drafts, sequences without the neural model, and nanoseconds of its step."""
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
 
 def shutting_down() -> ShutdownError:
-    """Return why a drafter that is about to end takes no more requests."""
+    """Return the error for requests during shutdown."""
     return ShutdownError("the drafter is shutting down", fix="ask another, or try again later")
 
 
 class DrafterService:
-    """Drafts over the wire, from sessions and graphs."""
+    """The gRPC service that drafts for sessions."""
 
     def __init__(
         self,
@@ -70,11 +71,11 @@ class DrafterService:
         """Make a service.
 
         Args:
-            draft: what a request leaves to the server.
-            graphs: what is served.
-            sessions: what is open.
-            metrics: where steps and failures are counted.
-            limits: of a message.
+            draft: defaults for options that requests leave out.
+            graphs: the served graphs.
+            sessions: the open sessions.
+            metrics: counters of steps and failures.
+            limits: limits for a message.
         """
         self._graphs = graphs
         self._sessions = sessions
@@ -97,7 +98,7 @@ class DrafterService:
         self._is_draining = False
 
     def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """Return what a server answers the service's methods with."""
+        """Return the gRPC handler of the service's methods."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {
@@ -109,21 +110,21 @@ class DrafterService:
         )
 
     def drain(self) -> None:
-        """End the streams, which would otherwise outlast any patience.
+        """End the streams, which would otherwise stay open.
 
-        Only those that wait for a request are cancelled: gRPC would leave a stream that is cancelled while its
-        answer is sent open, and wait for it. The others end themselves before their next request.
+        Only streams that wait for a request are cancelled. If a stream is cancelled while its response is being sent,
+        gRPC leaves it open and waits for it. Other streams end themselves before their next request.
         """
         self._is_draining = True
         for task in self._reading:
             task.cancel()
 
     async def draft(self, payload: bytes, call: Call) -> bytes:
-        """Answer one step."""
+        """Handle one step."""
         return await self.answer(payload, call.principal)
 
     async def stream_draft(self, _requests: object, call: Call) -> None:
-        """Answer steps in order; the failure of one is part of its answer."""
+        """Handle steps in order; the response to a failed step contains the error."""
         context, principal = call.context, call.principal
         while (payload := await self._next_request(context)) is not _END_OF_STREAM:
             await context.write(await self.answer_enveloped(payload, principal))
@@ -144,7 +145,7 @@ class DrafterService:
             self._reading.discard(task)
 
     async def open_session(self, payload: bytes, call: Call) -> bytes:
-        """Open a session, after comparing tokenizers."""
+        """Compare tokenizers, and open a session."""
         try:
             return await self._open_session(payload, call)
         except Exception as error:
@@ -161,9 +162,9 @@ class DrafterService:
                 f"the graph was built with tokenizer {served.tokenizer.name} ({served.tokenizer.sha256[:12]}), the "
                 f"client uses one with digest {asked.tokenizer_sha256[:12]}; build the graph with the client's"
             )
-        # A tenant's text may have to be read from disk, which no step should wait for.
+        # Reading a tenant's text from disk must not delay steps.
         memory = await asyncio.to_thread(served.drafter.learned.memory, tenant)
-        served = _graph_for(self._graphs, name, call.principal)  # it may have been replaced meanwhile
+        served = _graph_for(self._graphs, name, call.principal)  # may have been replaced during the read
         session = self._sessions.open(asked.session_id, served, memory, learn=asked.learn)
         graph = session.graph
         position = self._sessions.table.position(asked.session_id) or 0
@@ -171,7 +172,7 @@ class DrafterService:
         return convert.encode_open_response(answer).SerializeToString()
 
     async def close_session(self, payload: bytes, call: Call) -> bytes:
-        """Close a session; one that is unknown, or another's, is none of the caller's business."""
+        """Close a session; an unknown session, or one of another tenant, is ignored."""
         asked = parsed(pb.CloseSessionRequest, payload)
         tenant = call.principal.require_tenant(asked.tenant)
         session = self._sessions.find(asked.session_id)
@@ -182,10 +183,10 @@ class DrafterService:
     # --- steps
 
     async def answer_enveloped(self, payload: bytes, principal: Principal) -> bytes:
-        """Return the StreamDraftResponse to a StreamDraftRequest; a step that is refused is part of it.
+        """Return the StreamDraftResponse to a StreamDraftRequest; for a refused step it contains the error.
 
         Raises:
-            DraftRequestError: it is no such message.
+            DraftRequestError: the payload is not a StreamDraftRequest.
         """
         try:
             return await self._answer(payload, principal, is_enveloped=True)
@@ -193,10 +194,10 @@ class DrafterService:
             return self._failure(payload, error)
 
     def answer_at_once(self, payload: bytes, principal: Principal) -> bytes | None:
-        """Do the same, unless the step may take long: then return None, and nothing has happened.
+        """Do the same, or return None without any effect if the step may take long.
 
         Raises:
-            DraftRequestError: it is no such message.
+            DraftRequestError: the payload is not a StreamDraftRequest.
         """
         try:
             return self._counted(self._call(payload, principal, is_enveloped=True)(_MOST_AT_ONCE_NS))
@@ -253,26 +254,26 @@ class DrafterService:
 
 
 def _check_options(options: bytes) -> None:
-    """Refuse a StrategyOptions that asks for what is not served, or is out of bounds."""
+    """Raise an error for StrategyOptions that are unsupported or out of bounds."""
     changed(_ANY_CONFIG, convert.decode_options(options))
 
 
 def _default_generation(graphs: GraphRegistry) -> int:
-    """Return the default graph's generation, for an answer that no graph gave."""
+    """Return the default graph's generation, for responses without a graph."""
     return graphs.get("").generation
 
 
 def _drafter_of(graphs: GraphRegistry, name: str, principal: Principal) -> tuple[_core.Drafter, int]:
-    """Return what drafts for sequences without a session, and its generation."""
+    """Return the drafter of a graph, for sequences without a session, and the graph's generation."""
     served = _graph_for(graphs, name, principal)
     return served.drafter.core, served.generation
 
 
 def _graph_for(graphs: GraphRegistry, name: str, principal: Principal) -> ServedGraph:
-    """Return a graph that the client may use; one that it may not is as unknown as one that is not there.
+    """Return a graph that the client may use.
 
     Raises:
-        UnknownGraphError: there is none of this name for it.
+        UnknownGraphError: no graph has this name, or the client may not use it.
         UnavailableError: graphs are still being loaded.
     """
     if principal is not ANONYMOUS and not all(map(principal.may_use_graph, graphs.names_of(name))):
@@ -281,14 +282,14 @@ def _graph_for(graphs: GraphRegistry, name: str, principal: Principal) -> Served
 
 
 class DrafterAdminService:
-    """Looks after graphs."""
+    """The gRPC service that administers graphs."""
 
     def __init__(self, graphs: GraphRegistry) -> None:
-        """Take what is served."""
+        """Take the served graphs."""
         self._graphs = graphs
 
     def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """Return what a server answers the service's methods with."""
+        """Return the gRPC handler of the service's methods."""
         return grpc.method_handlers_generic_handler(
             ADMIN_SERVICE_NAME,
             {
@@ -298,17 +299,17 @@ class DrafterAdminService:
         )
 
     async def list_graphs(self, payload: bytes, call: Call) -> bytes:
-        """Describe what is served."""
+        """Describe the served graphs."""
         call.principal.require_admin()
         parsed(pb.ListGraphsRequest, payload)
         return pb.ListGraphsResponse(graphs=map(_info, self._graphs)).SerializeToString()
 
     async def reload_graph(self, payload: bytes, call: Call) -> bytes:
-        """Replace a graph by what its file holds now."""
+        """Load a graph's file again, and replace the served generation."""
         call.principal.require_admin()
         try:
             served = await self._graphs.reload(parsed(pb.ReloadGraphRequest, payload).name)
-        except GraphFileError as error:  # an administrator may read what is wrong with it
+        except GraphFileError as error:  # administrators may see the details
             raise error.as_class(DraftRequestError) from error
         return pb.ReloadGraphResponse(graph=_info(served)).SerializeToString()
 
@@ -328,10 +329,10 @@ def _info(served: ServedGraph) -> pb.GraphInfo:
 
 
 def parsed(message_class: Any, payload: bytes) -> Any:
-    """Return a message of a class.
+    """Parse a payload as a message of a class.
 
     Raises:
-        DraftRequestError: it is none.
+        DraftRequestError: the payload can't be parsed.
     """
     try:
         message: Message = message_class.FromString(payload)

@@ -1,6 +1,6 @@
-"""Which sessions are open, on which graphs; their positions, and which must go, are in the core.
+"""The open sessions and their graphs. The C++ core keeps their positions and chooses sessions to evict.
 
-Depends on neither gRPC nor the clock: time is passed in.
+This module does not depend on gRPC, and the clock is a parameter.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from speculant_graph.errors import DraftRequestError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a message may ask for and how long sessions stay, besides ``server.max_session_memory``."""
+    """Limits for messages and sessions, in addition to ``server.max_session_memory``."""
 
     max_calls: int = 1_024
-    """Most calls at a time; an open stream is one."""
+    """Maximum number of concurrent calls, including open streams."""
     max_message_bytes: int = 1 << 20
-    """Largest message taken or sent."""
+    """Largest message that is accepted or sent."""
     max_sequences: int = 256
-    """Most sequences of a step; one beyond is refused, here and below."""
+    """Maximum number of sequences in a step. Steps that exceed this limit, or one of the next three, are refused."""
     max_tokens: int = 262_144
-    """Most context tokens."""
+    """Maximum number of context tokens."""
     max_nodes: int = 2_048
-    """Most nodes drafted for one sequence."""
+    """Maximum number of drafted nodes for one sequence."""
     max_step_nodes: int = 8_192
-    """Most nodes drafted for all of them; other clients wait for it meanwhile."""
+    """Maximum number of drafted nodes for all sequences of a step, because other clients wait for it."""
     max_sessions: int = 10_000
-    """Most open sessions; beyond it the longest idle one is dropped, if it is idle at all."""
+    """Maximum number of open sessions; beyond it the session that was idle longest is dropped, if any is idle."""
     idle_timeout_s: float = 600.0
-    """Sessions without a step for so long are dropped."""
+    """Seconds without a step after which a session is dropped."""
     busy_s: float = 1.0
-    """A session that had a step within so many seconds is never dropped for another, which is refused instead."""
+    """Seconds after a step in which a session is never dropped for a new one; the new one is refused instead."""
 
 
 LIMITS = Limits()
-"""Those of every sidecar but in tests."""
+"""Limits of every sidecar outside of tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class OpenSession:
     """An open session."""
 
     graph: ServedGraph
-    """The generation that it was opened on and keeps."""
+    """The graph generation of the session, which never changes."""
     memory: Memory
-    """Its tenant's, which is kept as long."""
+    """The tenant's learned text, which stays in memory while the session is open."""
 
 
 class SessionStore:
@@ -68,10 +68,10 @@ class SessionStore:
         """Make an empty store.
 
         Args:
-            config: the memory of all sessions.
-            metrics: where openings and endings are counted.
+            config: contains the memory limit of all sessions.
+            metrics: counters of opened and ended sessions.
             clock: monotonic time in seconds.
-            limits: their number, and when they go.
+            limits: maximum number of sessions, and timeouts.
         """
         self._metrics = metrics
         self._clock = clock
@@ -82,10 +82,10 @@ class SessionStore:
             idle_timeout_ns=_ns(limits.idle_timeout_s),
             busy_ns=_ns(limits.busy_s),
         )
-        """The sessions as steps see them; :meth:`resolve_ended` is called after whatever changes it."""
+        """The core's table of sessions. After every change, call :meth:`resolve_ended`."""
 
     def __len__(self) -> int:
-        """Number of sessions held, those that are idle for too long but not yet dropped included."""
+        """Number of sessions, including expired ones that are not dropped yet."""
         return len(self._sessions)
 
     def open(
@@ -96,16 +96,16 @@ class SessionStore:
         *,
         learn: bool = False,
     ) -> OpenSession:
-        """Open a session, or find it open.
+        """Open a session, or return the open session with this id.
 
         Args:
-            session_id: its id.
-            graph: what it drafts from. A session that is open keeps the generation that it has.
-            memory: its tenant's.
-            learn: whether later sessions of the tenant learn from it.
+            session_id: id of the session.
+            graph: the graph to draft from. An open session keeps its generation.
+            memory: learned text of the session's tenant.
+            learn: whether later sessions of the tenant learn from this one.
 
         Raises:
-            DraftRequestError: the id is another session's.
+            DraftRequestError: another session has this id.
             OverloadError: there is no capacity, and no session is idle.
         """
         is_open = self.table.use(session_id, self.now_ns())
@@ -137,17 +137,17 @@ class SessionStore:
         return self._sessions.get(session_id)
 
     def num_by_graph(self) -> Counter[str]:
-        """Return how many sessions there are by the name of each graph that they draft from, of all its generations."""
+        """Return the number of sessions per graph name, over all generations; a layer counts as a graph."""
         graphs = [session.graph for session in list(self._sessions.values())]
         return Counter(each.name for graph in graphs for each in graph.layers or (graph,))
 
     def end(self, session_id: int) -> None:
-        """End a session; what it accepted is learned if it was opened so."""
+        """End a session; its accepted tokens are learned if it was opened with ``learn``."""
         self.table.end(session_id)
         self.resolve_ended()
 
     def sweep(self) -> None:
-        """End the sessions that are idle for too long."""
+        """End the sessions that have been idle for too long."""
         self.table.sweep(self.now_ns())
         self.resolve_ended()
 
@@ -157,21 +157,21 @@ class SessionStore:
         self.resolve_ended()
 
     def resolve_ended(self) -> None:
-        """Count the sessions that ended in the core, and keep what they taught."""
+        """Count the sessions that ended in the core, and store their learned text."""
         for session_id, reason, learned in self.table.take_ended():
             self._metrics.ended_sessions.labels(reason).inc()
             session = self._sessions.pop(session_id, None)
-            if session is None:  # its memory was full when it was opened
+            if session is None:  # it ended during its opening, because memory was full
                 self._metrics.opened_sessions.inc()
                 continue
             session.graph.count(-1)
             session.graph.drafter.learned.keep(session.memory, learned)
 
     def now_ns(self) -> int:
-        """Return the time."""
+        """Return the clock's time in nanoseconds."""
         return round(self._clock() * 1e9)
 
 
 def _ns(seconds: float) -> int:
-    """Return nanoseconds that 64 bits hold, whatever a client requests."""
+    """Return nanoseconds, limited to 64 bits."""
     return round(min(seconds * 1e9, 2.0**62))

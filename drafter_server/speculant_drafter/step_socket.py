@@ -1,8 +1,8 @@
-"""Steps over a Unix socket without gRPC, for clients of the same machine.
+"""Steps over a Unix socket without gRPC, for clients on the same machine.
 
-With ``unix:///path`` the sidecar also serves ``path.steps``: a stream of the messages of ``StreamDraft``, each after
-its length, 4 bytes, little-endian. All other calls use gRPC. The permissions of the file decide who may connect, as
-they do for gRPC. If an access file asks for keys, nobody is served here, and clients use gRPC for steps, too.
+For an address ``unix:///path``, the sidecar also serves ``path.steps``: a stream of ``StreamDraft`` messages, each with
+a 4-byte little-endian length prefix. All other calls use gRPC. As for gRPC, the permissions of the socket file control
+access. If the access file requires keys, the step socket is closed, and clients send steps over gRPC, too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class StepSockets:
     """Serves a step socket for each Unix socket of a sidecar."""
 
     def __init__(self, service: DrafterService, calls: CallInterceptor, most_connections: int, most_bytes: int) -> None:
-        """Listen nowhere yet.
+        """Make an object that does not listen yet.
 
         Args:
-            service: answers steps.
-            calls: whose policy tells whether keys are asked for.
-            most_connections: further ones are closed at once.
-            most_bytes: of a message; a client that sends a longer one is disconnected.
+            service: handles steps.
+            calls: its policy decides whether keys are required.
+            most_connections: maximum number of connections; further ones are closed at once.
+            most_bytes: maximum size of a message; a client that sends a longer one is disconnected.
         """
         self.service, self._calls = service, calls
         self._most_connections, self.most_bytes = most_connections, most_bytes
@@ -43,13 +43,13 @@ class StepSockets:
         self._paths: list[Path] = []
 
     async def listen(self, addresses: list[str]) -> None:
-        """Make a step socket for each Unix socket of these addresses, which this process has locked."""
+        """Make a step socket for each Unix socket among the addresses, which this process has locked."""
         for path in filter(None, map(socket_path, addresses)):
             beside = step_socket_path(path)
             previous_mask = os.umask(0o077)  # only this user's clients may connect
             try:
                 if beside.is_socket():
-                    beside.unlink()  # of a server that was killed
+                    beside.unlink()  # left by a killed server
                 if not self._calls.policy.is_open:
                     continue
                 loop = asyncio.get_running_loop()
@@ -67,20 +67,20 @@ class StepSockets:
             self._paths.append(beside)
 
     def is_open(self) -> bool:
-        """Whether everyone who can connect is served. Once keys are asked for, nobody is any more."""
+        """Return whether clients are served without keys; if keys are required, stop listening."""
         if not self._calls.policy.is_open:
             self._stop_listening()
         return self._calls.policy.is_open
 
     def take(self, connection: StepConnection) -> bool:
-        """Take a connection, unless it is refused."""
+        """Accept a connection; return False to refuse it."""
         if not self.is_open() or len(self.connections) >= self._most_connections:
             return False
         self.connections.add(connection)
         return True
 
     async def close(self) -> None:
-        """Take no more steps; those under way are answered."""
+        """Stop listening, answer running steps, and close all connections."""
         self._stop_listening()
         await asyncio.gather(*(each.work for each in self.connections if each.work), return_exceptions=True)
         for connection in list(self.connections):
@@ -95,35 +95,35 @@ class StepSockets:
 
 
 class StepConnection(asyncio.Protocol):
-    """One client: steps are answered in order, the first that waits at once unless it may take long."""
+    """One client. Steps are answered in order; the first is answered directly if it can't take long."""
 
     def __init__(self, sockets: StepSockets) -> None:
-        """Wait for a client."""
+        """Make a connection without a client."""
         self._sockets = sockets
         self._frames = FrameReader(sockets.most_bytes)
         self._waiting: deque[bytes] = deque()
         self._transport: asyncio.Transport | None = None
         self._is_full = False
         self.work: asyncio.Task[None] | None = None
-        """Answers a step that takes long, and the steps after it."""
+        """Task that answers a long step and the steps after it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the client, if it may be served."""
+        """Accept the client, or close its connection."""
         self._transport = cast(asyncio.Transport, transport)
         if not self._sockets.take(self):
             transport.close()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Forget it."""
+        """Remove the connection."""
         self._sockets.connections.discard(self)
         self._transport = None
         self._waiting.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Answer the steps that are complete."""
+        """Answer all complete steps."""
         if self._transport is None or self._transport.is_closing():
             return
-        if not self._sockets.is_open():  # the access file was read again
+        if not self._sockets.is_open():  # a new access file requires keys
             return self._transport.close()
         try:
             self._waiting += self._frames.feed(data)
@@ -140,17 +140,17 @@ class StepConnection(asyncio.Protocol):
         self._read_or_wait()
 
     def pause_writing(self) -> None:
-        """Read no more: the client does not read its answers."""
+        """Stop reading steps, because the client does not read its answers."""
         self._is_full = True
         self._read_or_wait()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume reading steps."""
         self._is_full = False
         self._read_or_wait()
 
     def close(self) -> None:
-        """Close once the answers so far are sent."""
+        """Close the connection after the pending answers are sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -165,7 +165,7 @@ class StepConnection(asyncio.Protocol):
                 answer = await self._sockets.service.answer_enveloped(self._waiting.popleft(), ANONYMOUS)
                 if self._transport is not None:
                     self._transport.write(framed(answer))
-                await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)  # lets other tasks run
         except DraftRequestError as error:
             self._disconnect(error)
 
@@ -174,7 +174,7 @@ class StepConnection(asyncio.Protocol):
         self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        """Stop reading while steps or answers are waiting, so that a client can't fill the memory."""
+        """Stop reading while steps or answers are pending, so that a client can't exhaust the memory."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._is_full or self.work is not None:

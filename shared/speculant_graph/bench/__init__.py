@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat: each against the obvious alternative, in one run."""
+"""Reproducible benchmarks; each compares with the obvious alternative in the same run."""

@@ -72,7 +72,7 @@ def _built(files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
 
 
 def compare_counting(token_ids: list[int], fingerprint: Fingerprint, max_order: int) -> dict[str, float]:
-    """Count the same tokens by this library and by plain Python, in interleaved trials, and compare CPU seconds.
+    """Count the same tokens with this library and in plain Python, in interleaved trials, and compare CPU seconds.
 
     Args:
         token_ids: the tokens to count.
@@ -102,7 +102,7 @@ def count_by_hand(token_ids: Sequence[int], max_order: int) -> Counts:
 
 
 def count_by_iterators(token_ids: Sequence[int], max_order: int) -> Counts:
-    """Return the same counts, made as fast as plain Python can: slices and tuples come from iterators written in C."""
+    """Return the same counts as fast as plain Python can, with slices and tuples from iterators written in C."""
     contexts: dict[tuple[int, ...], dict[int, int]] = {}
     for order in range(1, max_order + 1):
         columns = [token_ids[start:] for start in range(order)]

@@ -1,4 +1,4 @@
-"""Curves as a picture: panels side by side, in SVG."""
+"""Plots of curves as SVG, with panels side by side."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP = 380, 240, 46, 66, 54, 20
 _MOST_IN_A_ROW, _MOST_LINES = 2, 5
 _COLORS = ("#767676", "#b35900", "#005fb8", "#7b3fa0", "#1a7f37")
 _DASHES = ("2 4", "7 4", "none", "9 3 2 3", "4 2")
-"""They distinguish the curves without colours, too."""
+"""Dash patterns, which distinguish the curves without colours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over time."""
+    """One value per position of the horizontal axis."""
 
     label: str
     values: list[float]
@@ -112,7 +112,7 @@ def _stroke(index: int) -> str:
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """Return round numbers, evenly spaced, that enclose all values."""
+    """Return evenly spaced round numbers that enclose all values."""
     span = max(most - least, 1e-3)
     unit = 10.0 ** math.floor(math.log10(span / _MOST_LINES))
     step = next(unit * each for each in (1, 2, 5, 10, 20) if span / (unit * each) <= _MOST_LINES)

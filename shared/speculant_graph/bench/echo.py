@@ -1,7 +1,7 @@
-"""A gRPC server that echoes: benches compare a drafter with it, and so with the cost of gRPC alone.
+"""A gRPC echo server; benches compare a drafter with it to see the cost of gRPC alone.
 
-Run as a process: ``python -m speculant_graph.bench.echo ADDRESS``. The server keeps a message that begins with ``SET``
-and answers every later message with it, so that as many bytes travel each way as between a client and a drafter.
+Run it as a process: ``python -m speculant_graph.bench.echo ADDRESS``. The server keeps a message that begins with
+``SET`` and answers every later message with it. So each direction carries as many bytes as with a drafter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import uvloop
 from speculant_graph.rpc.addresses import grpc_target
 
 METHOD = "/speculant_graph.bench.Echo/Stream"
-"""The stream."""
+"""Path of the stream method."""
 SET = b"SET"
 """Prefix of a message that the server keeps as its reply."""
 

@@ -1,6 +1,6 @@
-"""``speculant bench fleet``: how many engines a sidecar serves, what they cost it, and what happens when one is killed.
+"""``speculant bench fleet``: the capacity of a sidecar in engines, its memory, and the effect of killing a sidecar.
 
-Engines are simulated, each in a process of its own: their passes sleep as long as a GPU's. Sidecars are real.
+Engines are simulated, each in a separate process; their passes sleep for the time of a GPU's pass. Sidecars are real.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from speculant_graph.settings import ReportingSettings, load_settings
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 200, 200
 _MOST_TRACES = 512
 _BAR = 0.1
-"""Of a pass, how long drafting may take."""
+"""Limit of drafting time, as a share of a pass."""
 
 
 class BenchFleetSettings(ReportingSettings):

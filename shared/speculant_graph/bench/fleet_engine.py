@@ -1,6 +1,7 @@
-"""One engine of ``bench fleet``, in a process of its own: ``python -m`` this module, its order on standard input.
+"""One engine of ``bench fleet``: a separate process that runs this module, with its order as a JSON argument.
 
-It says ``ready`` when it drafts, measures from one line of standard input to the next, and prints its passes as JSON.
+It prints ``ready`` when it drafts. One line of standard input starts the measurement, and the next one ends it. Then it
+prints its passes as JSON.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ WARM_UP_PASSES = 50
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an engine does."""
+    """Parameters of an engine."""
 
     addresses: str
-    """Of the sidecars, as in ``client.address``."""
+    """Addresses of the sidecars, as in ``client.address``."""
     tokenizer: tuple[str, str, int]
     """Fields of the graph's fingerprint."""
     texts: str
-    """File of numpy: a row of token ids for each trace."""
+    """NumPy file with a row of token ids per trace."""
     prompt_tokens: int
-    """Of each row, tokens that are the prompt; the others are the output."""
+    """Number of prompt tokens at the start of each row; the others are the output."""
     first: int
-    """The trace that it begins with; after the last one the first follows."""
+    """Index of the first trace; after the last trace, trace 0 follows."""
     tenants: list[str]
-    """Whose sequences it decodes, in turns; none: sequences have no tenant."""
+    """Tenants of the sequences, in turns; if empty, sequences have no tenant."""
     rows: int
     k: int
     curve: str
@@ -52,30 +53,30 @@ class Order:
 
 @dataclass(slots=True)
 class EnginePasses:
-    """The passes of an engine, by columns."""
+    """The passes of an engine, one list per quantity."""
 
     ended_s: list[float] = field(default_factory=list)
-    """When each ended, by the clock that all processes of the machine share."""
+    """End of each pass, by the clock that all processes of the machine share."""
     draft_s: list[float] = field(default_factory=list)
     pass_s: list[float] = field(default_factory=list)
     num_drafted: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
-    """Messages of each pass that were sent: none while the sidecar is left alone, or while drafts do not pay."""
+    """Requests sent per pass: none while the sidecar is paused, or while drafts do not pay."""
     failed: list[int] = field(default_factory=list)
-    """Messages of each pass that a sidecar did not answer in time, or that were not sent as it is left alone."""
+    """Failed requests per pass: not answered in time, or not sent because the sidecar is paused."""
     late: int = 0
-    """Answers that came too late."""
+    """Late answers."""
     errors: int = 0
-    """Batches that raised, which no fault of a sidecar may cause."""
+    """Batches that raised an error; a failure of a sidecar must not cause one."""
 
 
 @contextmanager
 def running_engine(order: Order) -> Iterator[subprocess.Popen[str]]:
-    """Run an engine inside of the block, which begins when the engine drafts.
+    """Run an engine inside the block, which starts when the engine drafts.
 
     Raises:
-        SpeculantError: it does not start.
+        SpeculantError: the engine does not start.
     """
     with running_module(__name__, [json.dumps(asdict(order))], is_told=True) as process:
         if process.stdout is None or process.stdout.readline().strip() != "ready":
@@ -84,10 +85,10 @@ def running_engine(order: Order) -> Iterator[subprocess.Popen[str]]:
 
 
 def tell_all(engines: Sequence[subprocess.Popen[str]]) -> None:
-    """Let engines begin to measure, or end.
+    """Send engines the line that starts or ends their measurement.
 
     Raises:
-        SpeculantError: one has ended before.
+        SpeculantError: an engine has exited.
     """
     for engine in engines:
         assert engine.stdin is not None
@@ -99,10 +100,10 @@ def tell_all(engines: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def end_all(engines: Sequence[subprocess.Popen[str]]) -> list[EnginePasses]:
-    """End engines; return their passes.
+    """End the engines, and return their passes.
 
     Raises:
-        SpeculantError: one failed.
+        SpeculantError: an engine failed.
     """
     tell_all(engines)
     lines = [engine.stdout.readline() for engine in engines if engine.stdout is not None]
@@ -132,7 +133,7 @@ def _run(order: Order) -> None:
             next(loop)
         _say("ready")
         sys.stdin.readline()
-        next(loop)  # the pause is no part of a pass
+        next(loop)  # drops the pass that contains the wait
         last = former = sessions.drafter_statistics
         while not select.select([sys.stdin], [], [], 0.0)[0]:
             each = next(loop)

@@ -1,4 +1,4 @@
-"""What the passes of several engines say of their sidecars."""
+"""Figures about sidecars, computed from the passes of several engines."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from speculant_graph.bench.fleet_engine import EnginePasses
 
 BIN_S = 0.5
-"""Tokens a pass are averaged over so long before they count as back."""
+"""Seconds over which tokens per pass are averaged to see a recovery."""
 _BACK = 0.95
 _SERVED = 0.9
-"""Share of passes that are drafted for, below which engines do without rather than being served."""
+"""Minimum share of passes with a draft request; below it, engines do not count as served."""
 
 
 def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> dict[str, Any]:
-    """Return how long drafting took at the engines, and what it brought.
+    """Return the times of drafting in the engines, and the tokens per pass.
 
     Args:
-        engines: each has at least one pass.
-        rows: of a pass.
-        bar_s: how long drafting may take.
+        engines: their passes, at least one each.
+        rows: rows of a pass.
+        bar_s: limit of drafting time, in seconds.
 
     Returns:
-        Times are those of passes for which a sidecar was asked: ``asked_share`` of all. ``failed_share`` got no answer
-        in time.
+        The figures. Times include only passes with a request to a sidecar, whose share is ``asked_share``.
+        ``failed_share`` is the share of passes without an answer in time.
     """
     draft_s = np.concatenate([each.draft_s for each in engines])
     asked = np.concatenate([each.asked for each in engines]) > 0
@@ -45,24 +45,24 @@ def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> d
 
 
 def engines_within(results: Sequence[dict[str, Any]], key: str, bar_ms: float) -> float:
-    """Return the most engines a sidecar whose figure is not above the bar, and who do draft; 0 if there are none."""
+    """Return the most engines per sidecar that draft and whose figure does not exceed the bar; 0 if there are none."""
     served = (each for each in results if each[key] <= bar_ms and each["asked_share"] >= _SERVED)
     return max((each["engines"] / each["sidecars"] for each in served), default=0)
 
 
 def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: float) -> dict[str, Any]:
-    """Return what an event did to the passes after it.
+    """Return the effect of an event on the passes after it.
 
     Args:
-        engines: their passes, some of them before it.
-        event_s: when it was.
-        window_s: how long before it and after it passes are looked at.
+        engines: their passes, including some before the event.
+        event_s: time of the event.
+        window_s: seconds before and after the event to consider.
 
     Returns:
-        ``share_without_drafts``: of the passes after it, how many lacked an answer. ``drafts_back_s``: seconds to the
-        end of the last one of these, without those of an engine that came half a second or more after its former one:
-        they are late by themselves. ``tokens_per_pass_before``, of all rows together. ``tokens_back_s``: seconds to
-        the end of the first half second in which a pass brought 95 % of that; None: there was none.
+        ``share_without_drafts``: share of the passes after the event without an answer. ``drafts_back_s``: seconds
+        until the last such pass ended; if one comes half a second or more after the engine's previous one, it has
+        another cause and does not count. ``tokens_per_pass_before``: for all rows together. ``tokens_back_s``: seconds
+        until the end of the first half second with 95 % of these tokens per pass; None if there was none.
     """
     ended_s = np.concatenate([each.ended_s for each in engines]) - event_s
     failed = np.concatenate([each.failed for each in engines]) > 0
@@ -85,7 +85,7 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
 
 
 def _lacking_s(engine: EnginePasses, event_s: float) -> float:
-    """Return how long after an event an engine lacked answers."""
+    """Return the seconds after an event in which an engine lacked answers."""
     until_s = 0.0
     for ended_s, failed in zip(engine.ended_s, engine.failed, strict=True):
         if failed and 0.0 <= ended_s - event_s < until_s + BIN_S:

@@ -1,4 +1,4 @@
-"""The measurements of ``bench fleet``: real sidecars, each on a core of its own where there are enough, and engines."""
+"""The measurements of ``bench fleet``: real sidecars, each on a separate core if there are enough, and engines."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What all measurements stand on."""
+    """The common inputs of all measurements."""
 
     folder: Path
-    """For sockets."""
+    """Folder for sockets."""
     graph: Path
     order: Order
-    """Of an engine; addresses and the first trace are filled in."""
+    """Template of an engine's order; addresses and the first trace are filled in."""
     num_traces: int
     is_tcp: bool
     """Whether sidecars are reached over TCP instead of Unix sockets."""
 
     def orders(self, sidecars: Sequence[OwnDrafter], count: int) -> list[Order]:
-        """Return the orders of engines, which begin at different traces."""
+        """Return the orders of engines that start at different traces."""
         order = replace(self.order, addresses=",".join(each.address for each in sidecars))
         return [replace(order, first=index * _TRACES_PER_ENGINE % self.num_traces) for index in range(count)]
 
 
 class WatchedDrafter(OwnDrafter):
-    """A sidecar on given cores, whose metrics are read."""
+    """A sidecar on given cores, with readable metrics."""
 
     def __init__(self, graph: Path, address: str, cores: Sequence[int]) -> None:
-        """Start it, and wait until it serves.
+        """Start the sidecar, and wait until it serves.
 
         Raises:
-            SpeculantError: it does not start.
+            SpeculantError: the sidecar does not start.
         """
         self._cores, self._port = cores, free_port()
         super().__init__(graph, address, "--metrics-listen", f"127.0.0.1:{self._port}")
 
     def start(self) -> None:
-        """Start it on its cores; see the base class."""
+        """Start the sidecar on its cores; see the base class."""
         with _on(self._cores):
             super().start()
 
@@ -75,13 +75,13 @@ class WatchedDrafter(OwnDrafter):
 
     @property
     def busy_s(self) -> float:
-        """Its processor time, in seconds."""
+        """CPU time of the sidecar, in seconds."""
         times = psutil.Process(self.process.pid).cpu_times()
         return times.user + times.system
 
     @property
     def num_bytes(self) -> int:
-        """Its memory."""
+        """Resident memory of the sidecar, in bytes."""
         size: int = psutil.Process(self.process.pid).memory_info().rss
         return size
 
@@ -89,14 +89,14 @@ class WatchedDrafter(OwnDrafter):
 def count_engines(
     ground: Ground, most_sidecars: int, counts: Sequence[int], seconds: float, bar_s: float
 ) -> list[dict[str, Any]]:
-    """Run engines on as many sidecars as have a core of their own; return a row for each number of engines.
+    """Run engines on as many sidecars as can have a separate core; return a row for each number of engines.
 
     Args:
-        ground: texts, graph and the rest.
-        most_sidecars: sidecars, if there are cores.
-        counts: engines for each sidecar.
-        seconds: how long each number runs.
-        bar_s: how long drafting may take.
+        ground: common inputs.
+        most_sidecars: maximum number of sidecars.
+        counts: numbers of engines per sidecar.
+        seconds: duration of each measurement.
+        bar_s: limit of drafting time, in seconds.
     """
     num_sidecars = max(1, min(most_sidecars, len(os.sched_getaffinity(0)) - 1))
     results = []
@@ -126,7 +126,7 @@ def count_engines(
 
 
 def measure_memory(ground: Ground) -> dict[str, Any]:
-    """Return the memory that a session and a tenant's learned text add to a sidecar, and the tokens of each."""
+    """Return the memory that a session and a tenant's learned text add to a sidecar, and the tokens in each."""
     begin("memory of sessions and tenants")
     texts = np.load(ground.order.texts)
     with _running(ground, 1) as ([sidecar], _):
@@ -136,7 +136,7 @@ def measure_memory(ground: Ground) -> dict[str, Any]:
             def feed(session_id: int, tenant: str) -> None:
                 client.open(session_id, SessionOptions(tenant=tenant))
                 text = texts[session_id % len(texts)].tolist()
-                for end in (1, len(text)):  # what comes with the first step is the prompt, which is not learned
+                for end in (1, len(text)):  # the first step contains the prompt, which is not learned
                     client.draft([SequenceStep(session_id, text[:end], ground.order.k)])
 
             feed(0, "first")
@@ -158,15 +158,15 @@ def measure_memory(ground: Ground) -> dict[str, Any]:
 
 
 def kill_and_start(ground: Ground, num_sidecars: int, window_s: float) -> tuple[list[dict[str, Any]], int]:
-    """Kill a sidecar under load, and start it again; return what either did to the engines.
+    """Kill a sidecar under load, and start it again; return the effects on the engines.
 
     Args:
-        ground: texts, graph and the rest.
-        num_sidecars: sidecars, and engines.
-        window_s: seconds before each event, and after it.
+        ground: common inputs.
+        num_sidecars: number of sidecars, and of engines.
+        window_s: seconds before and after each event.
 
     Returns:
-        Figures of both events, and how many batches of the engines raised.
+        Figures of both events, and the number of the engines' batches that raised an error.
     """
     begin(f"a sidecar of {num_sidecars} is killed, and started again")
     with (
@@ -193,7 +193,7 @@ def kill_and_start(ground: Ground, num_sidecars: int, window_s: float) -> tuple[
 
 @contextmanager
 def _on(cores: Sequence[int]) -> Iterator[None]:
-    """Start processes on these cores inside of the block."""
+    """Start processes on these cores inside the block."""
     former = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -204,7 +204,7 @@ def _on(cores: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def _running(ground: Ground, count: int) -> Iterator[tuple[list[WatchedDrafter], list[int]]]:
-    """Run sidecars inside of the block; give them and the cores of the engines, at least one."""
+    """Run sidecars inside the block; yield them and the cores for engines, at least one."""
     cores = sorted(os.sched_getaffinity(0))
     num_own = max(1, min(count, len(cores) - 1))
     own, others = cores[-num_own:], cores[:-num_own] or cores
@@ -219,7 +219,7 @@ def _running(ground: Ground, count: int) -> Iterator[tuple[list[WatchedDrafter],
 
 @contextmanager
 def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[Callable[[], list[EnginePasses]]]:
-    """Run engines inside of the block; give what ends them, and returns their passes since the block began."""
+    """Run engines inside the block; yield a function that ends them and returns their passes since its start."""
     with ExitStack() as stack:
         with _on(cores):
             engines = [stack.enter_context(running_engine(order)) for order in orders]
@@ -228,16 +228,16 @@ def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[Callable
 
 
 def _observed(sidecars: Sequence[WatchedDrafter]) -> tuple[float, ...]:
-    """Return processor time, time from steps' arrivals to their answers, steps, and drafted nodes so far."""
+    """Return totals so far: CPU time, time from the arrival of steps to their answers, steps, and drafted nodes."""
     names = ("step_seconds_sum", "steps_total", "drafted_nodes_total")
     return sum(each.busy_s for each in sidecars), *(sum(each.told(name) for each in sidecars) for name in names)
 
 
 def _until(is_so: Callable[[], bool]) -> None:
-    """Wait.
+    """Wait until a condition is true.
 
     Raises:
-        SpeculantError: it takes too long.
+        SpeculantError: the wait takes too long.
     """
     give_up_s = time.monotonic() + _PATIENCE_S
     while not is_so():

@@ -1,4 +1,4 @@
-"""Servers that a bench runs in processes of their own, and how they are stopped, whatever happens."""
+"""Server processes of a bench, which are always stopped at its end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def running_module(
     *,
     is_told: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a module as a program inside of the block; its messages go to this process's standard error.
+    """Run a module as a program inside the block; its messages go to this process's standard error.
 
     Args:
-        module: its name.
-        arguments: its command line.
-        environment: variables besides those of this process.
+        module: name of the module.
+        arguments: command-line arguments.
+        environment: additional environment variables.
         is_told: open a pipe to its standard input.
     """
     process = _start(module, arguments, environment, stdin=subprocess.PIPE if is_told else None)
@@ -59,12 +59,12 @@ def _start(
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},
-        start_new_session=True,  # Ctrl-C is the bench's own, which ends what it started
+        start_new_session=True,  # Ctrl-C must reach only the bench, which stops its processes
     )
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """End a process gently, and if that takes too long at once; its pipes are closed."""
+    """Terminate a process, kill it if that takes too long, and close its pipes."""
     process.terminate()
     try:
         process.wait(_STOP_S)
@@ -81,14 +81,14 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
 
     Args:
         process: the server.
-        address: where it will listen.
+        address: address of the server.
         interval_s: pause between two checks.
 
     Returns:
-        The time (of ``time.perf_counter``) when it was known to serve.
+        Time of the first SERVING response, by ``time.perf_counter``.
 
     Raises:
-        SpeculantError: it ended, or takes too long.
+        SpeculantError: the server exited, or takes too long.
     """
     deadline_s = time.monotonic() + _START_S
     path = socket_path(address)
@@ -96,7 +96,7 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
         if path is not None and not path.exists():
             time.sleep(interval_s)
             continue
-        with connect_channel(address) as channel:  # a new one: one that was refused waits before it connects again
+        with connect_channel(address) as channel:  # a new channel, because a refused one waits before it reconnects
             check = health_pb2_grpc.HealthStub(channel).Check
             try:
                 answer = check(health_pb2.HealthCheckRequest(), timeout=_CHECK_TIMEOUT_S)
@@ -110,39 +110,39 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
 
 
 class OwnDrafter:
-    """A sidecar of the bench's own, which can be killed and started again."""
+    """A sidecar process of the bench, which can be killed and restarted."""
 
     def __init__(self, graph: Path, address: str, *options: str) -> None:
-        """Start it with more options of its command line, and wait until it serves.
+        """Start the sidecar with additional command-line options, and wait until it serves.
 
         Raises:
-            SpeculantError: it does not start.
+            SpeculantError: the sidecar does not start.
         """
         self._graph, self.address, self._given = graph, address, options
         self.num_kills = 0
         self.start()
 
     def kill_and_start(self) -> None:
-        """Kill it, and start another in its place a second later."""
+        """Kill the sidecar, and start a new one at the same address a second later."""
         self.kill()
         time.sleep(_RESTART_PAUSE_S)
         self.start()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the sidecar."""
         self.process.kill()
         self.num_kills += 1
         self.close()
 
     def close(self) -> None:
-        """End it."""
+        """Stop the sidecar."""
         stop(self.process)
 
     def start(self) -> None:
-        """Start another in its place after it ended, and wait until it serves.
+        """Start a sidecar at the address after the previous one ended, and wait until it serves.
 
         Raises:
-            SpeculantError: it does not start.
+            SpeculantError: the sidecar does not start.
         """
         where = ("--listen", self.address, "--graph", str(self._graph))
         arguments = ["drafter", *where, "--log-level", "WARNING", *self._given]
@@ -155,7 +155,7 @@ class OwnDrafter:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that is free."""
+    """Return a free port of the loopback interface."""
     with socket.create_server(("localhost", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

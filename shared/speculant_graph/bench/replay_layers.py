@@ -3,7 +3,7 @@
 Every file is a tenant of one store of learned text. Its traces keep their order and are cut into slices. The tenants
 take turns: the first slice of each, then the second slices. The bench does this three times, each time with a fresh
 drafter: without learning; with a memory that forgets its oldest text; and with a memory of the same size whose oldest
-text is folded into graphs. A trace begins when all folds are done, so that the figures are the same every time.
+text is folded into graphs. Each trace starts after all folds have finished, so that the figures are reproducible.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def layer_figures(
         graphs: the graphs that all tenants draft from.
         workloads: the tenants.
         tokenizer: the tokenizer of their ids.
-        draft: how to draft; ``k`` nodes a step.
-        fold: how to fold; the memory that forgets has ``young_tokens``.
-        num_slices: of every workload.
+        draft: draft settings; ``k`` is the number of nodes per step.
+        fold: fold settings; ``young_tokens`` is also the size of the memory that forgets.
+        num_slices: slices per workload.
 
     Raises:
-        ConfigError: a workload has fewer traces than slices, or nothing would be learned.
+        ConfigError: a workload has fewer traces than slices, or learning is off.
     """
     for workload in workloads:
         if len(workload.traces) < num_slices:

@@ -27,11 +27,11 @@ class ReplayStep:
     num_accepted: int
     """Nodes that agreed with the record, from the root on."""
     num_tokens: int
-    """Tokens that the step emitted: the accepted ones, and the target's own after them if the record continues."""
+    """Emitted tokens: the accepted ones, plus the target's own next token if the record continues."""
     expected: float | None
     """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
     draft_ns: int
-    """Time of the call that drafted."""
+    """Nanoseconds of the drafting call."""
 
 
 class PromptLookupDrafter:
@@ -42,9 +42,9 @@ class PromptLookupDrafter:
     """
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
-        """Begin a sequence."""
+        """Start a sequence."""
         self._tokens: list[TokenId] = []
-        self._ends: dict[tuple[TokenId, ...], int] = {}  # where an n-gram first ended
+        self._ends: dict[tuple[TokenId, ...], int] = {}  # end of the first occurrence of an n-gram
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId]) -> None:
         """Add tokens to the sequence."""
@@ -87,7 +87,7 @@ def replay(
     Args:
         drafter: the drafter, without sessions.
         traces: the recorded prompts and outputs.
-        node_budget: most nodes of a draft.
+        node_budget: maximum number of nodes per draft.
         tenant: the tenant of the traces.
         learn: let later traces draft from the accepted tokens of earlier ones, and feed the target's own tokens back.
         cost: the cost of passes; each draft keeps only the nodes that pay. None keeps all nodes.
@@ -112,7 +112,7 @@ def replay(
             path = agreeing_path(draft, trace.output[position : position + node_budget])
             accepted = trace.output[position : position + len(path) + 1]
             if learn:
-                # A record has only one token of the target per position: the token that it wrote.
+                # A record has only one target token per position: the generated token.
                 nodes = (0, *(node + 1 for node in path))[: len(accepted)]
                 drafter.recycle(session_id, nodes, [(token_id,) for token_id in accepted])
             drafter.accept(session_id, accepted)
@@ -129,7 +129,7 @@ def replay(
 
 def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
     """Return the nodes of the longest path from the root whose tokens begin the output."""
-    depths: list[int] = []  # of nodes that agree; 0 of others
+    depths: list[int] = []  # depths of agreeing nodes; 0 for others
     deepest = -1
     for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
         depth = 1 if parent == 0 else depths[parent - 1] + 1
@@ -188,10 +188,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
 def _interval(
     replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
 ) -> list[float]:
-    """Return the 95 % interval of tokens over cost when traces are resampled.
-
-    It is a percentile bootstrap.
-    """
+    """Return the 95 % interval of tokens divided by cost, by a percentile bootstrap over traces."""
     tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
     spent = np.array([spent_on(of_trace) for of_trace in replayed])
     drawn = np.random.default_rng(0).integers(0, len(replayed), (_RESAMPLES, len(replayed)))

@@ -1,4 +1,4 @@
-"""Code that all benches share: progress lines, interleaved trials, and tables and one JSON object at the end."""
+"""Code that all benches share: progress lines, interleaved trials, result tables and the JSON object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress
 
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
-"""Annotation of a list that a command line writes with commas: ``8,16,32``."""
+"""Annotation of a list that is comma-separated on a command line: ``8,16,32``."""
 
 Progress = Callable[[int, int], None]
 """Called with the amount done and the total."""
@@ -49,7 +49,7 @@ def show_build() -> Callable[[BuildProgress], None]:
 def alternate(ways: Mapping[str, Callable[[int], T]], rounds: int, tell: Progress | None = None) -> dict[str, list[T]]:
     """Call every variant once per round, with the round's index, so that noise affects all of them.
 
-    Each is first, second, ... equally often.
+    The variants rotate, so that each is equally often first, second, ...
 
     Args:
         ways: the variants by name, at least one.

@@ -1,4 +1,4 @@
-"""``speculant bench rpc``: steps over the wire, against echoes of the same bytes."""
+"""``speculant bench rpc``: steps over the wire, compared with echoes of the same bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Exchange = Callable[[bytes], bytes]
 Request = Callable[[], RequestWriter]
 """Makes a message from a step's values."""
 Trial = Callable[[int], int]
-"""Makes one step and returns its nanoseconds."""
+"""Runs one step and returns its nanoseconds."""
 Servers = Mapping[str, tuple[str, psutil.Process]]
 """``drafter`` and ``echo``: address and process."""
 
@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
-    """Run a drafter and the echo server inside of the block, on one core, and this process on another if there are two.
+    """Run a drafter and the echo server inside the block on one core, and this process on another core if possible.
 
     Raises:
         SpeculantError: a server does not start.
@@ -139,8 +139,8 @@ def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
 def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str, Any]:
     """Return the figures of one batch size, times in microseconds.
 
-    Trials are interleaved step by step, so that no trial finds warm processor caches: in an engine, a pass of the model
-    lies between two drafts.
+    Trials are interleaved step by step, so that no trial finds warm CPU caches. In an engine, a pass of the model runs
+    between two drafts, so its caches are cold, too.
 
     Raises:
         SpeculantError: a step failed.
@@ -172,7 +172,7 @@ def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str,
 
 
 def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float, float]:
-    """Return steps per second, back to back, and the processor time of each in microseconds."""
+    """Return steps per second without pauses, and the CPU time per step in microseconds."""
     before_s, started_s = _busy_s(server), time.perf_counter()
     for index in range(num_steps):
         trial(index)
@@ -181,13 +181,13 @@ def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float,
 
 
 def _busy_s(server: psutil.Process) -> float:
-    """Return the processor time of this process and of a server in seconds; the server's has ticks of 10 ms."""
+    """Return the CPU time of this process and of a server in seconds; the server's has ticks of 10 ms."""
     times = server.cpu_times()
     return time.process_time() + times.user + times.system
 
 
 class _Steps:
-    """Steps of a batch of texts, by several transports, each with its own sessions."""
+    """Steps of a batch of texts over several transports, each with its own sessions."""
 
     def __init__(self, config: ClientConfig, draft: DraftConfig, texts: list[list[int]], vocabulary_size: int) -> None:
         self._config, self._draft, self._vocabulary_size = config, draft, vocabulary_size
@@ -200,11 +200,11 @@ class _Steps:
             for step_id in range(1, _SAMPLES + 2):
                 request = next(requests)().payload(step_id)
                 pairs.append((request, exchange(request)))
-        return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first has the prompt
+        return sorted(pairs[1:], key=lambda pair: len(pair[1]))[_SAMPLES // 2]  # the first request has the prompt
 
     @contextmanager
     def over_stream(self) -> Iterator[Trial]:
-        """Yield a function that makes one StreamDraft exchange, from a step's values to a response's checked arrays."""
+        """Yield a function that runs one StreamDraft exchange, from a step's values to a response's checked arrays."""
         budgets = [self._draft.k] * len(self.texts)
         step_ids = itertools.count(1)
         with self._opened_stream() as (requests, exchange):
@@ -224,7 +224,7 @@ class _Steps:
 
     @contextmanager
     def by_client(self) -> Iterator[Trial]:
-        """Yield a function that makes one step through our client, which takes whole sequences."""
+        """Yield a function that runs one step through our client, which takes whole sequences."""
         session_ids, ends = self._new_ids(), itertools.count(_PROMPT_TOKENS + _TOKENS_PER_STEP, _TOKENS_PER_STEP)
         grown = [text[:_PROMPT_TOKENS] for text in self.texts]
         with DrafterClient(self._config, tokenizer=None, draft=self._draft, strict=True) as client:

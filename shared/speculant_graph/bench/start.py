@@ -1,4 +1,4 @@
-"""``speculant bench start``: how long the sidecar takes to serve, and its memory, compared with a bare gRPC server."""
+"""``speculant bench start``: the sidecar's start time and memory, compared with a bare gRPC server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings(BenchStartSettings, "bench start", arguments)
     from speculant_graph.graph.ngrams import NgramGraph
 
-    NgramGraph.load(settings.graph_path)  # a damaged file is refused at once
+    NgramGraph.load(settings.graph_path)  # reports a damaged file at once
     with tempfile.TemporaryDirectory(prefix="speculant-start-") as folder:
         figures = _measured(settings.graph_path.absolute(), settings.starts, Path(folder))
     print_report("start", figures, arguments, as_json=settings.json_output)
@@ -67,7 +67,7 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
 
 
 def _drafter(graph: Path, folder: Path, environment: Mapping[str, str]) -> tuple[float, dict[str, int]]:
-    """Start a sidecar; return the seconds until it served, and its resident memory and that of the graph's file."""
+    """Start a sidecar; return the seconds until it served, its resident memory, and the part of it for the graph."""
     import psutil
 
     from speculant_graph.bench.processes import await_health, running_module

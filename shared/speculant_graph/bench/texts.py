@@ -1,4 +1,4 @@
-"""Texts that benches draft for: recorded outputs, the words of Python's own sources, and texts drawn from a graph."""
+"""Texts for benches: recorded outputs, the words of Python's own sources, and texts sampled from a graph."""
 
 from __future__ import annotations
 
@@ -57,18 +57,19 @@ class _Record(BaseModel):
 
 
 def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int | None = None) -> list[Workload]:
-    """Read files of traces, one JSON object with ``prompt`` and ``output`` a line.
+    """Read files of traces; each line is a JSON object with ``prompt`` and ``output``.
 
-    Both texts are tokenised separately, the prompt as the verifier does it. Blank lines and traces with an empty output
-    are left out.
+    Both texts are tokenised separately, and the prompt as in the verifier. Blank lines and traces with an empty output
+    are skipped.
 
     Args:
         paths: the files; each is a workload.
-        tokenizer: makes the ids; its setting decides how special tokens in outputs are read.
-        limit: most traces to read of each file; None for all.
+        tokenizer: the tokenizer; its setting decides how special tokens in outputs are read.
+        limit: maximum number of traces per file; None for all.
 
     Raises:
-        CorpusError: a file can't be read, a line is no trace, or there is none; the message names file and line.
+        CorpusError: a file can't be read, a line is not a trace, or there are no traces; the message names file and
+            line.
         ConfigError: two files have the same workload.
     """
     workloads = [_read_workload(path, tokenizer, limit) for path in paths]
@@ -121,7 +122,7 @@ def _records(path: Path) -> Iterator[_Record]:
 
 
 def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
-    """Return the words of Python's standard library as ids, and their fingerprint: real text without a tokenizer.
+    """Return the words of Python's standard library as ids, and a fingerprint; this is real text without a tokenizer.
 
     Args:
         max_tokens: stop reading files at this number of tokens.
@@ -137,7 +138,7 @@ def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int]
 
 
 def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int) -> list[list[int]]:
-    """Return texts drawn from a graph's own distributions; texts without a known continuation jump elsewhere."""
+    """Return texts sampled from a graph; a text without a known continuation continues with a random token."""
     from speculant_graph.draft.generator import DraftGenerator
 
     generator = DraftGenerator(graph)

@@ -1,6 +1,6 @@
-"""Whether drafts pay, decided in one place: what passes cost, the rate they must earn, and which nodes are verified.
+"""The decision whether drafts pay: cost of passes, required rate of tokens, and choice of verified nodes.
 
-Drafters return path probabilities and know nothing of price.
+Drafters return path probabilities and do not know costs.
 """
 
 from speculant_graph.budget.choice import chosen_nodes

@@ -1,31 +1,31 @@
-"""What drafts may lose: a small share of the time, and no more."""
+"""A limit on the time that drafts may lose: a small share of all time."""
 
 from __future__ import annotations
 
 import math
 
 _SHARE = 0.01
-"""Of the time of passes, which may be lost by trying."""
+"""Share of the time of passes that trials may lose."""
 _MOST_PASSES = 16.0
-"""Passes that an allowance is worth at most."""
+"""Maximum balance, in passes."""
 
 
 class Allowance:
-    """An account of time: what drafts save is added, what they take beyond that is subtracted.
+    """An account of time: savings by drafts are added, and losses are subtracted.
 
-    A share of the time of all passes is added, too. So drafts that do not pay are tried now and then, and all that they
-    cost in the long run is that share. One lucky or unlucky step decides nothing.
+    A share of every pass's time is also added. So unprofitable drafts are tried from time to time, and cost at most
+    this share in the long run. A single lucky or unlucky step does not decide.
     """
 
     def __init__(self, first_passes: float) -> None:
-        """Begin without limit; there is one from the first pass on, worth ``first_passes`` passes."""
+        """Start without a limit; the first pass sets the balance to ``first_passes`` passes."""
         self._first_passes = first_passes
         self._seconds = math.inf
         self._pass_s = 0.0
         self._is_spent = False
 
     def allows(self) -> bool:
-        """Whether to try: not after it was spent, until it is worth a pass again."""
+        """Return whether to try drafts. After the balance becomes negative, drafts rest until it reaches one pass."""
         if self._is_spent:
             self._is_spent = self._seconds < self._pass_s
         else:
@@ -33,16 +33,16 @@ class Allowance:
         return not self._is_spent
 
     def covers(self, seconds: float) -> bool:
-        """Whether so much may be spent now."""
+        """Return whether the balance covers an expense, in seconds."""
         return self._seconds >= seconds
 
     def add_pass(self, seconds: float) -> None:
-        """Add the share of a pass that took so long."""
+        """Add the share of a pass with this duration."""
         self._pass_s = seconds
         if math.isinf(self._seconds):
             self._seconds = self._first_passes * seconds
         self._seconds = min(_MOST_PASSES * seconds, self._seconds + _SHARE * seconds)
 
     def add(self, seconds: float) -> None:
-        """Add what was saved; negative: what was spent."""
+        """Add seconds saved; negative for seconds lost."""
         self._seconds += seconds

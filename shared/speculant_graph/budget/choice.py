@@ -1,4 +1,4 @@
-"""Which nodes of a batch's drafts are verified."""
+"""Choice of the nodes to verify in a batch's drafts."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from speculant_graph.types import Draft
 def chosen_nodes(
     drafts: Sequence[Draft], seconds: NDArray[np.float64], rate: float, weights: Sequence[float] | None = None
 ) -> list[Sequence[int]]:
-    """Return the nodes that are worth verifying, of passes in which rows may differ in length.
+    """Return the nodes that are worth verifying, for passes whose rows may differ in length.
 
-    Exact only where a draft is verified by what the target would have chosen itself: rules that weigh p against q must
-    not have nodes left out after they were seen.
+    The result is lossless only with rules that compare drafted tokens with the target's own choice. Rules that compare
+    p with q must not drop nodes after they were drawn.
 
     Args:
-        drafts: of every row of the batch. Those without path probabilities stay whole.
-        seconds: of passes over 0, 1, ... tokens, up to the rows and all their nodes.
+        drafts: one draft per row of the batch; a draft without path probabilities is kept whole.
+        seconds: seconds of passes over 0, 1, ... tokens, up to the number of rows plus all nodes.
         rate: tokens that a second must earn.
-        weights: of every draft, what its probabilities are multiplied by to be believed.
+        weights: per draft, a correction factor for its probabilities.
 
     Returns:
-        Per draft the indices of its nodes, ascending, each with all its ancestors.
+        Per draft, the ascending indices of the kept nodes, including all their ancestors.
     """
-    # Parents stay before their children: no path is more probable than its beginning, and equals stay in order.
+    # Parents precede children: no path is more probable than its prefix, and the sort keeps equal ones in order.
     nodes = sorted(
         (-probability * (1.0 if weights is None else weights[row]), row, node)
         for row, draft in enumerate(drafts)

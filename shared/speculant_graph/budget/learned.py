@@ -1,4 +1,4 @@
-"""What passes of an engine cost, learned from the passes that happen."""
+"""The cost of an engine's passes, learned from observed passes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from speculant_graph.budget.pass_cost import CURVES
 
 
 class LearnedCost:
-    """A curve that keeps learning; see :class:`~speculant_graph.budget.PassCost`.
+    """A cost curve that is fitted continuously; see :class:`~speculant_graph.budget.PassCost`.
 
-    Seconds = a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) + e [something is drafted], for a pass over T tokens, no
-    coefficient below 0: a dense model is a and b, a mixture of experts wakes fewer and fewer further experts (c and d;
-    of those with few experts, and with many), and engines have quicker ways for passes without drafts (e). Least
-    squares in which older passes count less and less, and a curve that is assumed counts a little: what has not been
-    seen for long is tried again. If passes suddenly take less than half as long as expected, the engine was warming up,
-    and everything before is forgotten. Passes of more than twice the tokens of the widest one seen are too dear for any
-    draft: where a token more costs much, nothing but such steps keeps the first drafts from losing many passes.
+    For a pass over T tokens, seconds = a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) + e [there are drafts]. No
+    coefficient is below 0. A dense model has the terms a and b. In a mixture of experts, each further token activates
+    fewer new experts (c for few experts, d for many). Engines have faster code for passes without drafts (e).
+
+    The fit is least squares with a weak prior, and weights of older passes decay. So sizes that have not been seen for
+    long are tried again. If passes suddenly take less than half the expected time, the engine was warming up, and all
+    earlier passes are forgotten. A pass over more than twice the tokens of the widest observed pass gets a prohibitive
+    cost. If tokens are expensive, only this limit keeps the first drafts from losing many passes.
     """
 
     def __init__(self) -> None:
-        """Begin with what is assumed."""
+        """Start with the prior curve."""
         self._forget()
         self._coefficients = _ASSUMED_COEFFICIENTS
         self._known: dict[int, NDArray[np.float64]] = {}
@@ -32,7 +33,7 @@ class LearnedCost:
         self._num_left_out = self._num_fits = self._widest = 0
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return what passes cost; seconds once passes were seen, until then in an unknown unit."""
+        """Return the cost of passes; in seconds after the first fit, before it in an arbitrary unit."""
         known = self._known.get(num_rows)
         if known is None or len(known) <= most_tokens:
             tokens = np.maximum(np.arange(max(most_tokens + 1, _FEWEST_KNOWN)), num_rows)
@@ -41,7 +42,7 @@ class LearnedCost:
         return known[: most_tokens + 1]
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Take how long a pass took."""
+        """Record the duration of a pass."""
         if num_tokens > self._widest:
             self._widest = num_tokens
             self._known.clear()
@@ -85,18 +86,18 @@ class LearnedCost:
 
 _NUM_FEATURES = 5
 _FEW, _MANY = 8.0, 32.0
-"""Tokens by which most of few experts, and of many, are awake."""
+"""Tokens after which most experts are active, for few experts and for many."""
 _FEWEST_KNOWN = 64
 _TOO_DEAR = 1e6
 _MEMORY = 0.99
 _LONGEST = 2.0
-"""Longer than so many times what was expected, something else took the time."""
+"""Multiple of the expected time at which a pass's time is capped, because other work must have taken the rest."""
 _WARM_UP = 2
-"""First passes of an engine, which are left out. If it warms up for longer, what those passes cost is forgotten when
-later ones take less than half as long."""
+"""Number of an engine's first passes to ignore. If its warm-up is longer, those passes are forgotten when later ones
+take less than half the time."""
 _FEWEST, _PERIOD_S = 10, 0.5
-"""Passes between two fits: no fewer, and twice as many each time until they take so many seconds. A fit takes up to a
-millisecond, between two passes."""
+"""Fewest passes between two fits, and seconds between two fits. The number of passes doubles until they take this long.
+A fit takes up to a millisecond, between two passes."""
 
 
 def _features(num_tokens: NDArray[np.intp], num_rows: int | NDArray[np.float64]) -> NDArray[np.float64]:
@@ -113,7 +114,7 @@ def _features_up_to(most_tokens: int) -> NDArray[np.float64]:
 
 
 def _non_negative_fit(products: NDArray[np.float64], sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the coefficients >= 0 of least squares, leaving out the most negative one again and again."""
+    """Return non-negative least-squares coefficients by repeatedly dropping the most negative one."""
     kept = list(range(sums.size))
     while True:
         found = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
@@ -125,11 +126,11 @@ def _non_negative_fit(products: NDArray[np.float64], sums: NDArray[np.float64]) 
 
 
 def _assume() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # Of a GPU and a mixture of experts, which grows slowly: a low guess corrects itself, as what is tried is seen.
+    # The prior is a mixture of experts on a GPU. Its cost grows slowly; a low guess leads to trials, which correct it.
     tokens = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256])
     times = CURVES["gptoss-h100"].seconds(1, int(tokens[-1]))
     features = _features(tokens, 1)
-    # That passes with drafts take longer by themselves is believed once both kinds were seen.
+    # The prior says that drafts themselves add no time, until both kinds of passes were seen.
     products = 0.05 * features.T @ features + np.diag([1e-6, 1e-6, 1e-6, 1e-6, 0.5])
     return _non_negative_fit(products, 0.05 * features.T @ (times[tokens] / times[1])), products
 

@@ -1,4 +1,4 @@
-"""Whether the drafts of a priced step ask the graph's neural model and the mixer, which bring tokens and take time."""
+"""The choice whether a step's drafts use the graph's neural model and the mixer, which gain tokens but take time."""
 
 from __future__ import annotations
 
@@ -6,47 +6,46 @@ from collections import defaultdict, deque
 from statistics import median
 
 _USUAL_GAIN = 0.03
-"""Share of a pass that the model saves, what wider passes cost left out: 2 to 5 % more tokens on seven kinds of outputs
-(docs/experiments.md, "a neural model")."""
+"""Share of a pass that the model saves, without the cost of wider passes: 2 to 5 % more tokens on seven kinds of
+outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 8
-"""Steps in each manner, in turns, before the first choice."""
+"""Steps with the model, and as many without it in turns, before the first choice."""
 _EVERY = 64
-"""Steps of which one is drafted for in the other manner, and the one before it timed."""
+"""Period of measurements in steps: one step uses the other choice, and the step before it is timed, too."""
 _NUM_TIMES = 16
-"""Times, the latest ones, of which the median counts: more than that is a moment of other work."""
+"""Number of latest times in a median, which ignores outliers caused by other work."""
 
 
 class NeuralChoice:
-    """Leaves the model out where it takes more time than it saves; learned for batches of about as many sequences.
+    """Skips the model if it takes more time than it saves; learned separately for batches of similar size.
 
-    What it takes differs between machines, and with the sequences and the length of a pass. So it is measured: now and
-    then a step is drafted for in the other manner, and the step before it is timed, too, as the machine may be busier
-    at one time than at another. What it saves is taken as known: from one step to the next, tokens differ so much more
-    than by the manner that thousands of steps say less.
+    The model's time depends on the machine, the number of sequences and the length of a pass, so it is measured. From
+    time to time, a step uses the other choice. The step before it is also timed, because the machine's load varies. The
+    gain is a constant. Tokens per step vary so much that even thousands of steps would not measure it better.
     """
 
     def __init__(self) -> None:
-        """Begin without experience."""
+        """Start without measurements."""
         self._batches: defaultdict[int, _Experience] = defaultdict(_Experience)
 
     def is_neural(self, num_rows: int) -> bool:
-        """Return whether the drafts of the next step, of so many sequences, may ask the model."""
+        """Return whether the drafts of the next step, with ``num_rows`` sequences, may use the model."""
         return self._batches[num_rows.bit_length()].next_manner()
 
     def observe(self, num_rows: int, is_neural: bool, draft_s: float, pass_s: float) -> None:
-        """Take the times of the latest step of so many sequences.
+        """Record the times of the latest step.
 
         Args:
             num_rows: sequences of the step.
-            is_neural: whether its drafts could ask the model.
-            draft_s: seconds until they were there.
+            is_neural: whether its drafts were allowed to use the model.
+            draft_s: seconds of drafting.
             pass_s: seconds of the pass.
         """
         self._batches[num_rows.bit_length()].observe(is_neural, draft_s, pass_s)
 
 
 class _Experience:
-    """Of batches of about as many sequences."""
+    """Measurements and choice for batches of similar size."""
 
     def __init__(self) -> None:
         self._num_steps = 0

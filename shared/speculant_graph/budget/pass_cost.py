@@ -1,7 +1,7 @@
-"""What a forward pass costs: its seconds, by the sequences and the tokens in it.
+"""The cost of a forward pass in seconds, by its numbers of sequences and tokens.
 
-On a dense model the curve is nearly flat at first; on a mixture of experts every token wakes further experts, and a
-draft must earn what it costs.
+For a dense model the curve is nearly flat at first. In a mixture of experts every token activates further experts, so a
+draft must earn its cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from speculant_graph.errors import ConfigError
 
 MAX_POINT = 4_096
-"""Most tokens that a curve may cover."""
+"""Maximum number of tokens that a curve may cover."""
 
 _EXAMPLE = '{"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}'
 _TOKENS = TypeAdapter(tuple[Annotated[int, Field(strict=True, ge=1, le=MAX_POINT)], ...])
@@ -27,38 +27,39 @@ _MILLISECONDS = TypeAdapter(tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=F
 
 
 class PassCost(Protocol):
-    """What passes of one engine cost: known, or learned from the passes that happen."""
+    """The cost of one engine's passes, known or learned from observed passes."""
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return the seconds of passes over ``num_rows`` sequences and 0 to ``most_tokens`` tokens altogether.
+        """Return the seconds of passes over ``num_rows`` sequences with 0 to ``most_tokens`` tokens in total.
 
-        Shape ``[most_tokens + 1]``, positive, never falling; entries of fewer tokens than rows equal that of as many.
+        The shape is ``[most_tokens + 1]``; values are positive and non-decreasing. Entries with fewer tokens than rows
+        equal the entry with one token per row.
         """
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Take how long a pass took.
+        """Record the duration of a pass.
 
         Args:
-            num_rows: its sequences.
-            num_tokens: of all of them together; of passes as wide as the longest row, its width times the rows.
-            seconds: of the pass, positive.
+            num_rows: sequences of the pass.
+            num_tokens: tokens of all sequences together; in a padded pass, the padded width times the rows.
+            seconds: seconds of the pass, positive.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """A curve that is known: points, straight lines between them, and beyond the last one its last piece continued."""
+    """A known cost curve: linear interpolation between points, and extrapolation of the last segment."""
 
     tokens: tuple[int, ...]
     """Tokens of a pass, all sequences together, ascending from 1."""
     ms: tuple[float, ...]
-    """Milliseconds of that pass. Where only ratios matter, any unit will do."""
+    """Milliseconds of that pass; any unit is fine if only ratios matter."""
 
     def __post_init__(self) -> None:
         """Check the points.
 
         Raises:
-            ConfigError: they make no curve.
+            ConfigError: the points do not define a curve.
         """
         try:
             tokens, times = _TOKENS.validate_python(self.tokens), _MILLISECONDS.validate_python(self.ms)
@@ -73,7 +74,7 @@ class CostCurve:
         object.__setattr__(self, "ms", times)
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return what passes cost; see :class:`PassCost`. Where the curve falls, the higher cost stands."""
+        """Return the cost of passes; see :class:`PassCost`. Where the curve falls, the highest earlier cost is used."""
         tokens = np.arange(most_tokens + 1)
         times = np.interp(tokens, self.tokens, self.ms)
         if len(self.tokens) > 1:
@@ -87,7 +88,7 @@ class CostCurve:
         """Do nothing: the curve is known."""
 
     def relative(self, num_tokens: int) -> float:
-        """Return the time of a pass over so many tokens in passes over one."""
+        """Return the time of a pass over ``num_tokens`` tokens, divided by the time of a pass over one."""
         seconds = self.seconds(1, num_tokens)
         return float(seconds[num_tokens] / seconds[1])
 
@@ -96,7 +97,7 @@ class CostCurve:
         """Read a curve from a JSON file: ``{"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}``.
 
         Raises:
-            ConfigError: the file can't be read or holds no curve.
+            ConfigError: the file can't be read or contains no curve.
         """
         try:
             content = json.loads(Path(path).read_bytes())
@@ -115,15 +116,15 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class RowCurve:
-    """A curve by the tokens of one sequence, however many there are; a guess where nothing was measured."""
+    """A cost curve over tokens per sequence, for any number of sequences; an assumption used without measurements."""
 
     curve: CostCurve
-    """Of one sequence."""
+    """Curve of one sequence."""
     share: float = 1.0
-    """What its times are multiplied by."""
+    """Factor for its times."""
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return what passes cost; see :class:`PassCost`."""
+        """Return the cost of passes; see :class:`PassCost`."""
         table = self.share * self.curve.seconds(1, most_tokens // num_rows + 1)
         tokens = np.maximum(1.0, np.arange(most_tokens + 1) / num_rows)
         return np.asarray(np.interp(tokens, np.arange(len(table)), table))
@@ -133,14 +134,14 @@ class RowCurve:
 
 
 def curve_of(name: str, setting: str) -> CostCurve:
-    """Return the curve of a name, or of a file.
+    """Return a named curve, or the curve in a file.
 
     Args:
         name: one of :data:`CURVES`, or a path.
-        setting: what names it, for errors.
+        setting: name of the setting, for errors.
 
     Raises:
-        ConfigError: there is no such curve, or the file holds none.
+        ConfigError: there is no such curve, or the file contains none.
     """
     if name in CURVES:
         return CURVES[name]
@@ -158,7 +159,7 @@ def _no_curve(problem: str) -> ConfigError:
 
 
 def _experts(num_tokens: int) -> float:
-    """Return the share of 32 experts that tokens wake, 4 each."""
+    """Return the expected share of 32 experts that are active, if each token activates 4."""
     return 1.0 - (28 / 32) ** num_tokens
 
 
@@ -183,8 +184,11 @@ CURVES: dict[str, CostCurve] = {
     ),
     "dense-8b-h100": CostCurve((1, MAX_POINT), (6.315, 6.3 + 0.015 * MAX_POINT)),
 }  # fmt: skip
-"""Curves by name. Shapes, of which the unit means nothing: 'flat' (free), 'dense' and 'cpu-moe' (measured on a CPU: a
-model of 152M parameters; one of 211M with 32 experts, 4 of them active), 'moe' (traffic of experts alone: the worst
-case). Milliseconds: 'gptoss-h100' and 'dense-8b-h100', gpt-oss-20b and a dense model of 8 billion parameters on an
-H100, estimated from the bytes that a pass reads, plus what is fixed; 'gptoss-spark', gpt-oss-20b on a DGX Spark, passes
-of llama.cpp, measured by others."""
+"""Curves by name.
+
+Some are shapes with an arbitrary unit. 'flat': tokens are free. 'dense' and 'cpu-moe': measured on a CPU, with a model
+of 152M parameters, and one of 211M with 32 experts, 4 of them active. 'moe': expert traffic only, the worst case.
+
+The others are in milliseconds. 'gptoss-h100' and 'dense-8b-h100': gpt-oss-20b and a dense model of 8 billion parameters
+on an H100, estimated from the bytes that a pass reads plus a fixed part. 'gptoss-spark': gpt-oss-20b on a DGX Spark
+with llama.cpp, measured by others."""

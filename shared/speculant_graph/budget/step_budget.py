@@ -1,4 +1,4 @@
-"""What the drafts of one engine may cost, step by step."""
+"""The budget for one engine's drafts, updated after every step."""
 
 from __future__ import annotations
 
@@ -12,57 +12,58 @@ from speculant_graph.budget.allowance import Allowance
 from speculant_graph.budget.pass_cost import PassCost
 
 _MEMORY = 0.98
-"""What a step weighs after the next one."""
+"""Factor by which a step's weight decays per later step."""
 _FEWEST, _PERIOD_S = 12, 0.5
-"""Steps that are learned from together, and for which prices hold: no fewer, and twice as many each time until they
-take so many seconds. Learning takes about a millisecond, between two passes."""
+"""Fewest steps and fewest seconds between two updates of prices. The number of steps doubles until they take this long.
+An update takes about a millisecond, between two passes."""
 _MOST_TURNS = 64
-"""Steps in which drafts take turns with none, even if hardly any pass was a measure, as all of them read prompts."""
+"""Maximum number of first steps that alternate between drafting and not drafting. The limit matters if most passes read
+prompts, so that they are not measured."""
 _FIRST_PASSES = 2.0
 """Passes that drafts may lose before they rest for the first time."""
 _FEW_NODES = 8
-"""So many are always likely."""
+"""Number of nodes that a draft can always reach."""
 _MOST_DRAFTING = 1.0
-"""Of a pass, that drafting may take to count: more is a moment of other work."""
+"""Limit of a step's drafting time, as a multiple of its pass; beyond it, other work took the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """What holds for the next steps of so many rows."""
+    """Prices for the next steps with a given number of rows."""
 
     seconds: NDArray[np.float64]
-    """Of passes over 0, 1, ... tokens, up to the rows and all nodes that may be drafted for them."""
+    """Seconds of passes over 0, 1, ... tokens, up to the number of rows plus the most nodes of all drafts."""
     rate: float
-    """Tokens, of all rows, that a second must earn."""
+    """Tokens of all rows that a second must earn."""
     least_probability: float
-    """Of a path below which no node can pay; 0 while that is unknown."""
+    """Path probability below which no node can pay; 0 if unknown."""
 
 
 class StepBudget:
-    """The rate that passes must earn, the least probability of a node, and whether to draft at all.
+    """Computes the rate that passes must earn and the least probability of a node, and decides whether to draft at all.
 
-    *Rate.* In the long run most tokens a second are written if every second that drafts add to a pass earns as many
-    tokens as seconds earn on average: what is gained by a slower pass is lost by the passes that it delays. The average
-    is that of the latest steps, drafting included, and never less than what plain passes earn.
+    *Rate.* A slower pass delays all later passes. So throughput is highest if every second that drafts add earns at
+    least the average tokens per second. The average is over the latest steps, including drafting time, and is never
+    below the rate of plain passes.
 
-    *Rests.* What a node is worth and what a wider pass costs is estimated for every step; what came of it is known
-    afterwards. Where drafts have lost more time than they may (:class:`~speculant_graph.budget.allowance.Allowance`),
-    drafting included, steps go without.
+    *Rests.* The value of a node and the cost of a wider pass are estimates; the outcome is known after the step. If
+    drafts, including drafting time, lost more time than the limit allows
+    (:class:`~speculant_graph.budget.allowance.Allowance`), steps run without drafts.
     """
 
     def __init__(self, cost: PassCost, *, is_cost_known: bool = True) -> None:
-        """Begin without experience.
+        """Start without measurements.
 
         Args:
-            cost: what passes cost; learns from those that happen if it can.
-            is_cost_known: whether it knows that already; else every other of the first steps is not drafted for, so
-                that it sees both kinds of passes.
+            cost: cost of passes; a :class:`~speculant_graph.budget.LearnedCost` learns from observed passes.
+            is_cost_known: whether the cost is already known. If not, every other step has no drafts at first, so that
+                both kinds of passes are observed.
         """
         self.cost = cost
-        """What passes cost."""
+        """Cost of passes."""
         self._allowance = Allowance(_FIRST_PASSES)
-        self._tokens = self._time = 1.0  # of the latest steps, a row; in plain passes
-        self._size = 0.0  # nodes that were kept lately
+        self._tokens = self._time = 1.0  # of the latest steps: tokens per row; time in plain passes
+        self._size = 0.0  # average number of kept nodes in the latest steps
         self._drafting = DraftingCost()
         self._prices: dict[tuple[int, int], StepPrices] = {}
         self._observed: list[tuple[int, int, int, float, float, int]] = []
@@ -78,15 +79,15 @@ class StepBudget:
         return self._allowance.allows()
 
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:
-        """Return what holds for the next step.
+        """Return the prices of the next step.
 
-        A node is kept if it is expected to bring what the seconds that it adds must earn. These are those of drafting
-        it, and of the pass at least what a node costs if the pass grows from its usual size to any that is likely: on a
-        mixture of experts many nodes together may pay where few do not.
+        A node is kept if its expected gain covers its added seconds at this rate. The added seconds are its drafting
+        time plus its share of the wider pass: the lowest cost per node for any likely growth from the usual size. The
+        lowest is used because in a mixture of experts many nodes may pay together when few do not.
 
         Args:
-            num_rows: of the batch.
-            most_nodes: of all its drafts.
+            num_rows: rows of the batch.
+            most_nodes: maximum number of nodes in all drafts.
         """
         known = self._prices.get((num_rows, most_nodes))
         if known is not None:
@@ -104,8 +105,8 @@ class StepBudget:
         return prices
 
     def observe_plain(self, num_rows: int, pass_s: float) -> None:
-        """Take a pass that nothing was drafted for."""
-        if self._turns_left:  # in order with the others, as the first passes of an engine are no measure
+        """Record a pass without drafts."""
+        if self._turns_left:  # keep the order of passes, because an engine's first passes are ignored
             self.observe(num_rows, num_rows, num_rows, pass_s, 0.0, 0)
         else:
             self.cost.observe(num_rows, num_rows, pass_s)
@@ -114,15 +115,15 @@ class StepBudget:
     def observe(
         self, num_rows: int, num_tokens: int, num_new: int, pass_s: float, draft_s: float, num_drafted: int
     ) -> None:
-        """Take what came of a step that was drafted for.
+        """Record the outcome of a step with drafts.
 
         Args:
-            num_rows: sequences of its pass.
-            num_tokens: tokens of the pass, all of them together.
-            num_new: tokens that it wrote.
+            num_rows: sequences of the pass.
+            num_tokens: tokens of the pass, all rows together.
+            num_new: new tokens of all rows.
             pass_s: seconds of the pass, positive.
-            draft_s: seconds until its drafts were there.
-            num_drafted: nodes that were drafted, those that were not kept included.
+            draft_s: seconds of drafting.
+            num_drafted: drafted nodes, including dropped ones.
         """
         if self._is_known:
             self._account(num_rows, num_tokens, num_new / num_rows, draft_s / pass_s)
@@ -139,7 +140,7 @@ class StepBudget:
         for num_rows, num_tokens, _, seconds, _, _ in self._observed:
             self.cost.observe(num_rows, num_tokens, seconds)
         rows, tokens, new, pass_s, draft_s, drafted = np.array(self._observed).T
-        relative = np.empty(len(rows))  # passes in plain ones of the machine's present pace, whatever else it does
+        relative = np.empty(len(rows))  # time in plain passes, by the learned cost, so the machine's load cancels out
         for num_rows in set(rows.astype(np.intp).tolist()):
             is_of = rows == num_rows
             widths = tokens[is_of].astype(np.intp)
@@ -166,15 +167,15 @@ class StepBudget:
 
 
 class DraftingCost:
-    """Seconds of drafting: a part that is the same for every step, and one for every node; learned."""
+    """Drafting time, learned as a fixed part per step plus a part per node."""
 
     def __init__(self) -> None:
-        """Begin without experience."""
+        """Start without measurements."""
         self._weight = self._nodes = self._seconds = self._squares = self._products = 0.0
 
     @property
     def node_s(self) -> float:
-        """Seconds that a node more takes; 0 while that is unknown."""
+        """Seconds per additional node; 0 if unknown."""
         if not self._weight:
             return 0.0
         variance = self._squares * self._weight - self._nodes**2
@@ -182,11 +183,11 @@ class DraftingCost:
         return max(0.0, covariance / variance) if variance > 0.0 else 0.0
 
     def observe(self, num_nodes: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
-        """Take how long the drafting of steps took; a moment of other work counts for a few steps at most.
+        """Record the drafting times of steps; outliers are capped at four times the usual time.
 
         Args:
-            num_nodes: per step, the latest one last.
-            seconds: per step.
+            num_nodes: nodes per step, the latest step last.
+            seconds: seconds per step.
         """
         usual_s = self._seconds / self._weight if self._weight else float(np.sort(seconds)[len(seconds) // 2])
         seconds = np.minimum(seconds, 4.0 * usual_s)
@@ -199,5 +200,5 @@ class DraftingCost:
 
 
 def _fading(num_steps: int) -> tuple[float, NDArray[Any]]:
-    """Return what everything before so many steps weighs after them, and what each of them weighs."""
+    """Return the decay of older data after ``num_steps`` steps, and the weight of each of these steps."""
     return _MEMORY**num_steps, _MEMORY ** np.arange(num_steps)[::-1]

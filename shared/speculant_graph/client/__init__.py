@@ -1,6 +1,6 @@
-"""Drafters for a verifier: the client of a sidecar, a graph in this process, or none. Needs no torch.
+"""Drafters for a verifier: a sidecar's client, a graph in this process, or no drafter. Needs no torch.
 
-The client loads neither graphs nor what drafts from them; those come with ``LocalDrafter``.
+The client imports no graph code; ``LocalDrafter`` does, so it is imported lazily.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client of one or several sidecars, for asyncio."""
+"""An asyncio client of one or several sidecars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class AsyncDrafterClient:
-    """:class:`~speculant_graph.client.DrafterClient` for tasks, of any event loop.
+    """An asyncio version of :class:`~speculant_graph.client.DrafterClient`; it works with any event loop.
 
     Examples:
         >>> async with AsyncDrafterClient(config, tokenizer=None, draft=DraftConfig()) as client:
@@ -28,16 +28,16 @@ class AsyncDrafterClient:
     """
 
     def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
-        """Make a client, with the options of the threaded one; it connects when the first session is opened.
+        """Make a client with the threaded client's options; it connects when it opens the first session.
 
         Raises:
-            ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
+            ConfigError: an address is malformed, credentials can't be used, or only the sidecar can set a setting.
         """
         self._client = client_of(config, **options)
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         return self._client.state
 
     @property
@@ -46,11 +46,11 @@ class AsyncDrafterClient:
         return self._client.statistics
 
     async def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Begin a session; see the threaded client."""
+        """Open a session; see :meth:`DrafterClient.open`."""
         return await _awaited(partial(self._client.submit_open, session_id, options), self._client.open_deadline_s)
 
     async def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch within the deadline; never raises, except if it is cancelled itself."""
+        """Draft for a batch within the deadline; raises nothing unless the task is cancelled."""
         return await _awaited(partial(self._client.submit, steps), self._client.deadline_s)
 
     async def finish(self, session_id: int) -> None:
@@ -58,20 +58,20 @@ class AsyncDrafterClient:
         self._client.finish(session_id)
 
     async def close(self) -> None:
-        """End all sessions and the connection; waits for the drafter no longer than for an opening."""
+        """Close all sessions and the connection; waits for the drafter at most as long as for an opening."""
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
+        """Return the client."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
+        """Close the client."""
         await self.close()
 
 
 async def _awaited(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
-    """Wait between the two halves of what a client does, also if the task is cancelled meanwhile."""
+    """Submit a call, wait for its end or the timeout, and collect the result, also if the task is cancelled."""
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""One ``draft()`` call while it runs, and the messages that it is cut into."""
+"""A running ``draft()`` call, and the messages that it is split into."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, SequenceStep, TokenId
 
 MAX_TOKENS_PER_MESSAGE = 16_384
-"""Tokens and feedback, 64 KiB of them: far below the message limit of any sensible server."""
+"""Limit for tokens plus feedback: 64 KiB, far below the message limit of any sensible server."""
 MAX_SEQUENCES_PER_MESSAGE = 256
 _MAX_ANSWER_BYTES = 700_000
-"""Of the 1 MiB that client and server agree on."""
+"""Limit for one response; client and server allow messages of 1 MiB."""
 _NODE_BYTES, _CANDIDATE_BYTES = 16, 8
 
 
 class InFlightBatch:
-    """A batch of sequences, each of which waits or is resolved."""
+    """A batch of sequences; each of them is waiting or resolved."""
 
     def __init__(self, steps: Sequence[SequenceStep], started_s: float, finished: Callable[[], None]) -> None:
-        """Begin; ``finished`` is called once, when the last sequence is resolved in time."""
+        """Start a batch; ``finished`` is called once, when the last sequence is resolved in time."""
         self.steps = steps
         self.started_s = started_s
         self._finished = finished
         self.drafts: list[Draft] = [EMPTY_DRAFT] * len(steps)
         self.waiting = set(range(len(steps)))
-        """Sequences that are not resolved."""
+        """Indices of unresolved sequences."""
         self.num_exchanges = [0] * len(steps)
         self.has_failed = False
         """Whether any sequence got no answer."""
         self.failure: SpeculantError | None = None
-        """Why, at first; None: it was not asked."""
+        """The first error; None if the drafter was not asked."""
         self.has_sent = False
         """Whether the drafter was asked for anything."""
         self.is_reached = False
@@ -44,10 +44,10 @@ class InFlightBatch:
         self.is_answered = False
         """Whether any sequence was answered in time."""
         self.is_over = False
-        """Whether the caller has gone on; what comes now is late."""
+        """Whether the caller no longer waits; later answers are late."""
 
     def resolve(self, index: int, draft: Draft = EMPTY_DRAFT) -> None:
-        """Note the draft of a sequence, which waits no more."""
+        """Resolve a sequence with its draft."""
         if index not in self.waiting:
             return
         self.waiting.discard(index)
@@ -67,20 +67,20 @@ class Entry(NamedTuple):
     """One sequence of a message."""
 
     batch_index: int
-    """In the batch; -1 if its answer is not waited for."""
+    """Index in the batch; -1 if nothing waits for its answer."""
     session: Session
     wire_id: int
-    """The session's when it was sent."""
+    """The session's wire id at the time of sending."""
     start: int
     """Position of the first token sent."""
     end: int
-    """Position after the last one."""
+    """Position after the last token sent."""
     node_budget: int
-    """Most nodes that were asked for."""
+    """Maximum number of nodes requested."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the session is still the one that was sent."""
+        """Whether the session still has the wire id that was sent."""
         return self.session.wire_id == self.wire_id
 
 
@@ -94,25 +94,25 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentMessage:
-    """A message that is not answered yet."""
+    """An unanswered message."""
 
     batch: InFlightBatch
     entries: list[Entry]
     strategy: StrategyName
-    """That was asked for."""
+    """The requested strategy."""
 
 
 def pack(
     batch: Sequence[tuple[int, SequenceStep, Session]], options: DraftOptions, refuse: Callable[[int, Exception], None]
 ) -> Iterator[Message]:
-    """Yield the messages that bring every sequence up to date and ask for its draft, in the order to send them.
+    """Yield messages that send the new tokens of every sequence and request its draft, in sending order.
 
-    Long texts come first, in chunks of their own that ask for nothing.
+    A long text is split: its first chunks are separate messages that request no draft.
 
     Args:
-        batch: sequences of a step with their index in it and their open sessions.
-        options: how drafts are asked for.
-        refuse: called with the index of a sequence that can't be sent, whatever its caller calls a token, and why.
+        batch: sequences of a step, each with its index in the step and its open session.
+        options: options of the requested drafts.
+        refuse: called with the index of a sequence that can't be sent, for example for an invalid token, and the error.
     """
     node_bytes = _NODE_BYTES
     if options.max_candidates and not options.omit_proposals:
@@ -159,7 +159,7 @@ def _add(
     step: SequenceStep | None,
     feedback: Feedback | None,
 ) -> None:
-    """Add tokens of a session to a message, and what a step asks for; without one they ask for nothing."""
+    """Add tokens of a session to a message, with the draft request of a step; without a step, request no draft."""
     budget, seed, least = (0, 0, 0.0) if step is None else (step.node_budget, step.seed, step.least_probability)
     told = () if feedback is None else (feedback.draft_id, feedback.nodes, feedback.rows)
     message.request.add(token_ids, session.wire_id, start, budget, seed, least, *told)

@@ -1,4 +1,4 @@
-"""When a drafter is not asked, so that one that is down does not cost a deadline in every step."""
+"""A circuit breaker: it stops requests to a drafter that is down, because each would cost a step its deadline."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from speculant_graph.errors import (
 )
 
 PAUSE_S = 0.05
-"""Between two probes of a drafter that is down, and before what was refused without a delay is asked for again."""
+"""Seconds between two probes of a drafter that is down; also the pause after a refusal that names no delay."""
 _FAILURES_BEFORE_PAUSE = 3
 _PROBE_TIMEOUT_S = 0.1
 SILENT = DrafterUnavailableError("no answer to a probe either")
-"""Of a drafter that is down, and whose probe was not answered in time."""
+"""The error for a drafter that is down and did not answer a probe in time."""
 
 
 def is_refusal(error: SpeculantError) -> bool:
-    """Return whether a drafter refused, rather than gave no answer."""
+    """Return whether the drafter answered with a refusal; otherwise it did not answer."""
     return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError | OverloadError)
 
 
 def retry_delay_s(refusal: SpeculantError) -> float:
-    """Return for how long what was refused is not asked for again."""
+    """Return the seconds to wait before a refused request is repeated."""
     return (refusal.retry_delay_s if isinstance(refusal, OverloadError) else 0.0) or PAUSE_S
 
 
 class Breaker:
-    """Opens after some failures in a row, and closes when a probe is answered, which a step sends and does not await.
+    """Opens after several consecutive failures, and closes when the drafter answers a probe.
 
-    An outage is reported once, and so is its end.
+    Steps send the probes and do not wait for them. The start and the end of an outage are each reported once.
     """
 
     def __init__(self, address: str, report: Callable[[Literal["INFO", "WARNING"], str], None]) -> None:
-        """Begin with a drafter that counts as up.
+        """Make a closed breaker.
 
         Args:
-            address: the drafter's, for messages.
-            report: takes lines for the log.
+            address: the drafter's address, for messages.
+            report: writes a log line.
         """
         self.is_down = False
-        """Whether steps must not use it."""
+        """Whether the breaker is open: steps must not use the drafter."""
         self.retry_after_s = 0.0
-        """The drafter asked not to be asked before this time."""
+        """Time before which the drafter wants no requests."""
         self._address, self._report = address, report
         self._num_failures = 0
         self._last_failure_s = self._last_probe_s = float("-inf")
@@ -56,7 +56,7 @@ class Breaker:
         self._unexplained = ""
 
     def is_resting(self, now_s: float) -> bool:
-        """Return whether the drafter is not to be asked."""
+        """Return whether to send the drafter no requests."""
         return self.is_down or now_s < self.retry_after_s
 
     def record_success(self) -> None:
@@ -70,14 +70,14 @@ class Breaker:
     def record_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
         """Note a failed step.
 
-        A single late answer is not yet an outage worth a warning, and a row of them is reported with the reason that
-        the first probe finds: a wrong certificate must not look like a slow drafter. Refusals do not open the breaker.
+        One late answer causes no warning. After several in a row, the warning waits for the outcome of the first probe.
+        Otherwise a wrong certificate would look like a slow drafter. Refusals do not open the breaker.
 
         Args:
-            error: what went wrong.
-            started_s: when the step began. Steps that ran at the same time fail together and count as one.
-            now_s: when it failed.
-            was_late: no answer came, so that ``error`` explains nothing.
+            error: the error of the step.
+            started_s: start of the step. Steps that ran at the same time fail together and count as one failure.
+            now_s: time of the failure.
+            was_late: no answer came in time, so ``error`` does not tell the reason.
         """
         if self.is_down or started_s < self._last_failure_s:
             return
@@ -96,7 +96,7 @@ class Breaker:
         return self._is_probing and now_s - self._last_probe_s >= _PROBE_TIMEOUT_S
 
     def begin_probe(self, now_s: float) -> bool:
-        """Return whether to probe now; if so, that has begun."""
+        """Return whether to probe now; if so, the probe counts as started."""
         if not self.is_down or self._is_probing or now_s - self._last_probe_s < PAUSE_S:
             return False
         self._is_probing, self._last_probe_s = True, now_s
@@ -115,7 +115,7 @@ class Breaker:
             self.report_outage(f"{self._unexplained} ({slow if error is None else error})")
 
     def report_outage(self, reason: str) -> None:
-        """Warn, once in this outage."""
+        """Write a warning, once per outage."""
         self._unexplained = ""
         if not self._is_reported:
             self._is_reported = True

@@ -1,11 +1,11 @@
-"""The client without its sockets: events in, actions out.
+"""The client's state machine, without I/O: events in, actions out.
 
-It decides what is sent to the drafter, what an answer means, and when the drafter is left alone. It neither sends nor
-waits nor reads a clock, so that tests can play any order of events. Not to be called by two threads at the same time.
+It chooses the messages to send, interprets answers, and decides when to stop asking the drafter. It does not send, wait
+or read a clock, so tests can play events in any order. It is not thread-safe.
 
-As the whole sequence comes with every step, a session that the drafter has lost is opened and filled again on the way,
-and so are all of them where another drafter answers at the address. Whatever goes wrong, a sequence without an answer
-is a sequence without a draft.
+Every step contains the whole sequence. So if the drafter loses a session, the client opens it again and resends the
+tokens; the same happens if another drafter answers at the address. After any error, a sequence without an answer gets
+an empty draft.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from speculant_graph.types import (
 
 _MAX_EXCHANGES_PER_STEP = 2
 _MAX_UNANSWERED = 4_096
-"""A drafter that skips steps must not fill the memory."""
+"""Limit of remembered messages, because a drafter may never answer some of them."""
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_session_memory")
 
 
 class ClientCore:
-    """Sessions and running steps of one client, and what it knows of its drafter."""
+    """Sessions, running steps and drafter state of one client."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class ClientCore:
         """Make a core without sessions.
 
         Args:
-            address: the drafter's, for messages to people.
-            deadline_ms: the caller's patience, for the same.
-            options: how drafts are asked for.
-            strategy: named in the drafts.
-            opening: what every session is opened with, but for its id.
-            tokenizer_name: the verifier's tokenizer, for messages to people.
-            wire_ids: makes session ids that no other client uses.
+            address: the drafter's address, for error messages.
+            deadline_ms: the deadline of a step, for error messages.
+            options: default options of drafts.
+            strategy: the default strategy, named in drafts.
+            opening: the request that opens a session; its id is replaced.
+            tokenizer_name: the verifier's tokenizer, for error messages.
+            wire_ids: returns session ids that no other client uses.
         """
         self._address = address
         self._options, self._strategy = options, strategy
@@ -92,29 +92,29 @@ class ClientCore:
         self._too_late = DrafterUnavailableError(f"no draft within {deadline_ms:g} ms")
         self._is_closed = False
         self.counts = Counts()
-        """What was counted so far."""
+        """Counts so far."""
         self.state: DrafterState = "ok"
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         self._actions: list[Action] = []
         self.breaker = Breaker(address, lambda level, text: self._actions.append(Report(level, text)))
-        """When the drafter is left alone."""
+        """Decides when the drafter gets no requests."""
         self._registry = SessionRegistry(self.breaker, self._actions, self.counts, request=opening, wire_ids=wire_ids)
-        self._vocabulary_size = 0  # drafted token ids must be below it; it comes with every opened session
+        self._vocabulary_size = 0  # limit of drafted token ids; every opening sets it
         self._unanswered: dict[int, SentMessage] = {}  # by step id, oldest first
-        self._step_ids = itertools.count(1)  # never used again, whatever becomes of the stream
+        self._step_ids = itertools.count(1)  # never reused, not even after the stream is replaced
         self._probe_id = 0
 
     def statistics(self) -> DrafterStatistics:
-        """Return the counts as they are now, and whether the drafter is left alone."""
+        """Return the current counts, and whether the drafter is paused."""
         return replace(self.counts.snapshot(), is_paused=self.breaker.is_down)
 
     def take_actions(self) -> list[Action]:
-        """Return what is to be done since the last call, in order."""
+        """Return the actions since the last call, in order."""
         actions = self._actions.copy()
         self._actions.clear()
         return actions
 
-    # --- what the caller does
+    # --- calls of the user
 
     def open(
         self,
@@ -123,16 +123,16 @@ class ClientCore:
         callback: Callable[[], None],
         options: SessionOptions | None = None,
     ) -> Opening | SpeculantError | None:
-        """Begin a session; one that has begun continues.
+        """Open a session, if it is not open.
 
         Args:
             session_id: the caller's id.
-            now_s: now.
-            callback: called when the opening that is returned is over.
-            options: what a session that begins wants besides the client's settings.
+            now_s: current time.
+            callback: called when the returned opening ends.
+            options: options of a new session; they override the client's settings.
 
         Returns:
-            The opening to wait for, None if the session is open, or why it can't be opened now.
+            The opening to wait for; None if the session is open; an error if it can't be opened now.
         """
         if self._is_closed:
             return DrafterUnavailableError("the client is closed; make another")
@@ -154,7 +154,7 @@ class ClientCore:
             self.breaker.record_success()
         elif isinstance(error, TokenizerMismatchError):
             self.state, self.counts.last_failure = "unavailable", str(error)
-        elif isinstance(error, UnknownGraphError):  # a request of this session: the drafter is well
+        elif isinstance(error, UnknownGraphError):  # this session's options are wrong; the drafter is healthy
             self.counts.last_failure = str(error)
         elif error is not ENDED:
             self.state, self.counts.last_failure = "unavailable", str(error)
@@ -163,15 +163,15 @@ class ClientCore:
         return error
 
     def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> InFlightBatch | None:
-        """Begin a step of a batch.
+        """Start a step of a batch.
 
         Args:
-            steps: at least one.
-            now_s: now.
-            finished: called when all sequences are resolved before :meth:`end`.
+            steps: at least one sequence.
+            now_s: current time.
+            finished: called if all sequences are resolved before :meth:`end`.
 
         Returns:
-            What is under way; None if the drafter is not to be asked.
+            The running batch; None if the drafter is not asked.
         """
         self.counts.steps += 1
         if self.breaker.is_down:
@@ -186,7 +186,7 @@ class ClientCore:
         return batch
 
     def end(self, batch: InFlightBatch, now_s: float) -> list[Draft]:
-        """End a step, complete or not; return its drafts."""
+        """End a step, even if answers are missing; return its drafts."""
         batch.is_over = True
         for index in list(batch.waiting):
             batch.fail(index, self._too_late)
@@ -205,7 +205,7 @@ class ClientCore:
         if batch.is_answered:
             self.state = "ok"
         elif self.breaker.is_resting(now_s) or not isinstance(error, UnknownGraphError | None):
-            self.state = "unavailable"  # a session that was refused, or rests, is no outage
+            self.state = "unavailable"  # a refused or paused session is not an outage
         self.counts.drafted_nodes += sum(map(len, batch.drafts))
         return batch.drafts
 
@@ -218,7 +218,7 @@ class ClientCore:
         self.state, self.counts.last_failure = "unavailable", reason
 
     def probe(self, now_s: float) -> None:
-        """Send a drafter that is down a step without sequences; nothing waits for the answer."""
+        """Probe a drafter that is down with a step without sequences; nothing waits for the answer."""
         if self.breaker.has_lost_probe(now_s):
             self._drop_stream(SILENT)
         if self.breaker.begin_probe(now_s):
@@ -230,22 +230,22 @@ class ClientCore:
         self._registry.finish(session_id)
 
     def close(self) -> None:
-        """End all sessions, the stream and running steps."""
+        """Close all sessions and the stream, and fail running steps."""
         self._is_closed = True
         self._registry.finish_all()
         self._drop_stream(ENDED)
 
-    # --- what the client round it reports
+    # --- events of the connection
 
     def answered(self, payload: bytes, now_s: float) -> None:
-        """Take an answer from the stream, in time or not."""
+        """Handle an answer from the stream, also a late one."""
         try:
             step_id = convert.read_answer_step_id(payload)
         except SpeculantError as error:
             self._drop_stream(error)
             return
         sent = self._unanswered.pop(step_id, None)
-        if sent is None and step_id != self._probe_id:  # not asked, or answered twice
+        if sent is None and step_id != self._probe_id:  # an unknown step, or a second answer
             return
         try:
             decoded = convert.decode_step_answer(
@@ -278,8 +278,8 @@ class ClientCore:
             self._advance(batch, again, now_s)
 
     def stream_ended(self, error: SpeculantError, now_s: float) -> None:
-        """Take the end of the stream; the next step begins another."""
-        if is_refusal(error):  # as it would be a moment later
+        """Handle the end of the stream; the next step starts a new one."""
+        if is_refusal(error):  # an immediate retry would be refused, too
             self.breaker.retry_after_s = max(self.breaker.retry_after_s, now_s + retry_delay_s(error))
         self._drop_stream(error)
 
@@ -303,7 +303,7 @@ class ClientCore:
     # --- steps
 
     def _advance(self, batch: InFlightBatch, indices: Iterable[int], now_s: float) -> None:
-        """Do what comes next for sequences that wait: leave them out, open their sessions, or ask."""
+        """For each waiting sequence, request a draft, open its session, or fail it."""
         ready: dict[DraftOptions, list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
             step = batch.steps[index]
@@ -337,7 +337,7 @@ class ClientCore:
 
     @staticmethod
     def _refuse(batch: InFlightBatch, index: int, error: Exception) -> None:
-        """Leave out a sequence that can't be sent."""
+        """Fail a sequence that can't be sent."""
         if not isinstance(error, SpeculantError):
             reason = f"a sequence can't be sent ({type(error).__name__})"
             error = DraftRequestError(reason, fix="give ids and budgets from 0 up")
@@ -358,13 +358,13 @@ class ClientCore:
         elif status == SequenceStatus.SESSION_LOST:
             self._registry.record_lost(session)
         else:
-            self._registry.restart(session)  # the drafter holds what was not sent
+            self._registry.restart(session)  # the drafter has tokens that were not sent
         return True
 
     # --- failures
 
     def _refused(self, sent: SentMessage | None, error: SpeculantError, now_s: float) -> None:
-        """Note a message that was answered with an error."""
+        """Handle an error response to a message."""
         if isinstance(error, OverloadError):
             self.breaker.retry_after_s = max(self.breaker.retry_after_s, now_s + error.retry_delay_s)
         if sent is None:
@@ -378,7 +378,7 @@ class ClientCore:
         was_down = self.breaker.is_down
         self.breaker.record_failure(error, started_s, now_s, was_late=error is self._too_late)
         if self.breaker.is_down and not was_down:
-            self._drop_stream(error)  # nothing old must wait in it when the drafter is back
+            self._drop_stream(error)  # a drafter that is back must not get old messages
 
     def _drop_stream(self, error: SpeculantError) -> None:
         self._actions.append(DropStream())
@@ -391,7 +391,7 @@ class ClientCore:
 
 @lru_cache(maxsize=256)
 def _asked_for(requested: DraftOptions, own: DraftOptions, strategy: StrategyName) -> DraftOptions:
-    """Return how steps are drafted for."""
+    """Return the options for a draft request: the step's options override the client's."""
     options = requested.over(own)
     has_q = STRATEGIES[options.strategy or strategy].has_proposals and not options.omit_proposals
     return options if has_q or options.siblings == "none" else replace(options, siblings="none")

@@ -1,7 +1,7 @@
-"""The client of a drafter sidecar: a lock, a stream and its thread round the core, which decides everything.
+"""The client of a drafter sidecar: it adds a lock, a stream and a reading thread to :class:`ClientCore`.
 
-Sending is handing bytes to a queue, which happens under the lock, so that messages leave in the order of their numbers;
-all that may take longer happens after it.
+Messages are queued under the lock, so they are sent in the order of their step ids. Slower work runs after the lock is
+released.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
 
 _STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
-"""Called without serializers: its bytes are made and read by our own codec."""
+"""Called without gRPC serializers, because our own codec reads and writes its bytes."""
 _OPEN_S = 0.5
-"""Least time that a session has to be opened in."""
+"""Minimum timeout of OpenSession."""
 _OPEN_GRACE_S = 0.05
-"""How much longer than a call of OpenSession its outcome is waited for, as it has the reason."""
+"""Extra wait after the timeout of OpenSession, because the outcome of the call contains the reason."""
 _JOIN_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
 
 
 class DrafterClient:
-    """Drafts from a sidecar. May be shared between threads, but not with a process that is forked later.
+    """Requests drafts from a sidecar. Thread-safe, but not usable in a process that is forked later.
 
     Examples:
         >>> config = ClientConfig(address="unix:///tmp/speculant-drafter/drafter.sock")
@@ -79,31 +79,31 @@ class DrafterClient:
         wants_proposals: bool = True,
         host_name: str = "",
     ) -> None:
-        """Make a client; it connects when the first session is opened.
+        """Make a client; it connects when it opens the first session.
 
         Args:
-            config: address, patience and credentials.
-            tokenizer: the verifier's; None leaves the comparison out.
-            draft: how to draft; what is not set is the sidecar's. The number of nodes comes with every step.
-            strict: raise if a session can't be opened, instead of going on without drafts.
-            wants_proposals: have the distributions q of sampling strategies sent; a verifier whose rule needs none
-                saves the sidecar most of its work.
-            host_name: whose certificate the sidecar shows; empty: that of the address's own host.
+            config: address, deadline and credentials.
+            tokenizer: fingerprint of the verifier's tokenizer; None skips the comparison.
+            draft: draft settings; the sidecar's values replace missing ones. Each step has its own number of nodes.
+            strict: raise if a session can't be opened, instead of continuing without drafts.
+            wants_proposals: request the distributions q of sampling strategies. If the verifier's rule needs no q,
+                False saves the sidecar most of its work.
+            host_name: the expected host name in the sidecar's certificate; empty: the host of the address.
 
         Raises:
-            ConfigError: the address is malformed, credentials can't be used, or a setting is the sidecar's own.
+            ConfigError: the address is malformed, credentials can't be used, or only the sidecar can set a setting.
         """
-        from speculant_graph.draft.options import options_of  # settings are there, so what they load is, too
+        from speculant_graph.draft.options import options_of  # the caller's DraftConfig has loaded its dependencies
 
         self._strict = strict
         self.capabilities = STRATEGIES[draft.strategy]
-        """What its drafts are like."""
+        """Capabilities of the strategy."""
         self.deadline_s = config.deadline_ms / 1e3
-        """How long a step is waited for."""
+        """Longest wait for a step, in seconds."""
         self._open_call_s = max(_OPEN_S, self.deadline_s)
         self.open_deadline_s = self._open_call_s + _OPEN_GRACE_S
-        """How long an opening is waited for."""
-        # What is not set is left to the sidecar, but for the strategy, which drafts name.
+        """Longest wait for an opening, in seconds."""
+        # The sidecar chooses missing options, except the strategy, because drafts name it.
         options = replace(options_of(draft), strategy=draft.strategy, omit_proposals=not wants_proposals)
         opening = OpenRequest(
             session_id=1,
@@ -112,7 +112,7 @@ class DrafterClient:
             graph=config.graph,
             learn=config.learn,
         )
-        convert.encode_open_request(opening)  # mistakes show here rather than with the first session, or its steps
+        convert.encode_open_request(opening)  # reports mistakes now, not in the first session
         convert.encode_options(options)
         self._core = ClientCore(
             config.address,
@@ -134,7 +134,7 @@ class DrafterClient:
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         return self._core.state
 
     @property
@@ -145,21 +145,21 @@ class DrafterClient:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the sidecar is not asked now, as it failed."""
+        """Whether the sidecar gets no requests because it failed."""
         return self._core.breaker.is_down
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Begin a session; if the drafter does not answer, its first steps try again.
+        """Open a session; if the drafter does not answer, the session's first steps try again.
 
         Args:
             session_id: the caller's id.
-            options: what this session wants besides the client's settings.
+            options: options of this session; they override the client's settings.
 
         Returns:
-            Why the session gets no drafts, if its options are the reason.
+            A sentence for the user if the session's options prevent drafts, otherwise None.
 
         Raises:
-            TokenizerMismatchError: the drafter's graph is of another tokenizer.
+            TokenizerMismatchError: the drafter's graph was built with another tokenizer.
             SpeculantError: the session can't be opened, and the client is strict.
         """
         return blocking(partial(self.submit_open, session_id, options), self.open_deadline_s)
@@ -171,15 +171,16 @@ class DrafterClient:
     def submit_open(
         self, session_id: int, options: SessionOptions | None, finished: Callable[[], None]
     ) -> Callable[[], str | None]:
-        """Do the first half of :meth:`open`, which waits for nothing.
+        """Start :meth:`open` without waiting.
 
         Args:
             session_id: the caller's id.
-            options: what this session wants besides the client's settings.
-            finished: called once, by any thread, when there is nothing more to wait for.
+            options: options of this session; they override the client's settings.
+            finished: called once, by any thread, when the outcome is known.
 
         Returns:
-            The second half, which waits for nothing either: to be called after that, or when time is up.
+            A function that returns the result of :meth:`open` without waiting. Call it after ``finished`` or at the
+            deadline.
         """
         outcome = self._do(self._core.open, session_id, time.monotonic(), finished, options)
         if not isinstance(outcome, Opening):
@@ -187,7 +188,7 @@ class DrafterClient:
         return partial(self._end_open, outcome, options)
 
     def submit(self, steps: Sequence[SequenceStep], finished: Callable[[], None]) -> Callable[[], list[Draft]]:
-        """Do the first half of :meth:`draft`; see :meth:`submit_open`."""
+        """Start :meth:`draft` without waiting; see :meth:`submit_open`."""
         batch = self._guarded(self._core.begin, steps, time.monotonic(), finished) if steps else None
         if batch is None:
             finished()
@@ -206,12 +207,12 @@ class DrafterClient:
         return [EMPTY_DRAFT] * len(steps) if drafts is None else drafts
 
     def probe(self) -> None:
-        """Ask a sidecar that is paused whether it is back, if it is time to; a step does it by itself."""
+        """Probe a paused sidecar if a probe is due; steps also do this."""
         if self.is_paused:
             self._do(self._core.probe, time.monotonic())
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -219,7 +220,7 @@ class DrafterClient:
         self._do(self._core.finish, session_id)
 
     def close(self) -> None:
-        """End all sessions, the stream and the connection; waits for the drafter no longer than for an opening."""
+        """Close all sessions and the connection; waits for the drafter at most as long as for an opening."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -236,17 +237,17 @@ class DrafterClient:
         self._channel.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the client."""
         self.close()
 
-    # --- what the core wants done
+    # --- actions of the core
 
     def _do(self, event: Callable[..., _T], *arguments: object) -> _T:
-        """Pass to the core what happened, and do what it requests."""
+        """Pass an event to the core, and run the actions that it returns."""
         with self._lock:
             result = event(*arguments)
             work = self._take_work()
@@ -255,7 +256,7 @@ class DrafterClient:
         return result
 
     def _guarded(self, event: Callable[..., _T], *arguments: object) -> _T | None:
-        """Do the same; None after an error of our own, as not even that may stop the decoding."""
+        """Do the same, but return None after an unexpected error, because a client bug must not stop decoding."""
         try:
             return self._do(event, *arguments)
         except Exception as error:
@@ -263,7 +264,7 @@ class DrafterClient:
             return None
 
     def _take_work(self) -> list[Callable[[], object]]:
-        """Send what is to be sent; return what is to be done without the lock."""
+        """Send the core's messages; return the actions to run without the lock."""
         work: list[Callable[[], object]] = []
         for action in self._core.take_actions():
             match action:
@@ -272,7 +273,7 @@ class DrafterClient:
                         self._stream = self._new_stream()
                         work.append(self._stream.start)
                         if isinstance(self._stream, SocketStream) and self._num_streams > 1:
-                            work.append(self._channel.close)  # it may be waiting before it tries again
+                            work.append(self._channel.close)  # the old channel may be in its reconnect backoff
                             self._connect()
                     self._stream.send(payload)
                 case DropStream():
@@ -293,14 +294,14 @@ class DrafterClient:
 
     def _new_stream(self) -> GrpcStream | SocketStream:
         def note(event: Callable[..., None], what: bytes | SpeculantError) -> None:
-            if self._stream is stream:  # it may have been dropped meanwhile
+            if self._stream is stream:  # ignore the events of a dropped stream
                 event(what, time.monotonic())
 
         answered, ended = partial(self._do, note, self._core.answered), partial(self._do, note, self._core.stream_ended)
         stream: GrpcStream | SocketStream | None = None
         self._num_streams += 1
         if self._socket_path is not None:
-            with suppress(OSError):  # a server that wants keys, an older one, or none
+            with suppress(OSError):  # the server requires keys, is too old, or does not run
                 stream = SocketStream(self._socket_path, answered, ended)
         if stream is None:
             method = self._channel.stream_stream(_STREAM_METHOD, None, None)
@@ -326,18 +327,18 @@ class DrafterClient:
             call.add_done_callback(note)
 
     def _start_closing(self, wire_id: int, tenant: str) -> None:
-        with suppress(ValueError):  # the channel is closed, and the drafter drops the session itself, in time
+        with suppress(ValueError):  # the channel is closed; the session expires in the drafter
             self._start_call("CloseSession", pb.CloseSessionRequest(session_id=wire_id, tenant=tenant))
 
     def _start_call(self, method: str, request: object) -> Any:
         call = getattr(self._stub, method).future(request, timeout=self._open_call_s, metadata=self._metadata)
-        self._calls.add(call)  # one that is not held is cancelled
+        self._calls.add(call)  # gRPC cancels a call without references
         call.add_done_callback(self._calls.discard)
         return call
 
 
 def blocking(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
-    """Wait between the two halves of what a client does; see :meth:`DrafterClient.submit_open`."""
+    """Submit a call, wait for its end or the timeout, and collect the result; see :meth:`DrafterClient.submit_open`."""
     deadline_s = time.monotonic() + timeout_s
     lock = threading.Lock()  # the quickest way to wake a thread
     lock.acquire()

@@ -1,4 +1,4 @@
-"""Several sidecars as one drafter, by a client of each, and what decides between one and several."""
+"""A drafter made of several sidecars, with one client per sidecar."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
 
 LOOK_UP_S = 5.0
-"""Between two look-ups of a name; about how long name servers of clusters let an answer be kept."""
+"""Seconds between two lookups of a name; about the usual TTL of DNS answers in clusters."""
 _COUNTS = ("steps", "failed_steps", "drafted_nodes", "reopened_sessions", "skipped_steps", "late_answers")
 
 
 class ClientOptions(TypedDict):
-    """What clients are made with, as :class:`DrafterClient` explains it."""
+    """Arguments of a client; see :class:`DrafterClient`."""
 
     tokenizer: Fingerprint | None
     draft: DraftConfig
@@ -45,10 +45,10 @@ class ClientOptions(TypedDict):
 
 
 def client_of(config: ClientConfig, **options: Unpack[ClientOptions]) -> DrafterClient | SidecarFleet:
-    """Return the client of the addresses in the settings: of one sidecar, or of several, whose name is looked up.
+    """Return a client for the configured addresses: a fleet for several addresses or a DNS name.
 
     Raises:
-        ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
+        ConfigError: an address is malformed, credentials can't be used, or only the sidecar can set a setting.
     """
     addresses = split_addresses(config.address)
     if len(addresses) > 1 or is_name(addresses[0]):
@@ -58,38 +58,37 @@ def client_of(config: ClientConfig, **options: Unpack[ClientOptions]) -> Drafter
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Where a session is."""
+    """The placement of a session."""
 
     client: DrafterClient
     options: SessionOptions | None
 
 
 class SidecarFleet:
-    """Drafts from several sidecars: every tenant has one of them, and another one while that is paused.
+    """Requests drafts from several sidecars. Each tenant has one sidecar, and uses another while that one is paused.
 
-    So a tenant's learned text is in one place, whoever decodes for the tenant (:mod:`.placement`). Sessions without a
-    tenant go where the client's own random name leads: a client keeps to one sidecar, which learns what the client
-    writes, and many clients are spread evenly. As every step brings the whole sequence, nothing has to be carried over
-    when a session moves. May be shared between threads.
+    So one sidecar learns all of a tenant's text, even with several clients (:mod:`.placement`). Sessions without a
+    tenant are placed by a random key of the client. So a client uses one sidecar, which learns its text, and clients
+    spread evenly. Every step contains the whole sequence, so a session moves without a transfer of state. Thread-safe.
     """
 
     def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
-        """Make a fleet of the addresses in the settings.
+        """Make a fleet of the configured addresses.
 
-        Names are looked up here, and again every five seconds in a thread. An address that a name has no more gets no
-        new sessions; those that it has stay, as long as it answers. Where the network knows lasting names of addresses,
-        as of the pods of a StatefulSet, tenants are placed by these and find a sidecar again that has a new address.
+        Names are resolved here, and again every five seconds in a thread. If a name loses an address, that sidecar gets
+        no new sessions; its open sessions stay while it answers. If addresses have stable DNS names, such as pods of a
+        StatefulSet, tenants are placed by these names. So a sidecar keeps its tenants when its address changes.
 
         Raises:
-            ConfigError: an address is malformed, credentials can't be used, or a setting is the sidecar's own.
+            ConfigError: an address is malformed, credentials can't be used, or only the sidecar can set a setting.
         """
         self._config, self._options = config, options
         self._own_key = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._sessions: dict[int, _Placed] = {}
         self._look_up_lock = threading.Lock()
-        self._found: dict[str, tuple[str, ...]] = {}  # by each address of the settings
-        self._names: dict[str, str] = {}  # what tenants are placed by, by address
+        self._found: dict[str, tuple[str, ...]] = {}  # resolved addresses, by configured address
+        self._names: dict[str, str] = {}  # placement names, by address
         self._leaving: dict[str, DrafterClient] = {}
         self._left = DrafterStatistics()
         self.clients: Mapping[str, DrafterClient] = {}
@@ -97,9 +96,9 @@ class SidecarFleet:
         self.lookup(names=False)  # not to wait here for a network that does not answer
         first = next(iter(self.clients.values()))
         self.capabilities = first.capabilities
-        """What their drafts are like."""
+        """Capabilities of the strategy."""
         self.deadline_s, self.open_deadline_s = first.deadline_s, first.open_deadline_s
-        """How long a step and an opening are waited for."""
+        """Longest waits for a step and an opening, in seconds."""
         self._is_over = threading.Event()
         if any(map(is_name, split_addresses(config.address))):
             threading.Thread(target=self._watch, name="speculant-fleet-names", daemon=True).start()
@@ -111,7 +110,7 @@ class SidecarFleet:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Counts of all sidecars together: a step counts once for each that was asked."""
+        """Summed counts of all sidecars; a step counts once per sidecar that was asked."""
         with self._lock:
             counts = {address: client.statistics for address, client in (*self._leaving.items(), *self.clients.items())}
             current = [counts[address] for address in self.clients]
@@ -124,23 +123,23 @@ class SidecarFleet:
         )
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Begin a session; see :meth:`DrafterClient.open`."""
+        """Open a session; see :meth:`DrafterClient.open`."""
         return blocking(partial(self.submit_open, session_id, options), self.open_deadline_s)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch within the deadline, at all sidecars at a time; never raises."""
+        """Draft for a batch within the deadline, on all sidecars in parallel; never raises."""
         return blocking(partial(self.submit, steps), self.deadline_s)
 
     def submit_open(
         self, session_id: int, options: SessionOptions | None, finished: Callable[[], None]
     ) -> Callable[[], str | None]:
-        """Do the first half of :meth:`open`; see :meth:`DrafterClient.submit_open`."""
+        """Start :meth:`open` without waiting; see :meth:`DrafterClient.submit_open`."""
         return self._client_for(session_id, options).submit_open(session_id, options, finished)
 
     def submit(self, steps: Sequence[SequenceStep], finished: Callable[[], None]) -> Callable[[], list[Draft]]:
-        """Do the first half of :meth:`draft`; see :meth:`DrafterClient.submit_open`."""
+        """Start :meth:`draft` without waiting; see :meth:`DrafterClient.submit_open`."""
         for client in self.clients.values():
-            client.probe()  # no step of a session that has moved does it
+            client.probe()  # a paused sidecar may have no sessions left, so no steps that would probe it
         parts: defaultdict[DrafterClient, list[int]] = defaultdict(list)
         for index, step in enumerate(steps):
             parts[self._client_for(step.session_id)].append(index)
@@ -162,7 +161,7 @@ class SidecarFleet:
         return collect
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -181,23 +180,23 @@ class SidecarFleet:
             client.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the client."""
         self.close()
 
     def lookup(self, *, names: bool = True) -> None:
         """Look up every address, and take in what has come and what has gone.
 
-        A name that is not known now keeps the addresses that it had; before it had any, it stands for itself.
+        If a name can't be resolved, it keeps its last addresses; without any, the name itself is used as the address.
 
         Args:
-            names: look for lasting names of the addresses that have none yet.
+            names: also look up stable names for addresses without one.
 
         Raises:
-            ConfigError: as the constructor.
+            ConfigError: for the same reasons as the constructor.
         """
         with self._look_up_lock:
             for address in split_addresses(self._config.address):
@@ -233,7 +232,7 @@ class SidecarFleet:
             self._is_over.wait(LOOK_UP_S)
 
     def _client_for(self, session_id: int, options: SessionOptions | None = None) -> DrafterClient:
-        """Return the client of a session, which moves if its sidecar is paused and another one is not."""
+        """Return the client of a session; the session moves if its sidecar is paused and another is not."""
         with self._lock:
             placed = self._sessions.get(session_id)
             if placed is not None and not placed.client.is_paused:
@@ -249,12 +248,12 @@ class SidecarFleet:
             self._sessions[session_id] = _Placed(client, options)
         if placed is not None:
             placed.client.finish(session_id)
-            client.submit_open(session_id, options, _nothing)  # with its options; its step follows when that is done
+            client.submit_open(session_id, options, _nothing)  # its step is sent after the opening
         return client
 
 
 def _unique(names: Mapping[str, str]) -> dict[str, str]:
-    """Return names by address, and the address itself where several have one name."""
+    """Return the names by address; addresses that share a name stand for themselves."""
     counts = Counter(names.values())
     return {address: name if counts[name] == 1 else address for address, name in names.items()}
 
@@ -264,7 +263,7 @@ def _sum(counts: Sequence[DrafterStatistics]) -> dict[str, Any]:
 
 
 def _last_of(count: int, finished: Callable[[], None]) -> Callable[[], None]:
-    """Return what calls ``finished`` when it is called for the last of several times, by any threads."""
+    """Return a thread-safe function that calls ``finished`` on its ``count``-th call."""
     lock = threading.Lock()
 
     def count_down() -> None:
@@ -279,4 +278,4 @@ def _last_of(count: int, finished: Callable[[], None]) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Do nothing: nobody waits."""
+    """Do nothing, because no caller waits."""

@@ -1,4 +1,4 @@
-"""Drafters without a sidecar: in this process, and none."""
+"""Drafters without a sidecar: one in this process, and one that never drafts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from speculant_graph.types import (
 
 
 class LocalDrafter:
-    """Drafts in this process, with every strategy: from a graph, and from what the sequences accept."""
+    """Drafts in this process, with any strategy, from graphs and from accepted tokens."""
 
     def __init__(
         self,
@@ -43,25 +43,25 @@ class LocalDrafter:
         """Make a drafter.
 
         Args:
-            graph: the corpus, or several graphs as layers; None drafts from the sequences alone.
-            config: how to draft; the number of nodes comes with every step.
-            learned: what sequences accept is kept here and helps later ones, and is closed with the drafter; None:
-                forgotten with it.
-            vocabulary_size: without a graph, that of the model if it is known.
+            graph: one graph, or several as layers; None drafts from the sequences alone.
+            config: draft settings; each step has its own number of nodes.
+            learned: keeps accepted tokens for later sequences; it is closed with the drafter. None keeps them in memory
+                until the drafter is closed.
+            vocabulary_size: vocabulary size of the model, if known; used without a graph.
 
         Raises:
             ConfigError: the strategy needs a graph.
         """
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self.capabilities = STRATEGIES[config.strategy]
-        """What its drafts are like."""
+        """Capabilities of the strategy."""
         self._settings = self._drafter.settings(DEFAULT_OPTIONS)
         self.has_neural = any(each.trie.num_model_words for each in self._drafter.graphs)
         """Whether a graph has a neural model."""
         self._sessions: dict[int, SessionOptions] = {}
         self._draft_ids = itertools.count(1)
         self.state: DrafterState = "ok"
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         self._counts = Counts()
 
     @property
@@ -70,10 +70,10 @@ class LocalDrafter:
         return self._counts.snapshot()
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
-        """Begin a session for a sequence; one that has begun continues.
+        """Open a session for a sequence, if it is not open.
 
         Raises:
-            GenerationRequestError: the options name a graph, and here is but one.
+            GenerationRequestError: the options name a graph, but this drafter can't choose between graphs.
         """
         if session_id in self._sessions:
             return
@@ -94,7 +94,7 @@ class LocalDrafter:
         try:
             drafts = self._draft(steps)
         except Exception as error:
-            # Decoding must continue whatever is wrong with the graph.
+            # Decoding must continue, even with a broken graph.
             if self.state == "ok":
                 logger.warning("drafting failed, going on without drafts: {!r}", error)
             self.state, self._counts.last_failure = "unavailable", repr(error)
@@ -122,7 +122,7 @@ class LocalDrafter:
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for the rows of an engine's batch, in one call of the core; see :class:`RowDrafter`."""
+        """Draft for the rows of an engine's batch in one call of the C++ core; see :class:`RowDrafter`."""
         settings = self._settings if options is DEFAULT_OPTIONS else self._drafter.settings(options)
         if prices is None:
             return self._drafter.steps.draft_rows(batch, budgets, settings, 0.0, None, 0.0)
@@ -131,16 +131,16 @@ class LocalDrafter:
         )
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
-        """End a session; what it accepted helps later ones."""
+        """End a session; later sessions may draft from its accepted tokens."""
         if self._sessions.pop(session_id, None) is not None:
             self._drafter.close(session_id)
 
     def close(self) -> None:
-        """End all sessions and bring what was learned to disk, if there is a store on disk."""
+        """End all sessions, and save learned data if the store is on disk."""
         for session_id in list(self._sessions):
             self.finish(session_id)
         self._drafter.save()
@@ -148,10 +148,10 @@ class LocalDrafter:
 
 
 class NullDrafter:
-    """Never drafts: plain decoding."""
+    """Never drafts, so decoding is plain."""
 
     capabilities = Capabilities(summary="nothing", evidence="nothing", runs_by="verifier")
-    """There are no drafts."""
+    """Capabilities without drafts."""
     state: DrafterState = "off"
     """Always ``off``."""
 
@@ -168,7 +168,7 @@ class NullDrafter:
         return [EMPTY_DRAFT] * len(steps)
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing: drafts take little time."""
+        """Do nothing and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Which sidecar a tenant's sequences draft from: rendezvous hashing, so that clients agree without asking one another.
+"""Placement of tenants on sidecars by rendezvous hashing, so that clients agree without communication.
 
 D. Thaler and C. Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998.
 """
@@ -10,19 +10,19 @@ from collections.abc import Collection
 
 
 def placed_at(key: str, addresses: Collection[str]) -> str:
-    """Return the address of the highest rank.
+    """Return the address with the highest rank for a key.
 
-    Every address has an even share of keys. When one goes, only its keys move, evenly to the others, and come back with
-    it.
+    Every address gets an equal share of keys. If an address disappears, only its keys move, evenly to the others. They
+    return when the address returns.
 
     Args:
-        key: a tenant's name, or what stands for one.
+        key: a tenant's name, or a substitute.
         addresses: at least one, in any order.
     """
     return max(addresses, key=lambda address: _rank(key, address))
 
 
 def _rank(key: str, address: str) -> tuple[int, str]:
-    """Return 64 bits that are the same in every process, and what decides between equal ones."""
+    """Return a 64-bit hash that is the same in every process, and the address as the tie-breaker."""
     text = f"{address} {key}".encode("utf-8", "surrogatepass")  # an address has no space
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big"), address

@@ -1,6 +1,6 @@
-"""A client's record of its sessions, and what it wants done about them.
+"""The sessions of a client, and the actions that they require.
 
-Pure bookkeeping: nothing here sends or waits.
+This module only keeps records; it does not send or wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from speculant_graph.client.batches import InFlightBatch
 
 ENDED = DraftRequestError("the session was ended while its step ran")
-"""Why a step gets no answer that is no longer wanted."""
+"""The error of a step whose session ended while it ran."""
 _NUM_ROUND_TRIPS_KEPT = 1_000
 _TAIL_TOKENS = 16
 _MAX_WIRE_TOKEN = (1 << 32) - 1
@@ -42,51 +42,51 @@ class Counts:
     last_failure: str = ""
 
     def snapshot(self) -> DrafterStatistics:
-        """Return the counts as they are now."""
+        """Return the current counts."""
         return DrafterStatistics(**vars(self) | {"round_trip_s": tuple(self.round_trip_s)})
 
 
 def _as_list(token_ids: Sequence[TokenId]) -> list[TokenId]:
-    """Return tokens as a list; of an array this is several times as quick as a tuple."""
+    """Return tokens as a list; for an array this is several times faster than a tuple."""
     return token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One sequence, as the drafter holds it.
+    """The drafter's copy of one sequence.
 
-    A wire id stands for one text: whenever what the drafter holds is given up, the next id is another one, so that
-    answers about the old one are known to be old.
+    A wire id identifies one text. When the drafter's copy is discarded, the session gets a new id, so that answers
+    for the old text are recognized.
     """
 
     wire_id: int
     options: SessionOptions = field(default_factory=SessionOptions)
-    """What it is opened with, besides what the client sets."""
+    """Options of the opening; they override the client's settings."""
     is_open: bool = False
     opening: Opening | None = None
-    """Under way, if not None."""
+    """The running opening, if any."""
     position: int = 0
-    """What the drafter is known to have taken."""
+    """Number of tokens that the drafter has confirmed."""
     num_sent: int = 0
-    """What it may have taken; never less than ``position``."""
+    """Number of tokens sent; at least ``position``."""
     tail: list[TokenId] = field(default_factory=list)
-    """The last tokens of those, by which another text shows."""
+    """The last tokens sent; if a step has other tokens at their positions, its text has changed."""
     draft_id: int = 0
-    """The latest draft received; 0 for none."""
+    """Id of the latest draft received; 0 if none."""
     was_lost: bool = False
-    """Whether the drafter has lost it, so that its opening is one more."""
+    """Whether the drafter lost the session, so that the next opening counts as a reopening."""
     retry_after_s: float = 0.0
-    """No opening before this time: the drafter has refused one."""
+    """Earliest time of the next opening, after the drafter refused one."""
 
     def restart(self, wire_id: int) -> None:
-        """Give up what the drafter holds of it, for another id."""
+        """Discard the drafter's copy, and take a new wire id."""
         self.wire_id = wire_id
         self.is_open, self.opening = False, None
         self.position = self.num_sent = self.draft_id = 0
         self.tail = []
 
     def holds_another_text(self, step: SequenceStep) -> bool:
-        """Return whether what was sent is no beginning of a step's sequence."""
+        """Return whether the tokens sent are not a prefix of the step's sequence."""
         sent = self.num_sent
         if sent > len(step.token_ids):
             return True
@@ -98,7 +98,7 @@ class Session:
         self.tail = _as_list(step.token_ids[-_TAIL_TOKENS:])
 
     def fitting_feedback(self, feedback: Feedback | None) -> Feedback | None:
-        """Return feedback if it is about the latest draft of the session, and can travel."""
+        """Return feedback if it is valid and belongs to the session's latest draft, otherwise None."""
         if feedback is None or feedback.draft_id != self.draft_id or not self.draft_id:
             return None
         rows = feedback.rows
@@ -109,42 +109,42 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """A call of OpenSession, from its start until its outcome is noted."""
+    """A call of OpenSession, from its start until its outcome is recorded."""
 
     session: Session
     request: OpenRequest
     started_s: float
     waiting: list[tuple[InFlightBatch, int]] = field(default_factory=list)
-    """Sequences of batches that go on when it succeeds."""
+    """Sequences, by batch and index, that continue when the opening succeeds."""
     callbacks: list[Callable[[], None]] = field(default_factory=list)
-    """Called at its end."""
+    """Functions to call at the end of the opening."""
     is_over: bool = False
     error: SpeculantError | None = None
-    """Why it failed."""
+    """The error of a failed opening."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To do: send bytes on the stream, after those sent before; begin the stream if there is none."""
+    """Action: send bytes on the stream, in order; start a stream if there is none."""
 
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """To do: cancel the stream, if there is one. What still comes from it is ignored."""
+    """Action: cancel the stream, if there is one, and ignore its later messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """To do: call OpenSession, and note its outcome."""
+    """Action: call OpenSession, and report the outcome to the core."""
 
     opening: Opening
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """To do: call CloseSession, without waiting for the outcome."""
+    """Action: call CloseSession, without waiting for the outcome."""
 
     wire_id: int
     tenant: str
@@ -152,7 +152,7 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """To do: write a line to the log."""
+    """Action: write a line to the log."""
 
     level: Literal["INFO", "WARNING"]
     text: str
@@ -162,7 +162,7 @@ Action = Send | DropStream | OpenSession | CloseSession | Report
 
 
 class SessionRegistry:
-    """The sessions of one client by the caller's ids, and their opening and ending."""
+    """Opens, restarts and closes the sessions of one client, by the caller's ids."""
 
     def __init__(
         self,
@@ -176,18 +176,18 @@ class SessionRegistry:
         """Make an empty registry.
 
         Args:
-            breaker: whether the drafter is asked.
-            actions: what is to be done is appended here.
-            counts: what happens to sessions is counted here.
-            request: what every session is opened with, but for its id.
-            wire_ids: makes session ids that no other client uses.
+            breaker: the client's breaker.
+            actions: list to which actions are appended.
+            counts: counters to update.
+            request: the request that opens a session; its id is replaced.
+            wire_ids: returns session ids that no other client uses.
         """
         self._breaker, self._actions, self._counts = breaker, actions, counts
         self._request, self._wire_ids = request, wire_ids
         self._sessions: dict[int, Session] = {}
 
     def session(self, session_id: int, options: SessionOptions | None = None) -> Session:
-        """Return the session of a caller's id; one that is not known begins, with these options."""
+        """Return the session of a caller's id; an unknown id gets a new session with these options."""
         session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = Session(self._wire_ids(), options or SessionOptions())
@@ -205,7 +205,7 @@ class SessionRegistry:
             self.finish(session_id)
 
     def restart(self, session: Session) -> None:
-        """Close a session at the drafter; it may begin again, with another text."""
+        """Close a session on the drafter; it can be reopened with another text."""
         if session.is_open:
             self._close(session.wire_id, self._opening_request(session).tenant)
         session.restart(self._wire_ids())
@@ -216,7 +216,7 @@ class SessionRegistry:
         session.was_lost = True
 
     def begin_opening(self, session: Session, now_s: float) -> Opening:
-        """Return the opening that is under way, or begin one."""
+        """Return the running opening of a session, or start one."""
         if session.opening is None:
             session.opening = Opening(session, self._opening_request(session), now_s)
             self._actions.append(OpenSession(session.opening))
@@ -257,10 +257,10 @@ class SessionRegistry:
         )
 
     def _close(self, wire_id: int, tenant: str) -> None:
-        if not self._breaker.is_down:  # a drafter that is down drops its sessions itself, in time
+        if not self._breaker.is_down:  # in a drafter that is down, sessions expire
             self._actions.append(CloseSession(wire_id, tenant))
 
 
 def new_wire_id() -> int:
-    """Return a session id for the wire, at random: clients that count 1, 2, 3 must never meet in a drafter."""
+    """Return a random session id for the wire, because ids of two clients must not collide in a drafter."""
     return secrets.randbits(64) or 1

@@ -1,6 +1,6 @@
-"""Streams of steps to a sidecar: over gRPC, and over the step socket of a sidecar on the same machine.
+"""Streams of steps to a sidecar: over gRPC, or over the step socket of a sidecar on the same machine.
 
-``speculant_drafter/step_socket.py`` is the other end of the step socket.
+``speculant_drafter/step_socket.py`` is the server side of the step socket.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from speculant_graph.rpc.step_frames import FrameReader, framed
 _CONNECT_S = 0.05
 _READ_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of who listens, as Linux tells them."""
+"""Layout of Linux peer credentials: process, user and group id of the listening process."""
 
 
 class GrpcStream:
-    """A StreamDraft call, of bytes, read by a thread.
+    """A StreamDraft call with raw bytes; a thread reads the answers.
 
-    gRPC cancels a whole call when its deadline passes, and its synchronous streams have none for a message. So the
-    stream has no deadline: a thread hands on every answer, and the caller that waits for one has its own patience.
+    A gRPC deadline cancels the whole call, and synchronous streams have no deadline per message. So the stream has no
+    deadline: a thread delivers every answer, and a caller limits its own wait.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class GrpcStream:
         on_answer: Callable[[bytes], None],
         on_end: Callable[[SpeculantError], None],
     ) -> None:
-        """Make a stream that is not started, which costs nothing.
+        """Make a stream without starting it, which is cheap.
 
         Args:
-            start_call: starts the call with what is sent.
-            on_answer: called by the reading thread.
-            on_end: called by the reading thread when nothing more will come.
+            start_call: starts the call with an iterator of messages.
+            on_answer: called by the reading thread with each answer.
+            on_end: called by the reading thread after the last answer.
         """
         self._start_call, self._on_answer, self._on_end = start_call, on_answer, on_end
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
@@ -56,11 +56,11 @@ class GrpcStream:
         self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
 
     def send(self, payload: bytes) -> None:
-        """Hand over a message; returns at once, also before the stream is started."""
+        """Queue a message; returns at once, also before the stream is started."""
         self._requests.put(payload)
 
     def start(self) -> None:
-        """Start the call; whether a server answers shows later."""
+        """Start the call without waiting for the server."""
         self._reader.start()
 
     def close(self) -> None:
@@ -79,23 +79,23 @@ class GrpcStream:
         error: SpeculantError = DrafterUnavailableError("the drafter ended the stream")
         try:
             self._call = self._start_call(iter(self._requests.get, None))
-            if self._is_closed:  # between the two
+            if self._is_closed:  # closed while the call started
                 self._call.cancel()
             for payload in self._call:
                 self._on_answer(payload)
         except grpc.RpcError as failure:
-            error = error_of(failure)  # it is the call itself
-        except Exception as failure:  # a closed channel, or an answer that breaks our own code
+            error = error_of(failure)  # the exception is the call object
+        except Exception as failure:  # a closed channel, or a bug in handling an answer
             error = DrafterUnavailableError(f"the stream failed: {failure!r}")
             if self._call is not None:
                 self._call.cancel()
         finally:
-            self._requests.put(None)  # gRPC's thread waits for one more
+            self._requests.put(None)  # wakes gRPC's sending thread
             self._on_end(error)
 
 
 class SocketStream:
-    """Steps and answers over a step socket, read by a thread. Same use as the stream over gRPC."""
+    """A step socket with the interface of :class:`GrpcStream`; a thread reads the answers."""
 
     def __init__(
         self, path: Path, on_answer: Callable[[bytes], None], on_end: Callable[[SpeculantError], None]
@@ -103,12 +103,12 @@ class SocketStream:
         """Connect.
 
         Args:
-            path: of the sidecar's own socket; the step socket lies next to it.
-            on_answer: called by the reading thread.
-            on_end: called by the reading thread when nothing more will come.
+            path: path of the sidecar's gRPC socket; the step socket is in the same folder.
+            on_answer: called by the reading thread with each answer.
+            on_end: called by the reading thread after the last answer.
 
         Raises:
-            OSError: nobody answers there, or another user than the owner of the sidecar's own socket.
+            OSError: nothing listens on the step socket, or its listener is not the owner of the gRPC socket.
         """
         self._socket = socket.socket(socket.AF_UNIX)
         try:
@@ -117,7 +117,7 @@ class SocketStream:
             self._socket.settimeout(None)
             if not hasattr(socket, "SO_PEERCRED"):
                 raise OSError("this system does not tell who listens")
-            # In a folder that others may write to, a stranger could listen where the sidecar does not.
+            # In a folder that other users can write to, another user could listen in place of the sidecar.
             credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(credentials)[1] != path.stat().st_uid:
                 raise PermissionError("another user than the sidecar's listens there")
@@ -125,12 +125,12 @@ class SocketStream:
             self._socket.close()
             raise
         self._on_answer, self._on_end = on_answer, on_end
-        self._backlog: deque[bytes] = deque()  # what the socket did not take at once
+        self._backlog: deque[bytes] = deque()  # bytes that the socket did not accept at once
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
 
     def send(self, payload: bytes) -> None:
-        """Send a message; returns at once, whatever the server does."""
+        """Send a message without blocking."""
         frame = framed(payload)
         with self._lock:
             if not self._backlog:
@@ -147,7 +147,7 @@ class SocketStream:
             self._backlog.append(frame)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the reading thread."""
         self._reader.start()
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class SocketStream:
 
     def _send_backlog(self) -> None:
         with self._lock:
-            pass  # the first frame is there once the sender has let go
+            pass  # send() appends the first frame before it releases the lock
         with contextlib.suppress(OSError):
             while True:
                 self._socket.sendall(self._backlog[0])
@@ -180,7 +180,7 @@ class SocketStream:
             while data := self._socket.recv(_READ_BYTES):
                 for payload in frames.feed(data):
                     self._on_answer(payload)
-        except Exception as failure:  # a broken connection, or an answer that breaks our own code
+        except Exception as failure:  # a broken connection, or a bug in handling an answer
             error = DrafterUnavailableError(f"the stream failed: {failure!r}")
         finally:
             with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
-"""Drafts for the engines that people already run: vLLM and llama.cpp; an example for SGLang is in ``examples``.
+"""Drafts for existing engines: vLLM and llama.cpp; an example for SGLang is in ``examples``.
 
-What all of them need is here once (``factory``, ``engine_sessions``, ``rows``); an adapter brings the rows of an engine
-to it and its drafts back, and is the only file that imports the engine.
+All adapters share ``factory``, ``engine_sessions`` and ``rows``. An adapter passes the rows of an engine to this code
+and returns its drafts. Only the adapter imports the engine.
 """

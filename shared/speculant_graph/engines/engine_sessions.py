@@ -1,6 +1,6 @@
-"""The sequences of an engine as sessions of a drafter: drafts for a batch, of which as many tokens are kept as pay.
+"""Drafter sessions for the sequences of an engine. Drafts for a batch are cut to the nodes that pay.
 
-``native/rows.hpp`` tells how rows are recognised as sequences.
+``native/rows.hpp`` describes how rows are matched to sequences.
 """
 
 from __future__ import annotations
@@ -33,39 +33,40 @@ _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 @dataclass(slots=True)
 class EngineCounts:
-    """What was drafted for an engine since it began."""
+    """Counts of an engine's drafts since its start."""
 
     sequences: int = 0
-    """Sequences that began, those that came back included."""
+    """Sequences started; a sequence that returns counts again."""
     running: int = 0
     """Sequences of the latest batch."""
     drafted_steps: int = 0
-    """Batches that were drafted for."""
+    """Batches with a draft request."""
     neural_steps: int = 0
-    """Those of them whose drafts could ask the graph's neural model and the mixer, as they pay for themselves."""
+    """Drafted batches that were allowed to use the graph's neural model and the mixer, because their gain exceeds their
+    cost."""
     offered_tokens: int = 0
-    """Tokens that the engine was given to verify."""
+    """Drafted tokens passed to the engine."""
     failed_steps: int = 0
-    """Batches that got no drafts, and sequences that could not be ended, because of an error; a sidecar that is away is
-    counted by its client instead."""
+    """Batches without drafts, plus sequences that could not be closed, because of an error. The client counts failures
+    of a sidecar instead."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_TIMES_KEPT), repr=False)
-    """How long the latest batches took."""
+    """Drafting time of the latest batches, in seconds."""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass and the drafting before it."""
+    """A forward pass and the drafting before it."""
 
     num_rows: int
     num_nodes: int = 0
     num_drafted: int | None = None
-    """Nodes that were drafted for it; None if nothing was asked for."""
+    """Number of drafted nodes; None if no draft was requested."""
     draft_s: float = 0.0
     began_s: float = 0.0
     is_neural: bool = False
 
     def note(self, budget: StepBudget, num_new: int, ended_s: float) -> None:
-        """Tell the budget what became of it."""
+        """Report the finished pass to the budget."""
         pass_s, num_tokens = ended_s - self.began_s, self.num_rows + self.num_nodes
         if self.num_drafted is None:
             budget.observe_plain(self.num_rows, pass_s)
@@ -88,19 +89,19 @@ class EngineSessions:
         """Take a drafter, which is closed with the sessions.
 
         Args:
-            drafter: where drafts come from.
-            most_drafted: most tokens that the engine verifies for a sequence.
-            vocabulary_size: of the model; drafts with other ids are none.
-            cost: what its passes cost; None keeps whole drafts.
-            has_neural: whether drafts may ask a neural model and the mixer, which are asked while that pays.
+            drafter: source of drafts.
+            most_drafted: maximum number of drafted tokens that the engine verifies per sequence.
+            vocabulary_size: vocabulary size of the model; drafts with ids outside of it are dropped.
+            cost: cost of the engine's passes; None keeps whole drafts.
+            has_neural: whether drafts may use a neural model and the mixer; they are used while that pays.
         """
         self.counts = EngineCounts()
-        """What was drafted so far."""
+        """Counts so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._budget = None if cost is None else StepBudget(cost, is_cost_known=False)
         self._choice = NeuralChoice() if has_neural else None
         self._tracker = RowTracker(most_drafted + 1)
-        self._pass: _Pass | None = None  # that is under way
+        self._pass: _Pass | None = None  # the running pass
         self._lock = threading.Lock()
         self._is_closed = False
         self._has_refused = self._has_missed_graph = False
@@ -112,12 +113,12 @@ class EngineSessions:
 
     @property
     def drafter_failure(self) -> str:
-        """Why the drafter did not answer; empty if it does."""
+        """The drafter's latest error; empty while it answers."""
         return "" if self.drafter_state == "ok" else self._drafter.statistics.last_failure
 
     @property
     def drafter_statistics(self) -> DrafterStatistics:
-        """What the drafter counted."""
+        """Statistics of the drafter."""
         return self._drafter.statistics
 
     def draft(
@@ -133,18 +134,17 @@ class EngineSessions:
         """Draft for a batch.
 
         Args:
-            texts: of all sequences that the next pass decodes, the whole text so far; those that are missing have
-                ended. Arrays of 32 bits are read where they are.
-            capacities: of each, most tokens that may be drafted.
-            request_ids: of each the id of its request, if the engine names them. Their texts are not compared.
-            tenants: of each what the request named as the tenant of the text, a number or a name; None is the drafter's
-                own setting.
-            graphs: of each what the request named to draft from, a sidecar's graph or up to four joined by '+'; None is
-                the drafter's own setting. A name that can't be used leaves it at that, too.
-            read_prompts: whether the pass before this call read prompts, too, so that its time is no measure.
+            texts: token ids so far of every sequence that the next pass decodes; missing sequences have ended.
+                32-bit arrays are read without a copy.
+            capacities: maximum number of drafted tokens per row.
+            request_ids: request id per row, if the engine has them; then texts are not compared.
+            tenants: the tenant of each request, a number or a name; None uses the drafter's setting.
+            graphs: the graph of each request, or up to four sidecar graphs joined by '+'; None uses the drafter's
+                setting, as does an unusable name.
+            read_prompts: whether the previous pass also read prompts, so that its time is not measured.
 
         Returns:
-            A draft for each row, in order.
+            A draft per row, in order.
         """
         started_s = time.perf_counter()
         with self._lock:
@@ -153,7 +153,7 @@ class EngineSessions:
                     drafts = no_drafts(len(texts))
                 else:
                     drafts = self._draft(texts, capacities, request_ids, tenants, graphs, started_s, read_prompts)
-            except Exception as error:  # any code may be a drafter, and decoding must continue
+            except Exception as error:  # a drafter may be any code, and decoding must continue
                 drafts, self._pass = no_drafts(len(texts)), None
                 self._warn(error)
             draft_s = time.perf_counter() - started_s
@@ -163,7 +163,7 @@ class EngineSessions:
         return drafts
 
     def close(self) -> None:
-        """End all sequences, so that what they accepted is learned, and close the drafter."""
+        """End all sequences, so that their accepted tokens are learned, and close the drafter."""
         with self._lock:
             if self._is_closed:
                 return
@@ -232,7 +232,7 @@ class EngineSessions:
             self._has_missed_graph = True
 
     def _options(self, tenant: object) -> SessionOptions | None:
-        """Return the options of a tenant's session: of one whose name can't be used, one that teaches nobody."""
+        """Return the options of a tenant's session; if the name is unusable, its text is not learned."""
         if tenant is None:
             return None
         name = str(tenant)
@@ -248,7 +248,7 @@ class EngineSessions:
         for session_id in ended:
             try:
                 self._drafter.finish(session_id)
-            except Exception as error:  # the others end all the same
+            except Exception as error:  # the other sequences must still end
                 self._warn(error)
 
     def _warn(self, error: Exception) -> None:
@@ -259,5 +259,5 @@ class EngineSessions:
 
 
 def no_drafts(num_rows: int) -> RowDrafts:
-    """Return a draft without nodes for each row."""
+    """Return an empty draft for each row."""
     return RowDrafts([0] * num_rows, [], [], [])

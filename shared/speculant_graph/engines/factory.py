@@ -1,4 +1,4 @@
-"""How an engine gets its drafts: a graph in its process, a sidecar, or what the engine writes itself."""
+"""Sources of an engine's drafts: a graph in its process, a sidecar, or the engine's own output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter
 
 _PROBE = 0
-"""Session that no sequence of an engine has."""
+"""Session id that no sequence of an engine has."""
 
 
 class EngineSettings(CommandSettings):
@@ -42,11 +42,11 @@ class EngineSettings(CommandSettings):
 
 
 def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
-    """Read what an engine was given, and below it environment and TOML file, as every command does.
+    """Return the engine's settings. Missing ones come from the environment, then from the TOML file, as for commands.
 
     Args:
-        given: settings by name, those of sections in tables: ``{"client": {"address": "unix:///..."}}``.
-        what: what it was given as, for messages.
+        given: settings by name, with sections as dictionaries: ``{"client": {"address": "unix:///..."}}``.
+        what: name of the argument with these settings, for messages.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -80,17 +80,17 @@ def open_sessions(
     """Return the sessions of an engine.
 
     Args:
-        settings: where drafts come from.
-        tokenizer: the engine's.
-        most_drafted: most tokens that it verifies for a sequence.
-        vocabulary_size: of its model.
-        makes_trees: whether it verifies trees.
-        has_fixed_width: whether its passes are as wide whatever is drafted, so that there is nothing to price.
+        settings: source of drafts.
+        tokenizer: fingerprint of the engine's tokenizer.
+        most_drafted: maximum number of drafted tokens that the engine verifies per sequence.
+        vocabulary_size: vocabulary size of the model.
+        makes_trees: whether the engine verifies trees.
+        has_fixed_width: whether the width of a pass is the same for all drafts, so that their cost does not matter.
 
     Raises:
         ConfigError: a setting is wrong.
         GraphFileError: a graph can't be read.
-        TokenizerMismatchError: a graph, here or at the sidecar, is of another tokenizer.
+        TokenizerMismatchError: a graph, here or in the sidecar, was built with another tokenizer.
     """
     if not isinstance(most_drafted, int) or most_drafted < 1:
         raise ConfigError(f"at most {most_drafted!r} tokens can't be drafted; give a whole number from 1")
@@ -123,7 +123,7 @@ def _sidecar(settings: EngineSettings, tokenizer: Fingerprint, config: DraftConf
     client = client_of(settings.client, tokenizer=tokenizer, draft=config, wants_proposals=False)
     try:
         for each in client.clients.values() if isinstance(client, SidecarFleet) else [client]:
-            each.open(_PROBE)  # a sidecar that is away may come later, one of another tokenizer must not
+            each.open(_PROBE)  # raises for another tokenizer; a sidecar that does not answer may start later
             each.finish(_PROBE)
     except BaseException:
         client.close()

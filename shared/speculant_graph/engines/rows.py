@@ -1,4 +1,4 @@
-"""Any drafter as one for the rows of an engine's batch."""
+"""An adapter from drafters of sequences to drafters of an engine's batch rows."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from speculant_graph.types import (
 
 
 class DrafterRows:
-    """Asks a drafter of sequences, such as the client of a sidecar; see :class:`~speculant_graph.types.RowDrafter`."""
+    """A :class:`~speculant_graph.types.RowDrafter` that calls a drafter of sequences, such as a sidecar's client."""
 
     def __init__(self, drafter: Drafter, *, makes_trees: bool = False) -> None:
-        """Take the drafter, which is closed with this one.
+        """Take a drafter, which is closed with this adapter.
 
         Args:
-            drafter: where drafts come from.
-            makes_trees: whether the engine verifies trees; of a tree the others get the best path.
+            drafter: source of drafts.
+            makes_trees: whether the engine verifies trees; otherwise it gets the best path of a tree.
         """
         self._drafter, self._makes_trees = drafter, makes_trees
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the last step."""
         return self._drafter.state
 
     @property
@@ -42,7 +42,7 @@ class DrafterRows:
         return self._drafter.statistics
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Begin a session; without options it begins with its first step."""
+        """Open a session; without options, its first step opens it."""
         return None if options is None else self._drafter.open(session_id, options)
 
     def draft_rows(
@@ -52,7 +52,7 @@ class DrafterRows:
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for a batch, and keep what pays."""
+        """Draft for a batch, and keep the nodes that pay."""
         least = 0.0 if prices is None else prices.least_probability
         steps = [
             SequenceStep(session_id, text, max(0, budget), options=options, least_probability=least)
@@ -81,11 +81,11 @@ class DrafterRows:
 
 
 def as_rows(drafts: Sequence[Draft], num_drafted: int | None = None) -> RowDrafts:
-    """Return drafts as an engine takes them.
+    """Return drafts in the row format of engines.
 
     Args:
-        drafts: of every row.
-        num_drafted: nodes that were drafted, if not all were kept.
+        drafts: one draft per row.
+        num_drafted: number of drafted nodes, if some were dropped.
     """
     all_have = all(len(draft) == len(draft.path_probabilities) for draft in drafts)
     return RowDrafts(

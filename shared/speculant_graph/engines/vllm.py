@@ -1,4 +1,4 @@
-"""vLLM: the proposer that its method ``custom_class`` names, which the V1 model runner asks for drafts.
+"""vLLM: the proposer for its method ``custom_class``, which the V1 model runner calls for drafts.
 
 .. code-block:: sh
 
@@ -6,8 +6,8 @@
         "model": "speculant_graph.engines.vllm.SpeculantProposer"}'
         --additional-config '{"speculant": {"graph_path": "graph.pkl"}}'
 
-vLLM calls it after every pass with the rows of its batch, without the ids of requests, and verifies chains of any
-length up to ``num_speculative_tokens``.
+vLLM calls it after every pass with the rows of the batch, but without request ids. It verifies chains of any length up
+to ``num_speculative_tokens``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SETTINGS = "--additional-config 'speculant'"
 
 
 class SpeculantProposer:
-    """What vLLM makes in every worker and calls after every pass."""
+    """The proposer that vLLM makes in every worker and calls after every pass."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """Read the settings below ``speculant`` of ``--additional-config`` and open what drafts come from.
+        """Read the settings under ``speculant`` in ``--additional-config``, and open the drafter.
 
         Args:
             vllm_config: vLLM's ``VllmConfig``.
@@ -40,15 +40,15 @@ class SpeculantProposer:
         Raises:
             ConfigError: a setting is wrong, or the tokenizer can't be read.
             GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph is of another tokenizer than the model's.
+            TokenizerMismatchError: the graph was built with another tokenizer than the model's.
         """
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
         self.sessions = open_for_worker(vllm_config)
-        """The batch's sequences; None in workers that vLLM takes no drafts of."""
+        """Sessions of the batch's sequences; None in workers from which vLLM uses no drafts."""
 
     def load_model(self, *_: object, **__: object) -> None:
-        """Load nothing: vLLM calls this of every proposer."""
+        """Load nothing; vLLM calls this method for every proposer."""
 
     def propose(
         self,
@@ -61,13 +61,13 @@ class SpeculantProposer:
         """Draft for the batch.
 
         Args:
-            sampled_token_ids: per row what the pass added to it; nothing for rows that still read their prompts.
-            num_tokens_no_spec: length of every row's text, with that.
-            token_ids_cpu: the texts, shape ``[rows, max_model_len]``.
+            sampled_token_ids: per row, the tokens that the pass added; empty for rows that still read their prompts.
+            num_tokens_no_spec: per row, the length of the text with these tokens.
+            token_ids_cpu: the texts, int32 ``[rows, max_model_len]``.
             slot_mappings: not used.
 
         Returns:
-            Per row up to ``num_speculative_tokens`` tokens.
+            Per row, up to ``num_speculative_tokens`` tokens.
         """
         if self.sessions is None:
             return [[] for _ in sampled_token_ids]
@@ -86,26 +86,25 @@ class SpeculantProposer:
         return drafts
 
     def close(self) -> None:
-        """End all sequences, so that what they accepted is learned, and let the drafter go."""
+        """End all sequences, so that their accepted tokens are learned, and close the drafter."""
         if self.sessions is not None:
             self.sessions.close()
 
 
 def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> EngineSessions | None:
-    """Open what drafts come from, as ``--additional-config`` says below ``speculant``.
+    """Open the drafter that is configured under ``speculant`` in ``--additional-config``.
 
     Args:
         vllm_config: vLLM's ``VllmConfig``.
-        has_fixed_width: whether passes are as wide whatever is drafted.
+        has_fixed_width: whether the width of a pass is the same for all drafts.
 
     Returns:
-        The sessions; None in workers that vLLM takes no drafts of: of several that share a layer's weights it takes the
-        first's.
+        The sessions; None in workers from which vLLM uses no drafts. In a tensor-parallel group, it uses only rank 0's.
 
     Raises:
         ConfigError: a setting is wrong, or the tokenizer can't be read.
         GraphFileError: the graph can't be read.
-        TokenizerMismatchError: the graph is of another tokenizer than the model's.
+        TokenizerMismatchError: the graph was built with another tokenizer than the model's.
     """
     from vllm.distributed import get_tensor_model_parallel_rank, model_parallel_is_initialized
 
@@ -120,5 +119,5 @@ def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> Engin
         vocabulary_size=int(model.get_vocab_size()),
         has_fixed_width=has_fixed_width,
     )
-    atexit.register(sessions.close)  # vLLM does not report when it ends
+    atexit.register(sessions.close)  # vLLM does not call close() at exit
     return sessions

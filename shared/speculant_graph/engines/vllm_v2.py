@@ -1,9 +1,9 @@
-"""vLLM's V2 model runner: drafts where vLLM has no hook for them. Run with vLLM 0.32.
+"""Drafts for vLLM's V2 model runner, which has no hook for custom drafters. Run with vLLM 0.32.
 
-The flags are those of V1 (:mod:`speculant_graph.engines.vllm`). vLLM calls :func:`register` in every process, by the
-entry point in ``vllm.general_plugins``. A configuration that names our proposer becomes one of vLLM's method
-``ngram_gpu``, for which V2 keeps asynchronous scheduling on, and the speculator that V2 would make for it is replaced.
-Where that can't be done, V1 runs as before. Everything that depends on the inside of vLLM is in this file.
+The flags are the same as for V1 (:mod:`speculant_graph.engines.vllm`). vLLM calls :func:`register` in every process,
+through the entry point ``vllm.general_plugins``. If a configuration names our proposer, its method is changed to
+``ngram_gpu``, because V2 keeps asynchronous scheduling for this method. V2's speculator for it is replaced by ours. If
+that is impossible, V1 runs as before. All code that depends on vLLM's internals is in this file.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
-import torch  # vLLM has imported both
+import torch  # vLLM has imported numpy and torch already
 from loguru import logger
 from numpy.typing import NDArray
 
 from speculant_graph._core import RowDrafts
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
-"""What ``--speculative-config`` names as its model."""
+"""The model name in ``--speculative-config``."""
 TENANT, GRAPHS = "speculant_tenant", "speculant_graphs"
-"""Among a request's ``vllm_xargs``: its tenant, and what it drafts from, as in ``client.graph``."""
+"""Keys in a request's ``vllm_xargs``: its tenant, and its graphs in the format of ``client.graph``."""
 _RUN_WITH = "0.32"
 _V1, _V2 = "custom_class", "ngram_gpu"  # methods of vLLM
 _SPECULATORS, _RUNNER = "vllm.v1.worker.gpu.spec_decode", "vllm.v1.worker.gpu.model_runner"
 
 
 def register() -> None:
-    """Wait for a configuration that asks for our drafts; vLLM calls this in every process."""
-    from vllm.config import VllmConfig  # imported already, too
+    """Patch vLLM's configuration so that it can select our drafts; vLLM calls this in every process."""
+    from vllm.config import VllmConfig  # vLLM has imported it already
 
     known_init, uses_v2 = VllmConfig.__post_init__, getattr(VllmConfig, "use_v2_model_runner", None)
     if not isinstance(uses_v2, property) or known_init.__module__ == __name__:
@@ -60,7 +60,7 @@ def _names_us(config: Any) -> bool:
 
 
 def _choose_runner(config: Any) -> None:
-    """Set the method that makes vLLM choose V2, if our drafts can be put into this V2."""
+    """Set the method that makes vLLM choose V2, if this V2 supports our drafts."""
     from vllm.logger import init_logger
 
     config.speculative_config.method = _V2
@@ -71,7 +71,7 @@ def _choose_runner(config: Any) -> None:
 
 
 def problem_with_v2(config: Any) -> str:
-    """Return why vLLM's V2 can't run a configuration with our drafts; empty if it can."""
+    """Return the reason why vLLM's V2 can't run a configuration with our drafts; empty if it can."""
     with suppress(ImportError, AttributeError, TypeError, ValueError):
         if len(signature(import_module(_SPECULATORS).init_speculator).parameters) == 3:
             return "" if config.use_v2_model_runner else "vLLM does not choose it, for the reason above"
@@ -89,7 +89,7 @@ def _replace_speculator() -> None:
             return known(vllm_config, device, req_states)
         from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-        # The base is only for what later releases may ask of every speculator.
+        # The base class provides methods that later releases may call on every speculator.
         speculator = type("SpeculantSpeculator", (Speculator, BaseSpeculator), {})(vllm_config, device, req_states)
         _hear_of_requests(speculator)
         return speculator
@@ -99,7 +99,7 @@ def _replace_speculator() -> None:
 
 
 def _hear_of_requests(speculator: Speculator) -> None:
-    """Tell a speculator of new requests, whose parameters vLLM keeps from it."""
+    """Patch the runner to report new requests to a speculator, because vLLM does not pass their parameters to it."""
     runner: Any = getattr(sys.modules.get(_RUNNER), "GPUModelRunner", None)
     if (known := getattr(runner, "add_requests", None)) is None:
         return
@@ -113,20 +113,20 @@ def _hear_of_requests(speculator: Speculator) -> None:
 
 
 class _Text:
-    """A request's text, and what was drafted after it."""
+    """A request's text, and the draft that follows it."""
 
     def __init__(self, tokens: NDArray[np.int32]) -> None:
         self.tokens, self.drafted = array("i", tokens.tobytes()), list[int]()
 
 
 class Speculator:
-    """What V2 asks for drafts after every pass. What goes wrong then costs drafts, and one warning."""
+    """The speculator that V2 calls after every pass. On an error, a pass gets no drafts; only the first is logged."""
 
     supports_mm_inputs = _has_warned = False
     draft_logits = None
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
-        """Open what drafts come from; ``req_states`` holds the texts of the runner's requests, by slot."""
+        """Open the drafter; ``req_states`` contains the texts of the runner's requests, by slot."""
         from vllm.distributed import get_tp_group
 
         from speculant_graph.engines.vllm import open_for_worker
@@ -135,15 +135,15 @@ class Speculator:
         self._most, self._states, self._group = int(speculative.num_speculative_tokens), req_states, get_tp_group()
         self._max_length = int(vllm_config.model_config.max_model_len)
         self.enable_adaptive_verification = bool(getattr(speculative, "enable_adaptive_verification", False))
-        self.sessions = open_for_worker(vllm_config, has_fixed_width=True)  # where it varies, vLLM chooses it
+        self.sessions = open_for_worker(vllm_config, has_fixed_width=True)  # if the width varies, vLLM chooses it
         self._drafts = torch.zeros((num_rows, self._most), dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros((num_rows, self._most), device=device)
-        """``[rows, k]``: of each drafted token the probability that it is accepted if those before it are."""
+        """Conditional acceptance probability of each drafted token, if all earlier ones are accepted, ``[rows, k]``."""
         self._is_cuda, is_copied, shape = device.type == "cuda", device.type != "cpu", self._drafts.shape
         if self._is_cuda:
             self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()
-        # Copies from and to the device, and what numpy sees of them, as a call of torch takes 10 us where caches are
-        # cold. The copy of a step has ended before the next step, which waits for its pass. On a CPU there is no copy.
+        # Host buffers for copies from and to the device, with numpy views, because a torch call takes 10 us with cold
+        # caches. The copy of a step ends before the next step, which waits for its pass. On a CPU there is no copy.
         self._added = torch.empty((2, num_rows), dtype=torch.int64, pin_memory=self._is_cuda)
         written = torch.empty(shape, dtype=torch.int64, pin_memory=self._is_cuda) if is_copied else self._drafts
         self._chances = torch.empty(shape, pin_memory=self._is_cuda)
@@ -152,12 +152,12 @@ class Speculator:
         self._texts, self._wanted = dict[str, _Text](), dict[str, tuple[object, object]]()
 
     def init_cudagraph_manager(self, *_: object) -> None:
-        """Part of vLLM's interface: nothing here is recorded."""
+        """Do nothing: part of vLLM's interface, but no CUDA graph is captured here."""
 
     capture = init_cudagraph_manager
 
     def begin(self, requests: Sequence[Any]) -> None:
-        """Note whose new requests are, and what they draft from, by their ``vllm_xargs``."""
+        """Record the tenants and graphs of new requests, from their ``vllm_xargs``."""
         for request in requests:
             extra = getattr(request.sampling_params, "extra_args", None)
             if isinstance(extra, dict) and (TENANT in extra or GRAPHS in extra):
@@ -166,10 +166,10 @@ class Speculator:
     def propose(
         self, input_batch: Any, *args: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None, **_: Any
     ) -> torch.Tensor:
-        """Return drafts, int64 ``[rows, k]`` on the device, once the pass that was launched has ended.
+        """Return drafts, int64 ``[rows, k]`` on the device, after the launched pass has ended.
 
-        Of vLLM's ``args`` the fifth is how many tokens the pass added to each row, int32 ``[rows]``, and the seventh
-        the last token of each slot, int64 ``[slots, 1]``, both on the device.
+        Two of vLLM's ``args`` are used, both on the device. The fifth is the number of tokens that the pass added to
+        each row, int32 ``[rows]``. The seventh is the last token of each slot, int64 ``[slots, 1]``.
         """
         drafts = self._parts[count := int(input_batch.num_reqs)][0]
         if dummy_run:
@@ -178,18 +178,18 @@ class Speculator:
             try:
                 most = self._most if num_speculative_tokens is None else num_speculative_tokens
                 self._draft(input_batch, args[4], args[6], count, most)
-            except Exception as error:  # the inside of vLLM changes, and decoding must continue
+            except Exception as error:  # vLLM's internals change, and decoding must continue
                 self._warn(error)
                 drafts.zero_()
-        if self._group.world_size > 1:  # ranks must verify the same, and what one learned when differs
+        if self._group.world_size > 1:  # all ranks must verify the same draft, but they learn at different times
             self._group.broadcast(drafts, src=0)
         return drafts
 
     def _draft(self, batch: Any, added: torch.Tensor, last: torch.Tensor, count: int, most: int) -> None:
         ids, reading, (drafts, written) = batch.req_ids, batch.is_prefilling_np.tolist(), self._parts[count]
         known = [None if reading[row] else self._texts.get(ids[row]) for row in range(count)]
-        num_added, last_tokens = self._to_host(batch, added, last, count)  # what needs none of it is done before
-        rows = [row for row in range(count) if num_added[row]]  # the others read their prompts
+        num_added, last_tokens = self._to_host(batch, added, last, count)  # waits, so independent work precedes it
+        rows = [row for row in range(count) if num_added[row]]  # other rows still read their prompts
         texts = [self._grown(batch, row, known[row], num_added[row], last_tokens[row]) for row in rows]
         ids, tokens = [ids[row] for row in rows], [text.tokens for text in texts]
         wanted = [self._wanted.get(each, (None, None)) for each in ids] if self._wanted else ()
@@ -198,7 +198,7 @@ class Speculator:
         assert self.sessions is not None
         reads = any(reading)
         made = self.sessions.draft(tokens, widths, request_ids=ids, tenants=tenants, graphs=graphs, read_prompts=reads)
-        # vLLM verifies k tokens of every row, and embeds them: what is not drafted must be a token, too.
+        # vLLM embeds and verifies k tokens of every row, so missing ones are filled with a valid token.
         filled = [[token] * self._most for token in last_tokens]
         for row, text, drafted in zip(rows, texts, made.lists(), strict=True):
             filled[row] = text.drafted = drafted + filled[row][len(drafted) :]
@@ -216,11 +216,11 @@ class Speculator:
         self.draft_token_confidence_probs[:count].copy_(self._chances[:count], non_blocking=True)
 
     def _grown(self, batch: Any, row: int, text: _Text | None, num_added: int, last: int) -> _Text:
-        """Return the text of a row with what the pass added to it."""
+        """Return the text of a row with the tokens that the pass added."""
         if text is not None:
             text.tokens.extend([*text.drafted[: num_added - 1], last])
             return text
-        # It is new, or was preempted and has come back.
+        # The request is new, or it was preempted and resumed.
         slot = int(batch.idx_mapping_np[row])
         text = _Text(self._states.all_token_ids.gpu[slot, : int(self._states.total_len.gpu[slot])].cpu().numpy())
         for ended in (self._texts.keys() | self._wanted.keys()) - self._states.req_id_to_index.keys():
@@ -229,9 +229,9 @@ class Speculator:
         return text
 
     def _to_host(self, batch: Any, added: torch.Tensor, last: torch.Tensor, count: int) -> list[list[int]]:
-        """Return the numbers of all rows once the device has computed them, without waiting for anything after them."""
+        """Return both numbers of all rows when the device has computed them, without waiting for later work."""
         if not self._is_cuda:
-            every = last.tolist()  # one call of torch, where to pick them there takes four
+            every = last.tolist()  # one torch call; selecting the rows in torch would take four
             return [added.tolist(), [every[slot][0] for slot in batch.idx_mapping_np]]
         host, tensors = self._added[:, :count], (added[:count], last.view(-1)[batch.idx_mapping[:count]])
         self._stream.wait_stream(torch.cuda.current_stream(added.device))

@@ -1,4 +1,4 @@
-"""llama.cpp: drafts for a ``Llama`` of llama-cpp-python, and a table of a graph for ``llama-server``."""
+"""llama.cpp: drafts for a ``Llama`` of llama-cpp-python, and lookup caches for ``llama-server``."""
 
 from speculant_graph.engines.llama_cpp.drafts import SpeculantDraft, gguf_fingerprint
 

@@ -1,12 +1,12 @@
-"""llama.cpp by llama-cpp-python: the draft model that a ``Llama`` asks for drafts.
+"""llama.cpp through llama-cpp-python: a draft model for ``Llama``.
 
 .. code-block:: python
 
     draft = SpeculantDraft("model.gguf", 8, graph_path="graph.pkl")
     llama = Llama("model.gguf", draft_model=draft)
 
-It decodes one text at a time and verifies chains of any length. (For ``llama-server``, which has no such hook, see
-:mod:`speculant_graph.engines.llama_cpp.lookup_table`.)
+``Llama`` decodes one text at a time and verifies chains of any length. ``llama-server`` has no such hook; see
+:mod:`speculant_graph.engines.llama_cpp.lookup_table`.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
 
 _CONTROL, _UNUSED = 3, 5
-"""Of llama.cpp's types of tokens: special ones, and ids that stand for none."""
+"""Two of llama.cpp's token types: special tokens, and unused ids."""
 
 
 class SpeculantDraft:
-    """Drafts for one ``Llama``; a text that does not go on with the one before ends that."""
+    """Drafts for one ``Llama``. A text that does not continue the previous text starts a new session."""
 
     def __init__(
         self, model_path: str | Path, most_drafted: int = 8, *, tokenizer: str | Path | None = None, **settings: Any
     ) -> None:
-        """Open what drafts come from.
+        """Open the drafter.
 
         Args:
-            model_path: the model's GGUF file, whose tokenizer is compared with the graph's.
-            most_drafted: most tokens to draft.
-            tokenizer: folder or hub name of the model's tokenizer, if the one in the file was changed when it was made.
-            settings: as in :class:`~speculant_graph.engines.factory.EngineSettings`; sections are dictionaries.
+            model_path: the model's GGUF file; its tokenizer is compared with the graph's.
+            most_drafted: maximum number of tokens to draft.
+            tokenizer: folder or hub name of the model's tokenizer, if the GGUF conversion changed the one in the file.
+            settings: fields of :class:`~speculant_graph.engines.factory.EngineSettings`; sections are dictionaries.
 
         Raises:
             ConfigError: a setting is wrong, or the file can't be read.
             GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph is of another tokenizer than the model.
+            TokenizerMismatchError: the graph was built with another tokenizer than the model's.
             ModuleNotFoundError: the extra ``llama-cpp`` is not installed.
         """
         if tokenizer is None:
@@ -61,7 +61,7 @@ class SpeculantDraft:
             most_drafted=most_drafted,
             vocabulary_size=fingerprint.vocabulary_size,
         )
-        """The text that is decoded now."""
+        """The session of the current text."""
         self._most = most_drafted
         atexit.register(self.close)
 
@@ -77,29 +77,29 @@ class SpeculantDraft:
         return np.array(self.sessions.draft([input_ids], [self._most]).token_ids, np.intc)
 
     def finish(self) -> None:
-        """End the text, so that later ones learn of it at once."""
+        """End the text, so that later texts can draft from it at once."""
         self.sessions.draft([], [])
 
     def close(self) -> None:
-        """End the text and let the drafter go."""
+        """End the text and close the drafter."""
         self.sessions.close()
 
 
 def gguf_fingerprint(path: str | Path) -> Fingerprint:
-    """Return the identity of the tokenizer in a GGUF file, as that of the tokenizer it was made from.
+    """Return the fingerprint of the tokenizer in a GGUF file; it equals the original tokenizer's fingerprint.
 
     Args:
         path: the file.
 
     Raises:
-        ConfigError: it can't be read, or has no tokenizer of byte pairs.
+        ConfigError: the file can't be read, or has no byte-pair (BPE) tokenizer.
         ModuleNotFoundError: the extra ``llama-cpp`` is not installed.
     """
     with needed_for("reading GGUF files", "llama-cpp"):
         from gguf import GGUFReader
     try:
         reader = GGUFReader(path)
-    except Exception as error:  # of damaged files the library raises anything
+    except Exception as error:  # the library raises various errors for damaged files
         raise ConfigError(f"{path} can't be read as GGUF ({error}); name the model's file") from error
     tokens, types, merges = (_field(reader, name) for name in ("tokens", "token_type", "merges"))
     if not tokens or not merges or len(types) != len(tokens):

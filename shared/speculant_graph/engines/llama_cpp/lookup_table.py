@@ -1,19 +1,19 @@
-"""A graph as the lookup cache of llama.cpp, from which an unmodified ``llama-server`` drafts.
+"""Export of a graph as a lookup cache of llama.cpp, so that an unmodified ``llama-server`` drafts from it.
 
-llama.cpp drafts the most frequent successor of the longest context that it finds, if it followed often enough: its
-thresholds are fixed, and let contexts of few tokens and two occurrences pass, so that most drafts of a whole graph are
-wrong. What it drafts is decided here instead: a context is in the file if its best successor is likely enough, with
-that successor alone. Shorter contexts than the longest are left out, as what they draft costs more than it brings
+llama.cpp finds the longest known context and drafts its most frequent successor, if it is frequent enough. The
+thresholds are fixed and accept short contexts with two occurrences, so most drafts from a whole graph would be wrong.
+So the export selects the drafts: it writes a context only if its best successor is likely enough, and writes only this
+successor. It writes only the longest contexts, because drafts from shorter ones cost more than they gain
 (docs/engines.md).
 
-The file has no head; it is what ``common_ngram_cache_load`` of llama.cpp's ``common/ngram-cache.cpp`` reads, one record
-per context, all of them little-endian int32:
+The file has no header. It has the format of ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp``: one
+record per context, all values little-endian int32:
 
 .. code-block:: text
 
-    4    token ids of the context, -1 after a shorter one
-    1    s, how many tokens followed it
-    2 s  the tokens with their counts
+    4    token ids of the context, padded with -1
+    1    s, the number of successors
+    2 s  the successors, each with its count
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.graph.store import damaged
 
 LONGEST = 4
-"""Tokens of the longest context that llama.cpp looks up."""
+"""Length of the longest context that llama.cpp looks up, in tokens."""
 LARGEST_COUNT = 20_000_000
-"""llama.cpp multiplies counts by percentages in 32 bits; larger ones are written as this."""
+"""Limit of written counts, because llama.cpp multiplies counts by percentages in 32 bits."""
 
 ALWAYS_ENOUGH = 4
-"""Occurrences that are enough for llama.cpp whatever the length of a context."""
+"""Count that passes llama.cpp's thresholds for contexts of any length."""
 
 _WORD = np.dtype("<i4")
 _RECORD_WORDS = LONGEST + 3
@@ -44,23 +44,23 @@ _CONTEXTS_AT_A_TIME = 1 << 16
 
 
 def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int = 1, min_share: float = 0.6) -> int:
-    """Write what llama.cpp is to draft from, as its lookup cache.
+    """Write a graph as a lookup cache of llama.cpp.
 
-    The file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. As the cache knows token ids
-    only, the model must have the graph's tokenizer; nothing compares them. Takes some 50 MB of memory, more
-    if contexts have many successors each.
+    The file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. The cache contains only token
+    ids, so the model must have the graph's tokenizer; nothing compares them. The export needs about 50 MB of memory,
+    and more if contexts have many successors.
 
     Args:
-        graph: the graph; of one of a lower order than 4 the longest contexts are written.
-        path: the file; an older one stays intact until the new one is complete.
-        min_count: contexts that occur less often in the corpus are left out.
-        min_share: contexts whose most frequent successor has a smaller share of what followed are left out.
+        graph: the graph; if its order is below 4, its longest contexts are written.
+        path: the file; an older file stays intact until the new one is complete.
+        min_count: minimum number of occurrences of a context in the corpus.
+        min_share: minimum share of the most frequent successor among all successors of a context.
 
     Returns:
         The number of contexts written.
 
     Raises:
-        ConfigError: ``min_count`` is below 1, or ``min_share`` no share.
+        ConfigError: ``min_count`` is below 1, or ``min_share`` is not from 0 to 1.
         GraphFileError: the file can't be written, or the graph is damaged.
     """
     if min_count < 1:
@@ -83,9 +83,9 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
 
 
 def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]]:
-    """Yield runs of contexts of one length: the index of the first, and where the successors of each begin.
+    """Yield runs of contexts of one length: the index of the first context, and the starts of their successors.
 
-    The latter has one number more than there are contexts, the end of the last one's successors.
+    The starts have shape ``[contexts + 1]``; the last entry is the end of the last context's successors.
     """
     level = graph.trie.level(length)
     num_contexts, num_successors = graph.trie.nodes_per_level[length - 1 : length + 1]
@@ -99,15 +99,15 @@ def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]
 def _records(
     graph: NgramGraph, length: int, first: int, bounds: Int64Array, min_count: int, min_share: float
 ) -> NDArray[np.int32]:
-    """Return the records of a run of contexts, shape ``[kept, 7]``.
+    """Return the records of a run of contexts, int32 ``[kept, 7]``.
 
     Args:
         graph: the graph.
         length: tokens of a context.
-        first: index of the first one.
-        bounds: where the successors of each begin, shape ``[contexts + 1]``.
-        min_count: see above.
-        min_share: see above.
+        first: index of the first context.
+        bounds: starts of the contexts' successors, shape ``[contexts + 1]``.
+        min_count: see :func:`export_llama_lookup`.
+        min_share: see :func:`export_llama_lookup`.
     """
     num_contexts = bounds.size - 1
     below = graph.trie.level(length + 1)[bounds[0] : bounds[-1] + 1]
@@ -119,7 +119,7 @@ def _records(
     of_successors = np.diff(below[:, CUMULATIVE])
     best, totals = np.maximum.reduceat(of_successors, starts), np.add.reduceat(of_successors, starts)
     kept = (counts[has_successors] >= min_count) & (best >= min_share * totals)
-    # Of several that are as frequent, the first.
+    # Among equally frequent successors, take the first.
     owners = np.repeat(np.arange(starts.size), np.diff(np.append(starts, of_successors.size)))
     candidates = np.flatnonzero(of_successors == best[owners])
     indices = candidates[np.searchsorted(owners[candidates], np.flatnonzero(kept))]

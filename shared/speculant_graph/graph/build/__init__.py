@@ -1,1 +1,1 @@
-"""Builds: counting, merging and pruning; :mod:`speculant_graph.graph.build.builder` is the way in."""
+"""Graph builds: counting, merging and pruning. Start with :mod:`speculant_graph.graph.build.builder`."""

@@ -1,4 +1,4 @@
-"""Counted parts to a graph file: the records of all parts, one after another, renumbered and linked."""
+"""Assembly of a graph file from counted parts: their records are concatenated, renumbered and linked."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def assemble_graph(
     on_level: Callable[[int, int], None],
     model: UInt32Array | None = None,
 ) -> None:
-    """Write the graph of all parts; their files are removed on the way.
+    """Write the graph of all parts, and remove the files of the parts.
 
     Args:
         path: the graph file.
-        folder: where it is written, on the same file system.
+        folder: folder for the unfinished file, on the same file system.
         parts: all parts in the order of their keys.
-        metadata: what is known of the graph; sizes are filled in.
-        jobs: threads.
-        watch: measures it.
-        on_level: called with (levels done, all levels) after each step, copying and linking a level being one each.
-        model: the words of its neural model, if it has one.
+        metadata: the graph's metadata; sizes are filled in.
+        jobs: number of threads.
+        watch: records time and memory.
+        on_level: called with (steps done, all steps); copying a level is one step, and linking it is another.
+        model: the words of the neural model, if there is one.
 
     Raises:
-        GraphError: a level has more n-grams than fit.
+        GraphError: a level has too many n-grams.
         GraphFileError: the file can't be written.
     """
     shared = [0, *(_shared_levels(before, after) for before, after in itertools.pairwise(parts))]
@@ -74,7 +74,7 @@ def assemble_graph(
 
 
 def _shared_levels(before: PartRecords, after: PartRecords) -> int:
-    """Return how many leading tokens all keys of two neighbours share, whose records both have."""
+    """Return the number of leading tokens that all keys of two adjacent parts share; both parts have their records."""
     first, second = before.prefix, after.prefix
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
@@ -90,7 +90,7 @@ def _copy_level(file: NewGraphFile, parts: Sequence[PartRecords], shared: Sequen
     with writing(file.path):
         output.seek(file.level_offsets[depth])
         for part, skipped in zip(parts, shared, strict=True):
-            # A record that the part before has too is left out; what follows it is numbered on.
+            # Skip a record that the previous part also has, and continue its numbering.
             is_skipped = depth < skipped
             child -= depth + 1 < skipped
             with part.files[depth].open("rb", buffering=0) as source:
@@ -115,7 +115,7 @@ def _finish_trie(trie: Trie, jobs: int, on_level: Callable[[int], None]) -> tupl
     """Fill the columns ``best`` and ``link`` and the table ``first`` of a trie whose other columns are complete.
 
     Returns:
-        Contexts with a successor, for orders 1 to N.
+        The number of contexts with a successor, for orders 1 to N.
     """
     levels = [trie.level(length) for length in range(1, trie.max_order + 2)]
     first = trie.first

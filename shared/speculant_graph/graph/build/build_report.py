@@ -1,4 +1,4 @@
-"""What a build took."""
+"""Time and memory of a build."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from speculant_graph.machine import anonymous_bytes
 Phase = Literal["tokenize", "train", "calibrate", "count", "save"]
 
 _SAMPLE_S = 0.02
-_EPOCH = "SOURCE_DATE_EPOCH"  # the convention for builds that give the same bytes again
+_EPOCH = "SOURCE_DATE_EPOCH"  # the convention for reproducible builds
 
 
 def built_at() -> str:
-    """Return the time of a build, ISO 8601 in UTC; that of SOURCE_DATE_EPOCH if the variable is set.
+    """Return the current time, or the time in SOURCE_DATE_EPOCH if it is set, as ISO 8601 in UTC.
 
     Raises:
-        ConfigError: the variable is no number of seconds.
+        ConfigError: the variable is not a number of seconds.
     """
     epoch = os.environ.get(_EPOCH)
     try:
@@ -36,28 +36,28 @@ def built_at() -> str:
 
 @dataclass(slots=True)
 class BuildReport:
-    """Time and memory, noted while a build runs."""
+    """Time and memory, recorded while a build runs."""
 
     tokenize_s: float = 0.0
-    """Wall seconds from the start, loading the tokenizer included, to the token stream on disk."""
+    """Wall seconds from the start to the token stream on disk, including loading the tokenizer."""
     train_s: float = 0.0
-    """Wall seconds of training the neural model; 0 if there is none."""
+    """Wall seconds of training the neural model; 0 without one."""
     calibrate_s: float = 0.0
-    """Wall seconds of learning from a held-out slice; 0 if it was left out."""
+    """Wall seconds of learning from a held-out slice; 0 if it was skipped."""
     count_s: float = 0.0
-    """Wall seconds from there to sorted, counted and linked arrays on disk."""
+    """Wall seconds of sorting and counting, until the linked arrays are on disk."""
     save_s: float = 0.0
-    """Wall seconds of checksums and the description."""
+    """Wall seconds of checksums and metadata."""
     total_s: float = 0.0
-    """All of it, and waiting for the disk."""
+    """Wall seconds of the whole build, including waits for the disk."""
     count_cpu_s: float = 0.0
     """CPU seconds of counting, all threads together."""
     peak_anon_bytes: int = 0
-    """Most memory of this process that was not backed by files, seen every 20 ms."""
+    """Peak memory of this process that was not backed by files, sampled every 20 ms."""
 
     @property
     def build_seconds(self) -> float:
-        """What a graph file states of it; 0 if the same input is to give the same bytes."""
+        """Build time for the graph file; 0 if SOURCE_DATE_EPOCH requires a reproducible file."""
         spent = self.tokenize_s + self.train_s + self.calibrate_s + self.count_s
         return 0.0 if _EPOCH in os.environ else round(spent, 3)
 
@@ -75,7 +75,7 @@ class BuildReport:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the time of a whole build, and the peak of anonymous memory meanwhile."""
+        """Record the time and the peak anonymous memory of a whole build."""
         started, ended = time.monotonic(), threading.Event()
 
         def watch() -> None:

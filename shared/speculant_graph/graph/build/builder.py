@@ -1,4 +1,4 @@
-"""Builds a graph from files: reads, tokenises, counts, describes."""
+"""Graph builds from files: reading, tokenising, training, calibrating and counting."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ from speculant_graph.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """How far a build is."""
+    """Progress of a build."""
 
     phase: Phase | Literal["check", "combine"]
-    """What is being done: files are checked before they are read for the graph, in the phase ``check``, and two graphs
-    are put together in the phase ``combine``."""
+    """Current phase. In ``check``, files are checked before they are read; in ``combine``, two graphs are merged."""
     done: int
-    """Units of the phase that are done: bytes of the corpus files, the whole slice, tokens, steps over the levels, or
-    records."""
+    """Finished units of the phase: bytes of corpus files, positions, the whole slice, tokens, levels, or records."""
     total: int
-    """Units of the phase; 0 if it is not known."""
+    """Total units of the phase; 0 if unknown."""
     num_tokens: int
     """Tokens read so far."""
 
@@ -51,18 +49,19 @@ class BuildProgress:
 ProgressCallback = Callable[[BuildProgress], None]
 
 Calibrate = Callable[[Path, GraphMetadata, int, int, UInt32Array | None], bytes]
-"""Given the file of a token stream, what is known of its graph, the most bytes of memory and threads to take, and the
-words of the neural model, if there is one, returns :attr:`GraphMetadata.calibration`. It may use the file's folder, and
-removes what it puts there."""
+"""Function that returns :attr:`GraphMetadata.calibration`.
+
+Arguments: the file of a token stream; the graph's metadata; the memory limit in bytes; the number of threads; the words
+of the neural model or None. The function may put temporary files into the file's folder, and removes them."""
 
 
 class GraphBuilder:
     """Builds one graph from the files of a corpus.
 
-    Every text is wrapped in the tokenizer's BOS and EOS tokens, if it has them, and token ids are counted as they are;
-    documents with neither are left out. The documents form one stream, so n-grams run across their borders unless
-    ``document_boundaries`` is set. Memory stays within ``memory``, however large the corpus is; only a document without
-    any point to cut at, a JSON record, a JSON file and a PDF are read whole, whatever they take.
+    Every text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are counted unchanged. Empty
+    documents are left out. The documents form one stream, so n-grams cross document boundaries unless
+    ``document_boundaries`` is set. Memory stays within ``memory`` for a corpus of any size. The exceptions are read as
+    a whole: a JSON record, a JSON file, a PDF, and a document without a point to split it.
     """
 
     def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
@@ -71,16 +70,16 @@ class GraphBuilder:
         Args:
             tokenizer_name: a name on the hub or a folder.
             max_order: longest context.
-            settings: the others, by their names.
+            settings: other settings, by name.
 
         Raises:
-            ConfigError: a setting is out of bounds, or there is none of this name.
+            ConfigError: a setting is out of bounds or unknown.
         """
         name = os.fspath(tokenizer_name) if isinstance(tokenizer_name, os.PathLike) else tokenizer_name
         named = {"tokenizer_name": name, "max_order": max_order}
         self.config = GraphConfig(**named | settings)
         self.report: BuildReport | None = None
-        """What the last build took."""
+        """Time and memory of the last build."""
         self._graph: NgramGraph | None = None
 
     def build(
@@ -93,18 +92,17 @@ class GraphBuilder:
         start: UInt32Array | None = None,
         encode: Encode = encode_sources,
     ) -> NgramGraph:
-        """Build the graph of a corpus into a file; a file that was there stays intact until the new one is complete.
+        """Build the graph of a corpus into a file; an existing file stays intact until the new one is complete.
 
         Args:
             corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             output: the graph file.
             progress: called at every step.
-            calibrate: learns from the tokens how reliable contexts are; True:
-                :func:`~speculant_graph.draft.pretraining.pretrain` does, which takes about a second; False: nothing is
-                learned.
-            start: the words of a neural model that is trained further, if one is trained.
-            encode: makes token ids of the files, here or elsewhere, such as
-                :func:`~speculant_graph.corpus.on_ray.encoding_on_ray` gives.
+            calibrate: learns from the tokens how reliable contexts are. True calls
+                :func:`~speculant_graph.draft.pretraining.pretrain`, which takes about a second; False skips this.
+            start: the words of a neural model to train further, if a model is trained.
+            encode: converts files to token ids, here or on other machines, for example the result of
+                :func:`~speculant_graph.corpus.on_ray.encoding_on_ray`.
 
         Returns:
             The graph, mapped from the file.
@@ -112,7 +110,7 @@ class GraphBuilder:
         Raises:
             ConfigError: the tokenizer can't be loaded.
             CorpusError: a file can't be read, or there is no text.
-            GraphError: there are more tokens than a graph can hold.
+            GraphError: there are more tokens than a graph can contain.
             GraphFileError: the file can't be written.
         """
         watch = BuildReport()
@@ -159,7 +157,7 @@ class GraphBuilder:
                 corpus_files=stream.files,
                 skipped=stream.skipped,
             )
-            del tokenizer  # hundreds of megabytes that counting can use
+            del tokenizer  # frees hundreds of megabytes for counting
         model = None
         if self.config.neural:
             with watch.measuring("train"):
@@ -196,12 +194,12 @@ class GraphBuilder:
         progress: ProgressCallback | None = None,
         calibrate: Calibrate | bool = True,
     ) -> NgramGraph:
-        """Build a graph that :meth:`save` can write; until then it lies in the folder for temporary files.
+        """Build a graph in the folder for temporary files; :meth:`save` writes it elsewhere.
 
         Args:
             paths: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             progress: called at every step.
-            calibrate: learns from the tokens how reliable contexts are, as in :meth:`build`.
+            calibrate: see :meth:`build`.
 
         Returns:
             The graph.
@@ -209,19 +207,19 @@ class GraphBuilder:
         Raises:
             ConfigError: the tokenizer can't be loaded.
             CorpusError: a file can't be read, or there is no text.
-            GraphError: there are more tokens than a graph can hold.
+            GraphError: there are more tokens than a graph can contain.
             GraphFileError: the folder for temporary files has no space.
         """
         with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-            # The file stays, without a name, for as long as the graph is mapped.
+            # The deleted file stays on disk while the graph is mapped.
             self._graph = self.build(paths, Path(folder) / "graph.pkl", progress=progress, calibrate=calibrate)
         return self._graph
 
     def save(self, path: str | Path) -> None:
-        """Write the graph that :meth:`build_from_files` built last.
+        """Write the latest graph of :meth:`build_from_files`.
 
         Raises:
-            ConfigError: nothing was built yet.
+            ConfigError: no graph was built yet.
             GraphFileError: the file can't be written.
         """
         if self._graph is None:
@@ -230,7 +228,7 @@ class GraphBuilder:
 
 
 def _standard_calibration() -> Calibrate:
-    """Return what learns how reliable contexts are: it drafts, so it is in a layer above, named here as text."""
+    """Return the standard calibration. Its module drafts, so it is in a higher layer and is imported by name here."""
     calibrate: Calibrate = importlib.import_module("speculant_graph.draft.pretraining").pretrain
     return calibrate
 
@@ -250,16 +248,16 @@ def build_from_token_ids(
         token_ids: the stream, shape ``[num_tokens]``; nothing is added to it.
         fingerprint: the tokenizer of the ids.
         max_order: longest context.
-        documents: instead of ``token_ids``, documents that no n-gram crosses.
-        memory: most bytes to take.
-        jobs: threads.
+        documents: documents with boundaries, instead of ``token_ids``.
+        memory: memory limit in bytes.
+        jobs: number of threads.
 
     Raises:
         ConfigError: an argument is out of bounds.
         CorpusError: there are no tokens.
         GraphError: an id is outside the vocabulary.
     """
-    GraphBuilder(max_order=max_order)  # checks it
+    GraphBuilder(max_order=max_order)  # checks max_order
     stream = _joined(token_ids, documents)
     with tempfile.TemporaryDirectory(prefix="speculant-") as temporary:
         folder = Path(temporary)
@@ -289,18 +287,18 @@ def describe_tokens(
     corpus_files: tuple[CorpusFile, ...] = (),
     skipped: tuple[SkippedFile, ...] = (),
 ) -> GraphMetadata:
-    """Return the metadata of a token stream's graph, its sizes left open.
+    """Return the metadata of a token stream's graph, with sizes of 0.
 
     Args:
         token_ids: the stream, shape ``[num_tokens]``.
         fingerprint: the tokenizer of the ids.
         max_order: longest context.
         num_documents: documents in the stream.
-        document_boundaries: whether no n-gram crosses from one document into the next.
-        special_tokens: what special tokens were where texts spelt them out.
+        document_boundaries: whether n-grams stop at document boundaries.
+        special_tokens: how special tokens in texts were read.
         revision: commit of the tokenizer, if it comes from a hub.
-        corpus_files: what was read, if it was read from files.
-        skipped: what was left out of them.
+        corpus_files: corpus files, if the stream was read from files.
+        skipped: files or parts that were skipped.
     """
     num_separators = num_documents - 1 if document_boundaries and num_documents else 0
     return GraphMetadata(
@@ -314,7 +312,7 @@ def describe_tokens(
         min_count=1,
         nodes_per_level=(0,) * (max_order + 1),
         contexts_per_order=(0,) * max_order,
-        # With boundaries nothing continues across the ends.
+        # With boundaries, no n-gram crosses the ends of the stream.
         head_token_ids=() if document_boundaries else tuple(token_ids[:max_order].tolist()),
         tail_token_ids=() if document_boundaries else tuple(token_ids[-max_order:].tolist()),
         built_at=built_at(),

@@ -1,6 +1,6 @@
-"""Graphs from graphs: put one after another, add text to one, drop what is rare.
+"""Operations on graphs: merge two graphs, add text to a graph, and prune rare n-grams.
 
-The result has the arrays that a build of all the text would have made, n-grams across the boundary included.
+A merge or an update has the same arrays as a build of all the text, including n-grams across the boundary.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def merge_graphs(
 ) -> NgramGraph:
     """Write the graph of the first corpus followed by the second one.
 
-    Of two calibrations, and of two neural models, it keeps that of the larger corpus.
+    The result keeps the calibration and the neural model of the larger corpus.
 
     Args:
-        first: what comes first.
-        second: what follows it.
-        output: the graph file; it may be the one that ``first`` or ``second`` was opened from.
-        jobs: threads.
+        first: graph of the first corpus.
+        second: graph of the second corpus.
+        output: the graph file; it may be the file of ``first`` or ``second``.
+        jobs: number of threads.
         progress: called at every step.
-        model: the words of a neural model to keep instead of theirs.
+        model: the words of a neural model to keep instead of the graphs' own.
 
     Raises:
         TokenizerMismatchError: the tokenizers differ.
-        GraphError: the graphs differ in their largest order, in document boundaries or in what special tokens were, or
-            one was pruned.
+        GraphError: the graphs differ in their largest order, document boundaries or reading of special tokens, or one
+            was pruned.
         GraphFileError: a graph is damaged, or the file can't be written.
     """
     _require_alike(first, second)
@@ -94,20 +94,20 @@ def update_graph(
     *,
     progress: ProgressCallback | None = None,
 ) -> NgramGraph:
-    """Write the graph of a graph's corpus followed by further files: counts the new ones, then merges.
+    """Add files to a graph: count the new files, and merge the two graphs.
 
     Args:
         path: the graph file.
         corpus: new files, folders, glob patterns.
-        output: where the new graph goes; None replaces the old one when it is complete.
-        config: how to read and count; tokenizer, largest order, boundaries and special tokens are the graph's, and must
-            not be set to anything else.
+        output: the new graph file; None replaces the old file when the new one is complete.
+        config: build settings; tokenizer, largest order, boundaries and special tokens must be unset or the same as the
+            graph's.
         progress: called at every step.
 
     Raises:
         ConfigError: a setting contradicts the graph, or its tokenizer can't be loaded.
         CorpusError: a file can't be read, or there is no text.
-        TokenizerMismatchError: the tokenizer of the graph's name is another one now.
+        TokenizerMismatchError: the tokenizer with the graph's tokenizer name has changed.
         GraphError: the graph was pruned.
         GraphFileError: the graph is damaged, or the output can't be written or is being written by another process.
     """
@@ -125,7 +125,7 @@ def update_graph(
 
 
 def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
-    """Return the settings of a build that fits a graph, or refuse what contradicts it."""
+    """Return build settings that match a graph; raise an error if the given ones contradict it."""
     _require_whole(facts)
     fixed = {name: getattr(facts, name) for name in ("max_order", "document_boundaries", "special_tokens")}
     for name, value in fixed.items():
@@ -150,18 +150,18 @@ def prune_graph(
 ) -> NgramGraph:
     """Write a graph without the n-grams that occur fewer than ``min_count`` times.
 
-    Counts that remain are exact. A probability becomes the share among the successors that remain, so that those of a
-    context still sum to 1; contexts that lose all their successors are no longer matched.
+    The remaining counts are exact. Probabilities are relative to the remaining successors, so they still sum to 1 per
+    context. Contexts without remaining successors are no longer matched.
 
     Args:
-        graph: what to prune.
+        graph: the graph to prune.
         min_count: lowest count to keep, at least 2.
-        output: the graph file; it may be the one that ``graph`` was opened from.
-        jobs: threads.
+        output: the graph file; it may be the file of ``graph``.
+        jobs: number of threads.
         progress: called at every step.
 
     Raises:
-        GraphError: nothing would remain, or ``min_count`` is below 2 or below what the graph was pruned to before.
+        GraphError: nothing would remain, or ``min_count`` is below 2 or below that of an earlier pruning.
         GraphFileError: the graph is damaged, or the file can't be written.
     """
     check_graph(graph.trie, graph.metadata)
@@ -207,17 +207,17 @@ def _require_whole(metadata: GraphMetadata) -> None:
 
 
 def _calibration_size(facts: GraphMetadata) -> int:
-    """Return the tokens of the corpus that a calibration is from; less than any if there is none."""
+    """Return the corpus size of a calibration in tokens; 0 without a calibration."""
     return facts.num_tokens if facts.calibration else 0
 
 
 def _model_size(graph: NgramGraph) -> int:
-    """Return the tokens of the corpus that a neural model is from; less than any if there is none."""
+    """Return the corpus size of a neural model in tokens; 0 without a model."""
     return graph.metadata.num_tokens if graph.metadata.num_model_words else 0
 
 
 def _boundary(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:
-    """Return what changes at the end of the first stream: its last tokens go on now."""
+    """Return the changes of counts at the end of the first stream, because its last tokens now have a continuation."""
     tail, head = ours.tail_token_ids, theirs.head_token_ids
     changes: Counter[Ngram] = Counter()
     for start in range(len(tail)):

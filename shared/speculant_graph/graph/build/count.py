@@ -1,7 +1,7 @@
-"""A token stream on disk to a graph file, within a given memory.
+"""Counting of a token stream on disk into a graph file, within a memory limit.
 
-Its keys are divided into ranges of the first token, so parts need nothing from each other and their records follow one
-another. A token that is too frequent for one part is divided by its second token, and so on.
+The keys are divided into ranges of their first token, so parts are independent and their records can be concatenated.
+If a token is too frequent for one part, its keys are divided by the second token, and so on.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[Phase, int, int], None]
-"""Called with (count, done, all) in positions of the token stream, and then with (save, done, all) in steps of writing
-and linking the levels."""
+"""Called with ("count", done, total) in positions of the token stream. Later called with ("save", done, total) in steps
+of writing and linking levels."""
 
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16
 _CHECKED_TOKENS = 1 << 20
-_MARGIN_BYTES = 64_000_000  # what the interpreter and its threads take meanwhile
+_MARGIN_BYTES = 64_000_000  # for the interpreter and its threads
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The keys that begin with ``prefix`` and go on with a value of ``low`` to ``high - 1``."""
+    """The keys that begin with ``prefix``, followed by a value from ``low`` to ``high - 1``."""
 
     prefix: tuple[int, ...]
     """Values, token ids plus 1."""
     low: int
     """Lowest next value; 0 is the end of a document."""
     high: int
-    """All next values are below it."""
+    """Upper bound of the next value, exclusive."""
     num_keys: int
-    """Positions of the stream that have such a key."""
+    """Number of stream positions with such a key."""
 
     def is_single(self, length: int) -> bool:
         """Return whether all its keys are equal."""
         return self.high - self.low == 1 and (self.low == 0 or len(self.prefix) + 1 == length)
 
     def num_sorted(self, length: int) -> int:
-        """Return how many keys must be gathered and sorted: none if all are equal."""
+        """Return the number of keys to gather and sort: 0 if all are equal."""
         return 0 if self.is_single(length) else self.num_keys
 
 
 def plan_partitions(
     token_ids: UInt32Array, vocabulary_size: int, layout: KeyLayout, max_keys: int, prefix: tuple[int, ...] = ()
 ) -> Iterator[Partition]:
-    """Yield the parts of a stream in the order of their keys, each of at most ``max_keys`` unless they are equal."""
+    """Yield the parts of a stream in key order, each with at most ``max_keys`` keys unless all its keys are equal."""
     counts = np.zeros(vocabulary_size + 1, np.int64)
     _core.count_values(token_ids, np.array(prefix, np.uint64), counts)
     low, num_keys = 0, 0
@@ -96,23 +96,23 @@ def count_tokens(
 ) -> None:
     """Count the n-grams of a token stream into a graph file.
 
-    The positions of the stream are divided by their first tokens into parts that fit into memory. Each part is
-    gathered, sorted and written as records; the records of all parts follow one another in the file.
+    The positions of the stream are divided by their first tokens into parts that fit into memory. The keys of each part
+    are gathered, sorted and written as records. The file contains the records of all parts in order.
 
     Args:
-        stream: file of little-endian 32-bit token ids, document separators among them if there are boundaries.
+        stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
         output: the graph file.
-        metadata: what the file states of itself; sizes are filled in.
-        folder: where records and the unfinished file are kept, on the same file system as the output.
-        memory: most anonymous bytes of this process.
-        jobs: threads.
-        watch: measures it.
+        metadata: the graph's metadata; sizes are filled in.
+        folder: folder for records and the unfinished file, on the same file system as the output.
+        memory: limit of this process's anonymous memory, in bytes.
+        jobs: number of threads.
+        watch: records time and memory.
         on_progress: called at every step.
-        model: the words of the graph's neural model, if it has one.
+        model: the words of the neural model, if there is one.
 
     Raises:
         CorpusError: the stream is empty.
-        GraphError: it is too long or holds an id outside the vocabulary.
+        GraphError: the stream is too long or contains an id outside the vocabulary.
         GraphFileError: the disk is full, or a file can't be written.
     """
     watch = watch or BuildReport()
@@ -140,13 +140,13 @@ def map_tokens(stream: Path) -> UInt32Array:
 
 
 def check_tokens(token_ids: UInt32Array, vocabulary_size: int) -> None:
-    """Refuse a stream that can't be counted; see :func:`count_tokens`."""
+    """Raise an error if a stream can't be counted; see :func:`count_tokens`."""
     require_vocabulary(vocabulary_size)
     if not token_ids.size:
         raise CorpusError("the corpus has no tokens; name files that hold text")
     if token_ids.size > MAX_NODES:
         raise GraphError(f"the corpus has {token_ids.size} tokens and a graph holds {MAX_NODES}; split the corpus")
-    # Plus 1, as a separator, all ones, becomes 0 then; in slices, as the sum is a copy.
+    # Adding 1 turns a separator (all bits set) into 0; slices limit the memory of the copies.
     slices = (token_ids[start : start + _CHECKED_TOKENS] for start in range(0, token_ids.size, _CHECKED_TOKENS))
     highest = max(int((part + np.uint32(1)).max()) for part in slices)
     if highest > vocabulary_size:
@@ -154,17 +154,17 @@ def check_tokens(token_ids: UInt32Array, vocabulary_size: int) -> None:
 
 
 def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[int, int]:
-    """Return how many jobs run at once and the most keys of a part.
+    """Return the number of concurrent jobs, and the maximum number of keys in a part.
 
     Args:
-        free: bytes that may be taken.
-        num_tokens: positions of the stream; parts are no larger than keeps all jobs busy.
-        layout: how keys are packed.
-        jobs: most that are wanted.
+        free: available bytes.
+        num_tokens: positions of the stream; parts are small enough to keep all jobs busy.
+        layout: layout of keys.
+        jobs: maximum number of jobs.
     """
     free -= _MARGIN_BYTES
     key_bytes = 2 * layout.bytes
-    # Sorting counts the keys of every first token, and where their buckets begin.
+    # Sorting needs, for every first token, the number of keys and the start of the bucket.
     job_bytes = emitter_bytes(layout) + (16 << layout.bits)
     jobs = max(1, min(jobs, free // (job_bytes + _MIN_KEYS * key_bytes)))
     fitting = (free // jobs - job_bytes) // key_bytes
@@ -174,9 +174,9 @@ def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[
 def count_partitions(
     token_ids: UInt32Array, parts: Sequence[Partition], layout: KeyLayout, folder: Path, jobs: int
 ) -> Iterator[PartRecords]:
-    """Yield the records of parts of a token stream in order, whose files are in a folder."""
+    """Yield the records of parts of a token stream, in order; their files are in the folder."""
     largest = max(part.num_sorted(layout.length) for part in parts)
-    # Two arrays of keys for each job, kept from part to part; they take memory as far as they are used.
+    # Each job has two arrays of keys and reuses them; only their used pages take memory.
     free_buffers: queue.SimpleQueue[tuple[UInt64Array, UInt64Array]] = queue.SimpleQueue()
     for _ in range(jobs):
         free_buffers.put((_space(largest, layout), _space(largest, layout)))
@@ -201,7 +201,7 @@ def count_partitions(
 def _count_partition(
     token_ids: UInt32Array, part: Partition, layout: KeyLayout, stem: Path, keys: UInt64Array, spare: UInt64Array
 ) -> PartRecords:
-    """Gather the keys of a part, sort them, write their records."""
+    """Gather the keys of a part, sort them, and write their records."""
     if part.is_single(layout.length):
         ngram = tuple(value - 1 for value in (*part.prefix, part.low) if value)
         keys, weights = np.array([layout.pack(ngram)], np.uint64), np.array([part.num_keys], np.int64)

@@ -1,11 +1,10 @@
-"""Keys: n-grams of N+1 tokens packed into words, streams of sorted ones with weights, and their records on disk.
+"""Keys: n-grams of N+1 tokens packed into words, sorted streams of weighted keys, and their records on disk.
 
-A token takes ``bits`` bits as its id plus 1; 0 stands for the end of the stream or of a document. The order of keys,
-word by word, is the lexicographic order of their n-grams, shorter ones first.
+A token is stored as its id plus 1 in ``bits`` bits; 0 means the end of the stream or of a document. Sorting keys word
+by word gives the lexicographic order of their n-grams, shorter ones first.
 
-A graph is the sum of its keys: every (N+1)-gram, and every shorter n-gram as often as it ended with a document or lost
-its continuations to pruning. So union, update and pruning need no loop of their own that writes records: their keys
-go to the one that a build uses.
+A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams that ended with a document or lost their
+continuations to pruning. So merge, update and pruning use the same code as a build to write records from keys.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from speculant_graph.graph.layout import INNER_WORDS, Int64Array, Trie, UInt64Ar
 
 _KEYS_AT_A_TIME = 1 << 16
 _RECORDS = 1 << 15
-"""Records of a level that are written at a time; they stay in a core's cache until then."""
-_WORD_BITS = 63  # 64 would do; one spare bit keeps every word non-negative as a signed number
+"""Records of a level per write; so many fit into a CPU core's cache."""
+_WORD_BITS = 63  # not 64, so that every word is also non-negative as a signed number
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """How n-grams are packed."""
+    """The layout of packed n-grams."""
 
     length: int
-    """Tokens of a key, N+1."""
+    """Tokens per key, N+1."""
     bits: int
-    """Bits of a token."""
+    """Bits per token."""
     per_word: int
-    """Tokens in a word, the first one in the highest bits."""
+    """Tokens per word; the first one is in the highest bits."""
     num_words: int
-    """Words of a key."""
+    """Words per key."""
 
     @classmethod
     def of(cls, vocabulary_size: int, max_order: int) -> KeyLayout:
-        """Return the layout for a vocabulary and a longest context."""
+        """Return the layout for a vocabulary size and a longest context."""
         length, bits = max_order + 1, vocabulary_size.bit_length()
         per_word = min(length, _WORD_BITS // bits)
         return cls(length, bits, per_word, -(-length // per_word))
 
     @property
     def bytes(self) -> int:
-        """Size of a key."""
+        """Size of a key in bytes."""
         return 8 * self.num_words
 
     def pack(self, ngram: tuple[int, ...]) -> list[int]:
-        """Return the words of one n-gram of up to N+1 tokens."""
+        """Return the words of an n-gram of up to N+1 tokens."""
         values = [*(token_id + 1 for token_id in ngram), *(0,) * (self.per_word * self.num_words - len(ngram))]
         words = []
         for start in range(0, len(values), self.per_word):
@@ -65,12 +64,12 @@ class KeyLayout:
 
 @dataclass(frozen=True, slots=True)
 class WeightedKeys:
-    """Some keys of a stream, ascending."""
+    """A chunk of a stream of keys, ascending."""
 
     keys: UInt64Array
     """Shape ``[n, num_words]``."""
     weights: Int64Array
-    """Shape ``[n]``, how often each occurs; below zero to take something away."""
+    """Number of occurrences per key, shape ``[n]``; negative to subtract occurrences."""
 
 
 KeyStream = Iterator[WeightedKeys]
@@ -81,7 +80,7 @@ def keys_of(trie: Trie, layout: KeyLayout, min_count: int = 1) -> KeyStream:
 
     Args:
         trie: the graph's arrays.
-        layout: how keys are packed.
+        layout: layout of keys.
         min_count: n-grams with lower counts are pruned.
     """
     reader = _core.KeyReader(_core.Trie(trie.words, trie.table), layout.bits, min_count)
@@ -95,7 +94,7 @@ def keys_of(trie: Trie, layout: KeyLayout, min_count: int = 1) -> KeyStream:
 
 
 def keys_of_ngrams(ngrams: dict[tuple[int, ...], int], layout: KeyLayout) -> KeyStream:
-    """Yield the keys of a few n-grams of up to N+1 tokens with their weights, zero weights left out."""
+    """Yield the keys and weights of a few n-grams of up to N+1 tokens, without zero weights."""
     packed = sorted((layout.pack(ngram), weight) for ngram, weight in ngrams.items() if weight)
     if packed:
         keys, weights = zip(*packed, strict=True)
@@ -103,7 +102,7 @@ def keys_of_ngrams(ngrams: dict[tuple[int, ...], int], layout: KeyLayout) -> Key
 
 
 def merged(first: KeyStream, second: KeyStream) -> KeyStream:
-    """Yield the keys of two streams, ascending, the weights of equal keys added."""
+    """Yield the keys of two streams, ascending, with the weights of equal keys summed."""
     ours, theirs = next(first, None), next(second, None)
     row, other_row = 0, 0
     while ours is not None and theirs is not None:
@@ -126,35 +125,35 @@ def merged(first: KeyStream, second: KeyStream) -> KeyStream:
 
 @dataclass(frozen=True, slots=True)
 class PartRecords:
-    """The records of a part of the keys on disk, numbered from its own beginning."""
+    """The records of a part of the keys on disk; each part numbers its records from 0."""
 
     prefix: tuple[int, ...]
-    """What all keys of the part begin with: token ids plus 1."""
+    """Common prefix of all keys of the part: token ids plus 1."""
     num_nodes: tuple[int, ...]
-    """Records of every level."""
+    """Number of records per level."""
     totals: tuple[int, ...]
-    """Sum of counts of every level."""
+    """Sum of counts per level."""
     files: tuple[Path, ...]
-    """One file per level of 16-byte records; those of the last level have the child 0."""
+    """One file per level, with 16-byte records; records of the last level have the child 0."""
 
 
 def emitter_bytes(layout: KeyLayout) -> int:
-    """Return the memory that emitting takes."""
+    """Return the bytes of memory that :func:`emit_records` needs."""
     return layout.length * _RECORDS * INNER_WORDS * 4
 
 
 def emit_records(
     keys: Iterable[tuple[UInt64Array, Int64Array | None]], layout: KeyLayout, stem: Path, prefix: tuple[int, ...] = ()
 ) -> PartRecords:
-    """Write the records of sorted keys, of all levels in one pass.
+    """Write the records of sorted keys for all levels in one pass.
 
-    How many tokens a key shares with the key before it determines which levels begin a new record.
+    The number of tokens that a key shares with the previous key determines the levels that start a new record.
 
     Args:
-        keys: ascending, in portions of shape ``[n, num_words]``, with how often each occurs, ``[n]``; None: once each.
-        layout: how they are packed.
+        keys: ascending keys in chunks of shape ``[n, num_words]``, each with its counts, ``[n]``; None means 1 each.
+        layout: layout of keys.
         stem: the files are named ``stem.1``, ``stem.2``, ...
-        prefix: what all of them begin with.
+        prefix: common prefix of all keys.
     """
     emitter = _core.Emitter(layout.length, layout.bits, _RECORDS)
     files = tuple(stem.with_name(f"{stem.name}.{length}") for length in range(1, layout.length + 1))

@@ -1,4 +1,4 @@
-"""The neural model of a graph: trained on the tokens of its corpus, or trained further on new ones."""
+"""Training of a graph's neural model on its corpus, or further training on new tokens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from speculant_graph.graph.build.slices import SMALLEST_CORPUS, divide
 from speculant_graph.graph.layout import UInt32Array
 
 MOST_POSITIONS = 2_500_000
-"""Most positions that are learned from, which takes about 23 s (9.3 µs each, on a shared core of an Intel Xeon)."""
+"""Maximum number of training positions, which take about 23 s (9.3 µs each, on a shared core of an Intel Xeon)."""
 LARGE_CORPUS, MOST_OF_LARGE = 20_000_000, 1_200_000
-"""From so many tokens on, about 90 MB of text, which took 38 s to build without a model: most positions that are
-learned from, so that a build takes at most a quarter of its time for the model."""
+"""Tokens of a large corpus, about 90 MB of text, and maximum number of training positions for it. Its build takes 38 s
+without a model, so the model takes at most a quarter of a build's time."""
 PASSES = 4
-"""How often every position of a smaller corpus is learned from."""
+"""Number of times that every position of a smaller corpus is used."""
 
 
 def train_model(
@@ -32,14 +32,14 @@ def train_model(
     """Train a model; the same stream gives the same words.
 
     Args:
-        stream: file of little-endian 32-bit token ids, document separators among them if there are boundaries.
-        vocabulary_size: ids are below it; others are passed over.
-        on_progress: called with (positions that are done, all of them). What it raises ends the training.
-        leaves_out: whether the pieces that calibration is learned from are left out.
+        stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
+        vocabulary_size: limit of token ids; larger ids are skipped.
+        on_progress: called with (positions done, all positions). An exception from it ends the training.
+        leaves_out: whether to leave out the held-out pieces of the calibration.
         start: the words of a model to train further.
 
     Returns:
-        The words of the model, as ``native/neural/model.hpp`` draws them; None if the corpus is too small.
+        The words of the model, in the layout of ``native/neural/model.hpp``; None if the corpus is too small.
     """
     token_ids = map_tokens(stream)
     if token_ids.size < SMALLEST_CORPUS:
@@ -50,7 +50,7 @@ def train_model(
     def goes_on(done: int, total: int) -> bool:
         try:
             on_progress(done, total)
-        except BaseException as error:  # an interrupt, too, must not run through the core
+        except BaseException as error:  # no exception, not even an interrupt, may pass through the C++ core
             raised.append(error)
         return not raised
 
