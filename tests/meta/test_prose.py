@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from support.pages import ROOT
+from support.sentences import sentences
 
 TURNS = {
     "goes on": "continues",
@@ -41,3 +42,16 @@ def test_sentences_are_without(turn: str) -> None:
         if re.search(rf"\b{turn}\b", line) and not MEANT.search(line) and not NAME.search(line)
     ]
     assert not found, f"instead of '{turn}' write: {TURNS[turn]}\n" + "\n".join(found)
+
+
+NOUNS = r"^What (?!happens)\b|\b[Tt]hose (that|who)\b|\b[Ww]hat (is|are)\b(?!.*\?)"
+"""Clauses that stand for a thing, which has a name."""
+
+
+def test_things_have_names() -> None:
+    try:
+        read = [each for each in sentences() if each.place != "CHANGELOG.md"]
+    except subprocess.CalledProcessError:
+        pytest.skip("not a git checkout")
+    found = [f"{each.place}: {each.text}" for each in read if re.search(NOUNS, each.text)]
+    assert not found, "name the thing:\n" + "\n".join(found)

@@ -14,7 +14,7 @@ from speculant_graph.errors import CorpusError
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 _MAGIC = re.compile(r"[*?[]")
 EXTRA = "storage"
-"""What has the packages for such addresses."""
+"""Extra with the packages for such addresses."""
 
 
 def address_of(path: Path) -> str | None:

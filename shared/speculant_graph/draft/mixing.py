@@ -1,4 +1,4 @@
-"""The mixer's weights, which have the last word on what is drafted; ``native/mixer/mixer.hpp`` says what they do.
+"""The mixer's weights, which have the last word on drafted tokens; ``native/mixer/mixer.hpp`` says what they do.
 
 They come with the package: ``mixer.bin``, 32-bit floats, which ``tests/models/train_mixer.py`` trains and writes.
 """

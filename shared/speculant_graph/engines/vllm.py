@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.engine_sessions import EngineSessions
-from speculant_graph.engines.factory import load_engine_settings, open_sessions
+from speculant_graph.engines.factory import EngineSettings, load_engine_settings, open_sessions
+from speculant_graph.errors import ConfigError
 from speculant_graph.log import log_to_stderr
 from speculant_graph.types import TokenId
 
 _SETTINGS = "--additional-config 'speculant'"
+_MOST_TOKENS = 128
+"""Longest draft that vLLM's rejection sampler takes; a longer one ends the engine."""
 
 
 class SpeculantProposer:
@@ -91,6 +94,24 @@ class SpeculantProposer:
             self.sessions.close()
 
 
+def check_config(vllm_config: Any) -> EngineSettings:
+    """Return our settings; refuse wrong ones, if possible before vLLM starts its workers.
+
+    Args:
+        vllm_config: vLLM's ``VllmConfig``.
+
+    Raises:
+        ConfigError: a setting is wrong, or drafts would be longer than vLLM allows.
+    """
+    if vllm_config.speculative_config.num_speculative_tokens > _MOST_TOKENS:
+        raise ConfigError(
+            f"{{field}}: vLLM verifies drafts of at most {_MOST_TOKENS} tokens",
+            fix="try 8",
+            field="--speculative-config num_speculative_tokens",
+        )
+    return load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS)
+
+
 def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> EngineSessions | None:
     """Open the drafter that is configured under ``speculant`` in ``--additional-config``.
 
@@ -113,7 +134,7 @@ def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> Engin
     log_to_stderr("INFO")
     model = vllm_config.model_config
     sessions = open_sessions(
-        load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS),
+        check_config(vllm_config),
         CorpusTokenizer.load(model.tokenizer, special_tokens="parse").fingerprint,
         most_drafted=int(vllm_config.speculative_config.num_speculative_tokens),
         vocabulary_size=int(model.get_vocab_size()),

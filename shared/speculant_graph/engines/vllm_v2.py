@@ -8,6 +8,7 @@ that is impossible, V1 runs as before. All code that depends on vLLM's internals
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from collections.abc import Sequence
@@ -27,8 +28,7 @@ PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
 """The model name in ``--speculative-config``."""
 TENANT, GRAPHS = "speculant_tenant", "speculant_graphs"
 """Keys in a request's ``vllm_xargs``: its tenant, and its graphs in the format of ``client.graph``."""
-_RUN_WITH = "0.32"
-_V1, _V2 = "custom_class", "ngram_gpu"  # methods of vLLM
+_RUN_WITH, _V1, _V2 = "0.32", "custom_class", "ngram_gpu"  # a release and two methods of vLLM
 _SPECULATORS, _RUNNER = "vllm.v1.worker.gpu.spec_decode", "vllm.v1.worker.gpu.model_runner"
 
 
@@ -42,6 +42,7 @@ def register() -> None:
 
     def post_init(config: Any) -> None:
         if _names_us(config):
+            import_module("speculant_graph.engines.vllm").check_config(config)
             _choose_runner(config)
         known_init(config)
 
@@ -61,20 +62,20 @@ def _names_us(config: Any) -> bool:
 
 def _choose_runner(config: Any) -> None:
     """Set the method that makes vLLM choose V2, if this V2 supports our drafts."""
-    from vllm.logger import init_logger
-
     config.speculative_config.method = _V2
     if problem := problem_with_v2(config):
         config.speculative_config.method = _V1
         problem = f"V1 model runner and without asynchronous scheduling: {problem}"
-    init_logger("vllm.speculant").info("Drafts of speculant-graph with the %s", problem or "V2 model runner")
+    logger_of = import_module("vllm.logger").init_logger  # as vLLM's own lines look
+    logger_of("vllm.speculant").info("Drafts of speculant-graph with the %s", problem or "V2 model runner")
 
 
 def problem_with_v2(config: Any) -> str:
     """Return the reason why vLLM's V2 can't run a configuration with our drafts; empty if it can."""
     with suppress(ImportError, AttributeError, TypeError, ValueError):
         if len(signature(import_module(_SPECULATORS).init_speculator).parameters) == 3:
-            return "" if config.use_v2_model_runner else "vLLM does not choose it, for the reason above"
+            known = {"0": "VLLM_USE_V2_MODEL_RUNNER is 0"}.get(os.environ.get("VLLM_USE_V2_MODEL_RUNNER", ""))
+            return "" if config.use_v2_model_runner else known or "Triton is missing, or vLLM has logged another reason"
     return f"V2 of this vLLM is another than that of {_RUN_WITH}"
 
 
@@ -127,12 +128,11 @@ class Speculator:
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         """Open the drafter; ``req_states`` contains the texts of the runner's requests, by slot."""
-        from vllm.distributed import get_tp_group
-
         from speculant_graph.engines.vllm import open_for_worker
 
         speculative, num_rows = vllm_config.speculative_config, int(vllm_config.scheduler_config.max_num_seqs)
-        self._most, self._states, self._group = int(speculative.num_speculative_tokens), req_states, get_tp_group()
+        self._most, self._states = int(speculative.num_speculative_tokens), req_states
+        self._group = import_module("vllm.distributed").get_tp_group()
         self._max_length = int(vllm_config.model_config.max_model_len)
         self.enable_adaptive_verification = bool(getattr(speculative, "enable_adaptive_verification", False))
         self.sessions = open_for_worker(vllm_config, has_fixed_width=True)  # if the width varies, vLLM chooses it

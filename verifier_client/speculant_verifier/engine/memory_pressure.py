@@ -35,7 +35,7 @@ class Reducible(Protocol):
     """A part of an engine that can work with less memory."""
 
     degradable: str
-    """What of it is reduced, for messages and metrics."""
+    """Name of the reduced quantity, for messages and metrics."""
 
     def reduce(self) -> int | None:
         """Use less memory, by one level; return about how many bytes were freed, or None at the lowest level."""

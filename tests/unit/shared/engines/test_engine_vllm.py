@@ -126,6 +126,15 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
         SpeculantProposer(_config(**settings))
 
 
+def test_drafts_that_vllm_does_not_verify_are_refused() -> None:
+    config = _config()
+    config.speculative_config.num_speculative_tokens = 129
+    with pytest.raises(ConfigError) as caught:
+        SpeculantProposer(config)
+    assert caught.value.field == "--speculative-config num_speculative_tokens"
+    assert caught.value.fix
+
+
 def test_a_graph_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     build_from_token_ids(_TEXT, Fingerprint("other", "11" * 32, 4_096)).save(tmp_path / "other.pkl")
     with pytest.raises(TokenizerMismatchError):

@@ -15,6 +15,7 @@ import torch
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines import vllm_v2
 from speculant_graph.engines.vllm_v2 import GRAPHS, PROPOSER, TENANT, Speculator
+from speculant_graph.errors import ConfigError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_verifier.demo.run import MODEL_FOLDER
 
@@ -47,7 +48,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """Chooses V2 unless its speculative method is unknown to V2."""
 
         def __init__(self, model: str | None, **more: Any) -> None:
-            self.speculative_config = None
+            self.speculative_config, self.additional_config = None, {}
             if model is not None:
                 self.speculative_config = SimpleNamespace(model=model, method="custom_class", num_speculative_tokens=4)
             self.__dict__ |= more
@@ -193,6 +194,26 @@ def test_v1_runs_where_v2_does_not(vllm: SimpleNamespace, monkeypatch: pytest.Mo
         assert not config.use_v2_model_runner
     assert all("V1" in text for text in vllm.said)
     assert len(vllm.said) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"additional_config": {"speculant": {"grpah_path": "x"}}},
+        {"speculative_config": SimpleNamespace(model=PROPOSER, method="custom_class", num_speculative_tokens=5_000)},
+    ],
+)
+def test_wrong_settings_are_refused_before_any_worker_starts(vllm: SimpleNamespace, wrong: dict[str, Any]) -> None:
+    vllm_v2.register()
+    with pytest.raises(ConfigError):
+        vllm.config(PROPOSER, **wrong)
+
+
+def test_the_reason_for_v1_is_in_the_line(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_v2.register()
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    vllm.config(PROPOSER, refuses=True)
+    assert "VLLM_USE_V2_MODEL_RUNNER" in vllm.said[-1]
 
 
 def test_a_vllm_without_v2_is_left_alone(vllm: SimpleNamespace) -> None:
