@@ -291,7 +291,7 @@ class SpeculativeDecoder:
             ended: called in the event loop when a sequence has ended, even if its events are unread.
 
         Raises:
-            GenerationRequestError: prompts or settings have a wrong form; raised by this call, not by the iterator.
+            GenerationRequestError: prompts or settings are malformed; raised by this call, not by the iterator.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
         return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)

@@ -89,7 +89,7 @@ def decide(sample: bytes, encodings: Iterable[str]) -> str | None:
     """Return the encoding of a text, or None if it is ambiguous.
 
     Args:
-        sample: whole lines of the text; if it is short, all lines with bytes above 127.
+        sample: whole lines of the text; of a short text, all lines with bytes above 127.
         encodings: the candidates, from :data:`ENCODINGS`.
     """
     readings: dict[str, tuple[str, list[float]]] = {}  # text -> encoding, how well its words fit

@@ -242,7 +242,7 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 
 
 def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
-    """Return a graph's description, padded with spaces that align the block.
+    """Return a graph's description, space-padded so that the next block is aligned.
 
     Its size depends neither on the numbers that are known last nor on the checksums.
 
@@ -256,7 +256,7 @@ def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str
 
 
 def aligned(text: bytes, block_bytes: int) -> bytes:
-    """Return a text padded with spaces that align the block of a file."""
+    """Return a text, space-padded so that the next block of the file is aligned."""
     before, _ = around(text, block_bytes)
     return text.ljust(len(text) + -len(before) % _ALIGNMENT)
 

@@ -1,8 +1,8 @@
 """HTTP code that all servers share: the server, and the middleware for every request.
 
 The server is uvicorn in an existing event loop, without its signals, logs and process. The application has one ASGI
-middleware, for the request's id, client, capacity and size. It is not a framework's, because those hide a client's
-disconnect from the endpoint.
+middleware, for the request's id, client, capacity and size. It is not a web framework's middleware, because such
+middleware hides a client's disconnect from the endpoint.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class RequestMapping:
         return not is_given and self._defaults.max_tokens == GenerationConfig.model_fields["max_tokens"].default
 
     def leaves_space(self, context: RequestContext) -> bool:
-        """Tell whether a prompt leaves space for the longest answer; an eighth of the context is always enough."""
+        """Tell whether a prompt leaves enough space for the answer: all that it may need, or 1/8 of the context."""
         longest = self._decoder.target.max_length
         return max(map(len, context.prompts)) + min(context.config.max_tokens, longest // 8) <= longest
 

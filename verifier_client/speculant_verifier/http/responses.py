@@ -203,7 +203,7 @@ class ResponsesBuilder(AnswerBuilder):
         return fields
 
     def _tokens(self, result: GenerationResult) -> Fields:
-        """Return token counts; tokens of thoughts are counted by encoding their text."""
+        """Return token counts; reasoning tokens are counted by encoding their text."""
         parts = (part for item in self._output.items if item["type"] == "reasoning" for part in item["content"])
         thoughts = "".join(part["text"] for part in parts)
         num_read, num_written = len(result.prompt_token_ids), len(result.token_ids)

@@ -126,7 +126,7 @@ class Output:
 
 
 class ContentLogprobs:
-    """Selects log-probabilities of message text; tokens of thoughts, headers and calls are left out."""
+    """Selects log-probabilities of message text; reasoning, headers and calls are left out."""
 
     def __init__(
         self, splitter: Splitter | None, texts: TokenTexts, decode: Callable[[Sequence[TokenId]], str]
