@@ -104,7 +104,7 @@ class MergeSettings(ReportingSettings):
     first: CliPositionalArg[Path]
     """Graph file."""
     second: CliPositionalArg[Path]
-    """Graph file of the same tokenizer, orders and boundaries; its text follows the first one's."""
+    """Graph file with the same tokenizer, orders and boundaries; its text is appended to the first graph's."""
     output: Path
     """Output file; it may be one of the two."""
 

@@ -217,7 +217,7 @@ class CalledFunction(Schema):
 
 
 class CalledCustomTool(Schema):
-    """A called custom tool and its input."""
+    """A custom tool call and its input."""
 
     name: Name
     """The tool's name."""

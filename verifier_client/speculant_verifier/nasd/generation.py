@@ -214,7 +214,7 @@ class MultinomialProcessor(GreedyProcessor):
     """Draws a token from the probabilities, with torch's random state."""
 
     def sample(self, probs: Tensor) -> Tensor:
-        """Return a token drawn for each row of ``[rows, vocabulary]``, ``[rows, 1]``."""
+        """Draw one token for each row of ``[rows, vocabulary]``; return them as ``[rows, 1]``."""
         return torch.multinomial(probs, num_samples=1)
 
 

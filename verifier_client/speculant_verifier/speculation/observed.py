@@ -16,7 +16,7 @@ from speculant_verifier.speculation.costs import CostTable
 _MEMORY = 0.95
 """Decay of a pass's weight per later pass of its kind."""
 _MEASURED_WEIGHT, _ESTIMATED_WEIGHT = 12.0, 2.0
-"""Weight of an estimate in passes, at measured widths and at others."""
+"""Weight of an estimate, counted in passes, for measured and for unmeasured widths."""
 _LARGEST_ERROR = math.log(4.0)
 """Largest error of one pass, as a logarithm, so that a pass that waited for other work counts little."""
 
