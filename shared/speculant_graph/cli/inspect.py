@@ -48,7 +48,7 @@ class InspectSettings(ReportingSettings):
     verify: bool = False
     """Check every array against its checksum, and all arrays for consistency."""
     graph: GraphConfig = GraphConfig()
-    """Format of the --coverage text; special tokens are treated as in the graph. Tokenizer: the graph's, if it has moved
+    """Format of the --coverage text; special tokens as in the graph. Tokenizer: the graph's, if it has moved
     since the build."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft after the prompt."""
