@@ -245,8 +245,7 @@ void Calibration::learn(const Graphs& graphs, const MatchedContexts& found, cons
     bin.expected = bin.expected * kBinMemory + candidate.probability;
     bin.hits = bin.hits * kBinMemory + (candidate.token == token ? 1.0 : 0.0);
   }
-  // Each context's contribution to the token's probability, as a share of its own and all shorter contexts'
-  // contribution.
+  // Each context's share of the probability that it and all shorter contexts give the token.
   const auto& contexts = found.contexts;
   std::array<double, kLearnedContexts> came_from_here;
   double below = kUnseen;

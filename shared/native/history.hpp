@@ -64,7 +64,7 @@ class SessionHistory {
   // one text loses 0.1 %, with 256 no figure changes (same section).
   static constexpr int kMaxWalk = 64;
 
-  /// Number of tokens up to a position that equal the tokens before `end`. At most `most`, all of which are kept.
+  /// Number of tokens up to a position that equal the tokens before `end`, at most `most`; these tokens are kept.
   std::int64_t match_length(std::int64_t position, const Token* end, std::int64_t most) const {
     std::int64_t length = 0;
     while (length < most && ring_.at(position - length) == end[-1 - length]) ++length;

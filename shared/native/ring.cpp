@@ -15,8 +15,8 @@ constexpr std::int64_t kLongestChain = 4;
 // Old tokens copied per added token. A table starts to grow when it is three quarters full, so four would copy all of
 // it in time; six leave time to allocate the pages first.
 constexpr int kCopiedPerToken = 6;
-// Buckets allocated at a time: 256 KB for two chains. Copied tokens access them at random, and a page takes up to 4 us,
-// so the 64 pages of a step take at most a quarter of a millisecond.
+// Buckets allocated at a time: 256 KB for two chains. Copied tokens access them at random, and a page takes up to 4 us.
+// So the 64 pages of a step take at most a quarter of a millisecond.
 constexpr std::size_t kTouched = 1 << 15;
 
 std::int64_t power_of_two(std::int64_t number) {

@@ -21,7 +21,7 @@
 namespace speculant {
 
 /// Number of tokens that the positions of a chain share, in a sequence and in learned text. Learned text has no chain
-/// of single tokens: it would give 1.6 % more for Python answers, less than 1 % for others, and take 8 to 33 % longer
+/// of single tokens. It would gain 1.6 % for Python answers and less than 1 % for others, and take 8 to 33 % longer
 /// (docs/experiments.md, "Learning from earlier sequences").
 inline constexpr std::array<int, kNumChains> kSessionChains = {4, 1}, kLearnedChains = {4, 2};
 

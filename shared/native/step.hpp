@@ -49,7 +49,7 @@ struct StepCounts {
 
 /// A step, and its results.
 struct Step {
-  struct Part : SequenceDraft {  // one sequence; its budget, seed and least probability may come with it
+  struct Part : SequenceDraft {  // one sequence; the request may set its budget, seed and least probability
     std::size_t first_token = 0, first_row = 0;
     SequenceStatus status = SequenceStatus::kOk;
     std::uint64_t next_position = 0, generation = 0;
@@ -95,7 +95,7 @@ class StepHandler {
   /// `most_ns`: if the step may take longer, do nothing and return false. The estimate uses its tokens and requested
   /// nodes.
   bool run(Step& step, const Tenants& tenants, StepCallbacks& host, std::int64_t most_ns);
-  /// The response to the DraftRequest, or StreamDraftRequest, of `run`.
+  /// Run the step of a DraftRequest or StreamDraftRequest, and return the response; none if `run` returns false.
   std::optional<wire::Written> answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
                                       std::uint64_t draft_id, std::int64_t now_ns, StepCallbacks& host,
                                       StepCounts& counts, std::int64_t most_ns);

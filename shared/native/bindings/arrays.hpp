@@ -1,4 +1,4 @@
-// Arrays at the boundary to Python: views of arguments, and results without a copy.
+// Arrays at the boundary to Python: views of arguments, and conversion of results.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -58,7 +58,7 @@ bool children_are_sound(const Level& level, const Level& next) {
 bool links_are_sound(const Trie& trie, std::int64_t length) {
   const Level &level = trie.level(length), &next = trie.level(length + 1);
   for (std::int64_t node = 0; node < level.size; ++node) {
-    Range among{0, level.size};  // for two tokens, only the last one counts
+    Range among{0, level.size};  // the suffix of two tokens is any token of level 1
     if (length > 1) among = children_of(trie.level(length - 1), level.record(node)[kLink]);
     const Range children = children_of(level, node);
     for (std::int64_t child = children.low; child < children.high; ++child) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kWordBits = 63;          // of a word that a key uses: three tokens of 21 bits
 constexpr std::int64_t kMaxWords = 4;  // of 11 tokens with 21 bits each, for a graph of order 10
-// Sorting of buckets: up to 48 keys by insertion, and from 8,192 keys on by digits of 11 bits instead of 8, because the
+// Sorting of buckets: up to 48 keys by insertion. From 8,192 keys on, digits have 11 bits instead of 8, because the
 // 2,048 counts are then a small part of the work. Guesses: the result does not depend on them; docs/experiments.md has
 // the time of a whole build.
 constexpr std::int64_t kInsertionSort = 48, kManyKeys = 8192;
