@@ -2,8 +2,8 @@
 //
 // Back-off weights. From the longest context to the shortest, context k keeps the share 1 - b of the remaining mass and
 // passes b on: P(x) = sum over k of (prod of b before k) (1 - b_k) count_k(x) / total_k. This is the interpolated model
-// of Jelinek and Mercer (1980). As theirs, b is learned by expectation and maximisation, but online: once the true
-// token is known, every context is credited with the probability that the token came from it. Each kind of context
+// of Jelinek and Mercer (1980). As in their work, b is learned by expectation and maximisation, but online: once the
+// true token is known, every context is credited with the probability that the token came from it. Each kind of context
 // (source, length, occurrences, distinct successors) has its own b. (Estimating b as the share of tokens that were new
 // to a context, as PPM does, drafts about 1.2 % worse.)
 //

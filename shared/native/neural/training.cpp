@@ -29,7 +29,7 @@ SPECULANT_INLINE void add(float factor, const float* __restrict values, std::arr
   for (std::size_t each = 0; each < kWidth; ++each) sums[each] += factor * values[each];
 }
 
-/// Add matrix * from to `to`; each element of `to` has a row.
+/// Add matrix * from to `to`; the matrix has a row per element of `to`.
 template <std::size_t from_size, std::size_t to_size>
 SPECULANT_INLINE void multiply(const std::vector<float>& matrix, const Columns<from_size>& from, Columns<to_size>& to) {
   for (std::size_t row = 0; row < to_size; ++row) {
@@ -42,7 +42,7 @@ SPECULANT_INLINE void multiply(const std::vector<float>& matrix, const Columns<f
   }
 }
 
-/// Add the transposed matrix * from to `to`; each element of `from` has a row.
+/// Add the transposed matrix * from to `to`; the matrix has a row per element of `from`.
 template <std::size_t from_size, std::size_t to_size>
 SPECULANT_INLINE void multiply_transposed(const std::vector<float>& matrix, const Columns<from_size>& from,
                                           Columns<to_size>& to) {
