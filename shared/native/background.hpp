@@ -17,7 +17,7 @@ class Background {
   ~Background();
   Background(const Background&) = delete;
 
-  /// Schedule the work; one run serves all calls before it begins. If no thread can be started, the work is done now.
+  /// Schedule the work; one run serves all calls made before it begins. If no thread can be started, do the work now.
   void wake();
 
  private:

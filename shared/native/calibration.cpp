@@ -7,61 +7,60 @@
 namespace speculant {
 namespace {
 
-// Figures below without a place are of docs/experiments.md, "constants of the mixture", in tokens a step.
+// Figures below without a reference are from docs/experiments.md, "constants of the mixture", in tokens per step.
 
-// Sizes of the tables. Changing one, or a bound below, makes tables that were saved useless.
+// Sizes of the tables. A change of a size, or of a bound below, makes saved tables useless.
 constexpr std::size_t kLengths = 11, kOccurrences = 6, kVarieties = 3;  // classes of length_class and kind_of
 constexpr std::size_t kProbabilities = 20;  // half octaves from 1 down to kSmallestCandidate
 constexpr std::size_t kSupports = 1 << 14;  // the fields of support_by, and kInside
-// Set where the token before was drafted itself. Without it figures are within 0.3 %.
+// Set if the token before was itself drafted. Without it figures are within 0.3 %.
 constexpr std::uint32_t kInside = 1 << 11;
 // The probability of a token that no context holds. 1e-3 and 1e-6 are within 0.2 %.
 constexpr double kUnseen = 1e-4;
-// What a visit counts for after one more: the last 2,000 decide about a weight, the last 1,000 about a bin. 0.999 and
-// 0.9998 are as good for weights (docs/experiments.md, "How weights are learned"). 0.99 and 0.9999 are within 0.6 % for
-// bins.
+// Decay factors per visit: the last 2,000 visits decide about a weight, the last 1,000 about a bin. 0.999 and 0.9998
+// are as good for weights (docs/experiments.md, "How weights are learned"). 0.99 and 0.9999 are within 0.6 % for bins.
 constexpr double kWeightMemory = 0.9995, kBinMemory = 0.999;
-// Visits that the first estimate of a weight is worth. 4 and 8 drafted 0.1 and 0.2 % worse, which is noise (there).
+// Visits that an initial weight counts for. 4 and 8 drafted 0.1 and 0.2 % worse, which is noise (the same section).
 constexpr double kWeightPrior = 2.0;
-// Hits, and misses, that were as expected before the first one came (docs/experiments.md, "Agreement"). 2 and 10 are
-// within 0.6 %.
+// Pseudo-counts of hits and of misses in a bin, all as expected (docs/experiments.md, "Agreement"). 2 and 10 are within
+// 0.6 %.
 constexpr double kBinPrior = 5.0;
-// Back-off weights before anything is learned: of the sequence, the corpus and learned text by length, falling from
-// kFirstShare by kShareRatio a token, and so of neural contexts by class; of the two other kinds one each. Guesses: 0.5
-// for all lengths, or for one of the two, is within 0.2 %.
+// Initial back-off weights. For the sequence, the corpus and learned text they fall with length, from kFirstShare by
+// the factor kShareRatio per token. For neural contexts they fall with the class in the same way. Skip-gram and target
+// top-k have one weight each. These are guesses: 0.5 for all lengths, or for one of the two, is within 0.2 %.
 constexpr double kFirstShare = 0.85, kShareRatio = 0.75, kLeastShare = 0.08;
 constexpr double kSkipGramShare = 0.8, kTargetRowsShare = 0.7;
-// Shorter contexts learn nothing from a token that came from longer ones with all but this probability. 0.1 and 0 are
-// within 0.2 %.
+// Contexts stop learning from a token once the probability that it came from them or shorter ones is below this. 0.1
+// and 0 are within 0.2 %.
 constexpr double kLeastReached = 0.01;
-// Depths of paths that are told apart: 1, 2, 3 and 4, more. And what a draft counts for after one more.
+// Classes of path depth: 1, 2, 3 to 4, more. kPathMemory: the decay factor per draft.
 constexpr std::size_t kDepths = 4;
 constexpr double kPathMemory = 0.998;
-// Hits, and misses, that were as expected before the first path. With 5 drafts promise 1 to 3 % more.
+// Pseudo-counts of hits and of misses of paths, all as expected. With 5, drafts promise 1 to 3 % more.
 constexpr double kPathPrior = 2.0;
-// The least share of its estimate that a path is worth, so that it is drafted, and learned from, again.
+// Least share of its estimate that a path keeps, so that it is drafted, and learned from, again.
 constexpr double kLeastOfEstimate = 0.25;
 // Contexts that learn() has space for; contexts.cpp collects fewer.
 constexpr std::size_t kLearnedContexts = 128;
 
-/// How many bounds a value is above of.
+/// Number of bounds that a value exceeds.
 template <std::size_t size>
 std::size_t class_of(std::int64_t value, const std::int64_t (&bounds)[size]) {
   return static_cast<std::size_t>(std::count_if(bounds, bounds + size, [=](auto bound) { return value > bound; }));
 }
 
-// The bounds of all classes below are guesses. Others are within 0.3 %.
+// The bounds of all classes below are guesses; others are within 0.3 %.
 
-/// Orders of a graph are classes of their own; the length of a neural context is a class.
+/// Each order of a graph is a class. The length of a neural context already is one.
 std::size_t length_class(Source source, std::int64_t length) {
   if (source == Source::kCorpus || source == Source::kNeural || length <= 5)
     return static_cast<std::size_t>(std::min<std::int64_t>(length, 10));
   return 6 + class_of(length, {7, 11, 19});
 }
 
-/// How a context marks the candidates that it supports; of each field the first mark counts, which is the longest's.
-/// From the lowest bit on: three bits of the sequence, four of the corpus, two of learned text, two of the other kinds;
-/// above kInside two of the neural model, where `value` is that of the least support.
+/// The mark of a context on the candidates that it supports. In each field the first mark counts, which is the longest
+/// context's. From the lowest bit up: three bits for the sequence, four for the corpus, two for learned text, two for
+/// the other kinds. Above kInside are two bits for the neural model; there `value` marks the weakest support.
 struct Support {
   std::uint32_t field, value;
 };
@@ -95,9 +94,9 @@ Support support_by(Source source, std::int64_t length) {
   return {field, value};
 }
 
-/// Probabilities are told apart by half octaves.
+/// Class of a probability, in half octaves.
 std::size_t half_octave(double probability) {
-  // As std::frexp takes a normal number apart, which costs a call. 1e-6 is below the last bin, and keeps 0 normal.
+  // Split a normal number as std::frexp does, without a call. 1e-6 is below the last bin, and keeps 0 normal.
   const auto bits = std::bit_cast<std::uint64_t>(std::max(probability, 1e-6));
   const int exponent = static_cast<int>(bits >> 52) - 1022;
   const auto mantissa = std::bit_cast<double>((bits & 0x000F'FFFF'FFFF'FFFF) | 0x3FE0'0000'0000'0000);
@@ -114,7 +113,7 @@ std::size_t path_of(int depth, double estimate) {
   return static_cast<std::size_t>(depths) * kProbabilities + half_octave(estimate);
 }
 
-/// Move a probability towards the rate of its bin. The rarer outcome is what is scaled, so that 0.99 and 0.9 stay apart
+/// Move a probability towards the hit rate of its bin. Scale the rarer outcome, so that 0.99 and 0.9 stay apart
 /// although they share a bin.
 double moved(const Calibration::Bin& bin, double prior, double probability) {
   const auto [visits, expected, hits] = bin;
@@ -122,7 +121,7 @@ double moved(const Calibration::Bin& bin, double prior, double probability) {
   return 1.0 - (1.0 - probability) * (visits - hits + prior) / (visits - expected + prior);
 }
 
-/// How often a token followed a context.
+/// Number of times that a token followed a context.
 std::int64_t count_in(const Graphs& graphs, const MatchedContexts& found, const MatchedContext& context, Token token) {
   const auto successors = found.of(context);
   for (const Successor& each : successors) {
@@ -223,7 +222,7 @@ double Calibration::of_path(int depth, double estimate) const {
 
 void Calibration::learn_paths(const Draft& draft, std::span<const Token> tokens) {
   for (Bin& bin : paths) bin.visits *= kPathMemory, bin.expected *= kPathMemory, bin.hits *= kPathMemory;
-  // Of each node, the root first, its depth and how many tokens of its path came.
+  // Of each node, the root first: its depth, and the number of tokens of its path that were right.
   std::vector<std::pair<int, int>> nodes{{0, 0}};
   for (std::size_t node = 0; node < draft.probabilities.size(); ++node) {
     const auto [parent_depth, parent_right] = nodes[static_cast<std::size_t>(draft.parents[node])];
@@ -231,7 +230,7 @@ void Calibration::learn_paths(const Draft& draft, std::span<const Token> tokens)
     const auto place = static_cast<std::size_t>(parent_depth);
     const bool is_right = is_open && place < tokens.size() && tokens[place] == draft.tokens[node];
     nodes.emplace_back(parent_depth + 1, parent_right + is_right);
-    if (is_open && place >= tokens.size()) continue;  // nobody knows
+    if (is_open && place >= tokens.size()) continue;  // unknown: the tokens end before it
     const double estimate = draft.probabilities[node];
     Bin& bin = paths[path_of(parent_depth + 1, estimate)];
     bin.visits += 1.0, bin.expected += estimate, bin.hits += is_right ? 1.0 : 0.0;
@@ -246,7 +245,7 @@ void Calibration::learn(const Graphs& graphs, const MatchedContexts& found, cons
     bin.expected = bin.expected * kBinMemory + candidate.probability;
     bin.hits = bin.hits * kBinMemory + (candidate.token == token ? 1.0 : 0.0);
   }
-  // What each context kept of the token's probability, over all that it and shorter ones give it.
+  // Each context's share of the probability that it and all shorter contexts give the token.
   const auto& contexts = found.contexts;
   std::array<double, kLearnedContexts> came_from_here;
   double below = kUnseen;

@@ -7,16 +7,15 @@
 namespace speculant {
 namespace {
 
-// Tokens that must match before the one that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
+// Tokens that must match before the token that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
-// Contexts of a position before the last four (neural, skip-gram, two of rows) join: Calibration::learn has space for
-// 128. A Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 of them; of more, the shortest
-// ones are left out.
+// Most contexts of a position before the last four (neural, skip-gram, two of target top-k) join: Calibration::learn
+// has space for 128. Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 contexts. Of more,
+// the shortest are left out.
 constexpr std::size_t kMaxContexts = 122;
-// The neural model comes before contexts of so many tokens. With 4 it brings less (docs/experiments.md, "a neural
-// model").
+// The neural model comes before contexts of this length. With 4 it gains less (docs/experiments.md, "a neural model").
 constexpr std::int64_t kNeuralBefore = 3;
-// Orders of the graph whose most frequent successors the model is asked about, too. 3 bring nothing (the same place).
+// Orders of the graph whose most frequent successors the model scores, too. 3 gains nothing (the same section).
 constexpr std::int64_t kAskedOrders = 2;
 static_assert(kLookBack >= kMaxMatch && kLookBack >= neural::kLookBack);
 
@@ -31,14 +30,14 @@ void count_token(std::vector<Successor>& successors, std::size_t start, Token to
   }
 }
 
-/// Write the most frequent children, of equals the lowest ids; return their number.
+/// Write the most frequent children, among equals the lowest ids; return their number.
 std::size_t most_frequent(const Level& level, Range children, std::span<Successor, kTopSuccessors> top) {
   const std::int64_t total = std::max<std::int64_t>(level.total(children), 0);
   std::size_t kept = 0;
   std::int64_t before = level.cumulative(children.low);
   for (std::int64_t child = children.low; child < children.high; ++child) {
     const std::int64_t after = level.cumulative(child + 1);
-    // In a damaged file a part may be less than nothing, or more than the whole.
+    // In a damaged file a count may be negative, or larger than the total.
     const std::int64_t count = std::clamp<std::int64_t>(after - before, 0, total);
     before = after;
     if (kept == top.size() && count <= top[kept - 1].count) continue;
@@ -102,7 +101,7 @@ std::int64_t SuffixMatches::add_next(std::vector<Successor>& successors) {
   return static_cast<std::int64_t>(next_);
 }
 
-/// Add a context of the successors that were added since the last one; none if there are none.
+/// Add a context of the successors that were added since the last one; do nothing if there are none.
 void ContextCollector::close(const Calibration& calibration, MatchedContext context) {
   context.first = found_.first_open();
   context.last = found_.successors.size();
@@ -133,11 +132,11 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
     close(calibration, {.source = source, .length = length, .total = total, .occurrences = total});
   };
-  // Sequence, graphs and learned text have their contexts in order of length; the longest of all is added next.
+  // Sequence, graphs and learned text list their contexts by length; the longest of all is added next.
   while (found_.contexts.size() < kMaxContexts && left_ >= kSmallestShare) {
     const std::size_t graph = sources.graphs.longest(contexts);
     Context& context = contexts[graph];
-    do {  // shorter matches are looked for only once longer contexts have left something to them
+    do {  // search for shorter matches only once longer contexts leave them a share
       longest = std::max({context.order, session_.length(), learned_.length()});
     } while (session_.find_below(longest, end) || learned_.find_below(longest, end));
     if (longest <= kNeuralBefore && !has_asked) {
@@ -163,7 +162,8 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   return found_;
 }
 
-/// Add a context of a graph, unless it occurs exactly where the one before did, so often; return how often it occurs.
+/// Add a context of a graph, unless its count equals `total_before`: then it occurs exactly where the one before does.
+/// Return its count.
 std::int64_t ContextCollector::add_children(const Sources& sources, const Calibration& calibration, std::size_t graph,
                                             Context context, std::int64_t total_before) {
   const Trie& trie = sources.graphs[graph];
@@ -183,7 +183,7 @@ std::int64_t ContextCollector::add_children(const Sources& sources, const Calibr
   return total;
 }
 
-/// The most frequent successors of a context, until the next call; none where there are too many to read.
+/// The most frequent successors of a context, valid until the next call; empty if there are too many to read.
 std::span<const Successor> ContextCollector::top_children(const Graphs& graphs, std::size_t graph, Context context) {
   const Trie& trie = graphs[graph];
   const Range children = trie.children(context);
@@ -194,8 +194,8 @@ std::span<const Successor> ContextCollector::top_children(const Graphs& graphs, 
   return std::span(top_).first(most_frequent(trie.level(context.order + 1), children, top_));
 }
 
-/// Add what the neural model finds probable: of its frequent tokens, of the successors that were found so far, and of
-/// those of short contexts in its graph.
+/// Add the tokens that the neural model finds probable: among its frequent tokens, the successors found so far, and the
+/// successors of short contexts in its graph.
 void ContextCollector::add_proposals(const Sources& sources, const Calibration& calibration, const Token* end,
                                      Context context) {
   const std::size_t graph = sources.graphs.neural();
@@ -216,7 +216,7 @@ void ContextCollector::add_proposals(const Sources& sources, const Calibration& 
       {.source = Source::kNeural, .length = neural::confidence_class(most), .total = neural::kWhole, .occurrences = 1});
 }
 
-/// Add the positions that match but for the last token.
+/// Add the positions that match except for the last token.
 void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end) {
   const SessionHistory& history = sources.session;
   const std::int64_t size = sources.session_size;
@@ -233,9 +233,9 @@ void ContextCollector::add_skip_gram(const Sources& sources, const Calibration& 
   close(calibration, {.source = Source::kSkipGram, .length = longest, .total = total, .occurrences = total});
 }
 
-/// Add the target's latest rows: in a row the first token counts most, each further one half of it, and an older row
-/// counts half as much as the one that came after it. Old rows that count as much as new ones are 0.1 % worse
-/// (docs/experiments.md, "rows of the target"); halves within a row are a guess.
+/// Add the target's latest rows. In a row the first token counts most and each further one half as much; an older row
+/// counts half as much as the next newer one. Equal weights for old and new rows are 0.1 % worse (docs/experiments.md,
+/// "rows of the target"); the halves within a row are a guess.
 void ContextCollector::add_top_k(const TargetTopKOverlay& rows, const Calibration& calibration, const Token* end,
                                  int length) {
   const TargetTopK::Rows* found = rows.find(end, length);

@@ -1,12 +1,16 @@
-// What every source says about the next token: successor counts of the contexts that match, longest first.
+// The evidence of every source for the next token: successor counts of the matching contexts, longest first.
 //
-// Sources: the matching orders of each graph (corpus); positions of the sequence itself that end in the same tokens
-// (session); positions where the tokens before the last one match and the last one differs, so that a copy continues
-// after a token that was changed (skip-gram); positions in what earlier sequences accepted (learned); the target's own
-// top tokens after the last two tokens, and after the last one (target rows); what a neural model of the corpus makes
-// of the last 80 tokens (neural), before the short contexts, which hold its share otherwise. A context that occurs
-// exactly where the next longer one of its source does says nothing new and is left out. calibration.hpp mixes the
-// contexts.
+// Sources:
+//   - corpus: the matching orders of each graph.
+//   - session: positions of the sequence itself that end in the same tokens.
+//   - skip-gram: positions where the tokens before the last one match and the last one differs, so that a copy
+//     continues after a changed token.
+//   - learned: positions in the accepted text of earlier sequences.
+//   - target top-k: the target's own top tokens after the last two tokens, and after the last one.
+//   - neural: the prediction of a neural model of the corpus from the last 80 tokens. It comes before the short
+//     contexts, which would otherwise take its share.
+// A context that occurs exactly where the next longer one of its source does adds nothing and is left out.
+// calibration.hpp mixes the contexts.
 #pragma once
 
 #include <array>
@@ -26,11 +30,11 @@ class Calibration;
 enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTargetRows, kNeural };
 inline constexpr std::size_t kNumSources = 6;
 
-/// Most matches of one chain, the newest ones: in the sequence itself, and in learned text, where a match costs a cache
+/// Most matches per chain, the newest ones: in the sequence itself, and in learned text, where a match costs a cache
 /// miss. As good as 64, in 0.87 to 0.96 of the time (docs/experiments.md, "what a tree reads").
 inline constexpr int kMaxMatches = 24, kMaxLearnedMatches = 16;
-/// Most successors of a graph's context that are looked at: the most frequent. As good as an even sample of 64 of its
-/// occurrences (docs/experiments.md, "from a sketch"). 8 lose up to 0.2 %; 32 bring up to 0.4 % and take up to a sixth
+/// Most successors that are read of a graph's context: the most frequent ones. As good as an even sample of 64 of its
+/// occurrences (docs/experiments.md, "from a sketch"). 8 lose up to 0.2 %; 32 gain up to 0.4 % and take up to a sixth
 /// longer (the same page, "constants of the mixture").
 inline constexpr std::size_t kTopSuccessors = 16;
 
@@ -47,8 +51,8 @@ struct MatchedContext {
   Source source;
   std::int64_t length;              // tokens that match; neural: the class of its best probability
   std::int64_t total;               // sum of all its counts
-  std::int64_t occurrences;         // how often it was seen
-  std::int64_t distinct = 0;        // how many different tokens followed it
+  std::int64_t occurrences;         // number of times it was seen
+  std::int64_t distinct = 0;        // number of different tokens that followed it
   std::int64_t node = 0;            // corpus: its record
   std::uint8_t graph = 0;           // corpus: which one
   std::size_t first = 0, last = 0;  // its successors in MatchedContexts::successors, the most frequent ones at least
@@ -68,21 +72,20 @@ struct MatchedContexts {
   void clear() { contexts.clear(), successors.clear(); }
 };
 
-/// The most frequent successors of the graph's contexts that have more. A context may be in
-/// any place of its set; of a full one the place that was filled longest ago is overwritten.
+/// Cache of the most frequent successors of graph contexts with more than kTopSuccessors of them. It is
+/// set-associative; in a full set the entry that was filled longest ago is overwritten.
 class SuccessorCache {
  public:
-  /// Read so many records at most, until the next call.
+  /// Allow `num_records` records to be read until the next call.
   void allow(std::int64_t num_records) { num_allowed_ = num_records; }
-  /// Nothing where more records would have to be read than are allowed.
+  /// Return the most frequent successors; empty if more records would have to be read than are allowed.
   std::span<const Successor> top(const Graphs& graphs, std::size_t graph, Context context, Range children);
-  /// Records that were read.
+  /// Number of records read.
   std::int64_t num_read() const { return num_read_; }
 
  private:
-  // Contexts that are remembered: 8,192, with 16 successors of 12 bytes each 1.6 MB for each drafter of trees. Four
-  // times as many sets change nothing (docs/experiments.md, "what a tree reads"). The keys of a set fill one cache
-  // line.
+  // 8,192 cached contexts with 16 successors of 12 bytes each: 1.6 MB per tree drafter. Four times as many sets change
+  // nothing (docs/experiments.md, "what a tree reads"). The keys of a set fill one cache line.
   static constexpr std::size_t kSets = 1 << 10, kPlaces = 8;
 
   std::int64_t num_allowed_ = 0, num_read_ = 0;
@@ -91,11 +94,11 @@ class SuccessorCache {
     std::array<std::int64_t, kPlaces> keys;
   };
   std::vector<Set> sets_ = std::vector<Set>(kSets);
-  std::vector<std::uint8_t> oldest_ = std::vector<std::uint8_t>(kSets);  // per set, its place that is filled next
+  std::vector<std::uint8_t> oldest_ = std::vector<std::uint8_t>(kSets);  // per set, the next place to fill
   std::vector<std::array<Successor, kTopSuccessors>> tops_{kSets * kPlaces};
 };
 
-/// Everything that one sequence drafts from, as it was when the sequence had `session_size` tokens.
+/// The sources of one sequence, as they were when the sequence had `session_size` tokens.
 struct Sources {
   const Graphs& graphs;
   const SessionHistory& session;
@@ -108,21 +111,21 @@ struct Sources {
   bool has_graph(std::size_t graph) const { return has(graphs.is_learned(graph) ? Source::kLearned : Source::kCorpus); }
 };
 
-/// Positions of a history that end in the same tokens as a context: found chain by chain, added match length by match
+/// Positions of a history that end in the same tokens as a context. They are found chain by chain, and added by match
 /// length.
 class SuffixMatches {
  public:
-  /// `max_matches`: of one chain.
+  /// `max_matches`: per chain.
   explicit SuffixMatches(int max_matches) : max_matches_(max_matches) {}
 
-  /// Only positions below `size` of the history are looked at.
+  /// Search only positions below `size` of the history.
   void begin(const SessionHistory& history, std::int64_t size, bool is_enabled);
-  /// Find the matches of the next chain, unless all are shorter than `longest`; matches that longer chains have
-  /// found are not found again. Returns whether a chain was looked through.
+  /// Find the matches of the next chain, unless all are shorter than `longest`. Matches that longer chains have found
+  /// are not found again. Returns whether a chain was searched.
   bool find_below(std::int64_t longest, const Token* end);
-  /// The longest match that was not added yet, 0 if there is none.
+  /// Length of the longest match that was not added yet, 0 if there is none.
   std::int64_t length() const { return next_ < matches_.size() ? matches_[next_].length : 0; }
-  /// Count the successors of all matches of that length and longer; return the number of matches.
+  /// Count the successors of all matches of that length or longer; return the number of matches.
   std::int64_t add_next(std::vector<Successor>& successors);
 
  private:
@@ -140,17 +143,17 @@ class SuffixMatches {
   std::vector<Successor> counted_;
 };
 
-/// Collects contexts; keeps its memory from one position to the next.
+/// Collects contexts; reuses its buffers for the next position.
 class ContextCollector {
  public:
-  /// Collect what is known of the tokens before `end` (at least kLookBack of them lie there), until what is left to
-  /// shorter contexts is too little to matter. `contexts` are the longest ones that the graphs know. The neural model,
-  /// which takes longest, is asked only if at least `least_share` is left to it.
+  /// Collect the contexts of the tokens before `end`, until the share left to shorter contexts is too small to matter.
+  /// At least kLookBack tokens precede `end`. `contexts` are the longest ones that the graphs contain. The neural model
+  /// is the slowest source, so it runs only if at least `least_share` is left to it.
   const MatchedContexts& collect(const Sources& sources, const Calibration& calibration, const Token* end,
                                  Contexts contexts, double least_share = 0.0);
 
-  /// The most frequent successors of contexts. A graph that is not checked may have any number of contexts with
-  /// millions; those that it has no allowance for are left out.
+  /// Most frequent successors of contexts. An unchecked graph may have any number of contexts with millions of
+  /// successors; contexts beyond the allowance are left out.
   SuccessorCache successors;
 
  private:
@@ -163,7 +166,7 @@ class ContextCollector {
   void add_top_k(const TargetTopKOverlay& rows, const Calibration& calibration, const Token* end, int length);
 
   MatchedContexts found_;
-  double left_ = 1.0;  // the share that they leave to shorter ones
+  double left_ = 1.0;  // share left to shorter contexts
   SuffixMatches session_{kMaxMatches}, learned_{kMaxLearnedMatches};
   std::array<Successor, kTopSuccessors> top_;
   std::vector<Token> known_;

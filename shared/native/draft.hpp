@@ -1,6 +1,6 @@
-// A draft, in the form in which it is stored and sent: a flat list of nodes, a chain or a tree.
+// A draft in the form in which it is stored and sent: a flat list of nodes that form a chain or a tree.
 //
-// Every method of drafting fills it only with the functions below.
+// Every method of drafting fills it only through the functions below.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ struct Draft {
     if (!probabilities.empty()) probabilities.resize(size);
     if (!proposals.empty()) proposals.resize(size);
   }
-  /// Keep the nodes with `is_kept`, which includes the parent of each.
+  /// Keep the nodes marked in `is_kept`, which marks the parent of each, too.
   void keep(std::span<const std::uint8_t> is_kept) {
     std::vector<std::int32_t> numbers{0};  // new indices of the nodes as parents, the root first
     std::size_t kept = 0;

@@ -14,9 +14,9 @@ namespace {
 // Options whose settings are cached. Clients may send any options, so the cache is bounded. A guess: a client sends the
 // same options again and again.
 constexpr std::size_t kMaxSettings = 256;
-// Least requested nodes of trees for which threads help: fewer are drafted before another thread has woken up, which
-// takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause with cold caches; a drawn node takes
-// 0.3 and a most frequent one 0.1, so these are never divided.
+// Least number of requested nodes for which threads help. Fewer nodes are drafted before another thread has woken up,
+// which takes 30 to 80 us. A node of a tree takes 2 us, and twice as long after a pause with cold caches. A drawn node
+// takes 0.3 us and a most frequent one 0.1 us, so their drafts are never divided.
 constexpr int kSpreadNodes = 48;
 
 int budget_of(const SequenceDraft& wanted) { return std::clamp(wanted.budget, 0, kMaxNodes); }
@@ -87,7 +87,8 @@ void Drafter::learn_rest() {
   }
 }
 
-/// Take the tokens and feedback of a requested draft, and use its settings from now on; the sequence's lock is held.
+/// Take the accepted tokens of a requested draft, and use its settings from now on. The caller holds the sequence's
+/// lock.
 void Drafter::begin(const SequenceDraft& wanted, const DraftSettings& settings, TreeDrafter& tree) {
   Sequence& sequence = *wanted.sequence;
   if (!wanted.accepted.empty() && std::cmp_equal(sequence.size(), wanted.accepted_at)) {
@@ -168,7 +169,7 @@ Distributions Drafter::draft_from_graph(std::span<SequenceDraft* const> batch, c
   if (settings.method == Method::kMostFrequent) {
     draft_greedy(wanted);
   } else if (settings.siblings == Siblings::kNone || settings.omits_proposals) {
-    // Without q no rule can use siblings.
+    // Without q no acceptance rule can use siblings.
     draw_chains(wanted, settings.distribution, settings.is_coupled, settings.omits_proposals ? 0 : max_entries,
                 distributions);
   } else {
@@ -205,7 +206,7 @@ void Drafter::draft_trees(std::span<SequenceDraft* const> batch, const DraftSett
     };
     const std::int64_t size = sequence.size();
     (*trees[worker]).draft(sequence.sources(), *calibration, sequence.contexts, shape, least, pause, wanted.draft);
-    // If the sequence has continued meanwhile, this draft can't be judged.
+    // If the sequence has grown meanwhile, learning can't use this draft.
     if (sequence.size() == size) sequence.note(wanted.draft, (*trees[worker]).estimates());
   });
 }

@@ -1,13 +1,13 @@
-// Drafts for a batch of sequences, by every strategy.
+// Drafts for a batch of sequences, for every strategy.
 //
 // Memory use, apart from the graph's file:
-//   a sequence   4 KB, and 20 bytes a token, whose number is rounded up to a power of two: 168 KB for 8,192 tokens. One
-//                that is not learned adds 90 to 180 bytes for each slot of rows that it fills.
-//   a tenant     20 bytes a learned token, rounded up in the same way: 21 MB for a million, 32 MB while they grow; and
-//                2.4 MB for rows of the target, from the first one on
+//   a sequence   4 KB, and 20 bytes per token; the number of tokens is rounded up to a power of two: 168 KB for 8,192
+//                tokens. A sequence that is not learned adds 90 to 180 bytes for each slot of rows that it fills.
+//   a tenant     20 bytes per learned token, rounded up in the same way: 21 MB for a million, 32 MB while they grow.
+//                The first row of the target adds 2.4 MB for rows.
 //   a graph      7.9 MB: the bins of its calibration
-//   a thread     1.6 MB for each tree drafter: the successors that it remembers. There are as many as ever drafted at
-//                the same time.
+//   a thread     1.6 MB for each tree drafter: its cache of successors. The number of tree drafters is the largest
+//                number that ever drafted at the same time.
 // docs/sizing.md shows the first two on any machine.
 #pragma once
 
@@ -28,15 +28,15 @@
 
 namespace speculant {
 
-/// How a strategy drafts: by the most frequent successors in the graph, by draws from their distribution, or best first
-/// from all sources, calibrated. Python's table has the method of each strategy.
+/// Method of a strategy: the most frequent successors in the graph, draws from their distribution, or best first from
+/// all sources, calibrated. A table in Python assigns a method to each strategy.
 enum class Method { kMostFrequent, kDrawn, kBestFirst };
 inline constexpr const char* kMethods[] = {"most-frequent", "drawn", "best-first"};
 
-/// Numbers of the wire.
+/// Numbered as on the wire.
 enum class Siblings : int { kNone = 0, kWithoutReplacement, kIndependent };
 
-/// How to draft.
+/// Settings of drafts.
 struct DraftSettings {
   std::string strategy;  // its name in drafts
   Method method = Method::kBestFirst;
@@ -58,7 +58,7 @@ struct SequenceDraft {
   std::uint64_t seed = 0;
   std::optional<std::uint64_t> position = {};  // of the first token drafted; none: the end of the sequence
   double least_probability = 0.0;              // of a path; nodes below it are not drafted
-  std::vector<Token> accepted = {};            // taken first, if the sequence still has this many tokens:
+  std::vector<Token> accepted = {};            // taken first, if the sequence has `accepted_at` tokens
   std::uint64_t accepted_at = 0;
   Draft draft = {};
 };
@@ -66,12 +66,12 @@ struct SequenceDraft {
 /// The settings for a StrategyOptions.
 using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 
-/// Drafts from graphs, and from accepted tokens of sequences. Several threads may call it at once; locks are held only
-/// for short parts of a call.
+/// Drafts from graphs and from the accepted tokens of sequences. Several threads may call it at once; locks are held
+/// only for short parts of a call.
 class Drafter {
  public:
-  /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: tokens of one sequence that drafts may use.
-  /// Trees of a batch are made on `num_threads` threads; the number does not change them.
+  /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: most tokens of a sequence that drafts use. Trees
+  /// of a batch are made on `num_threads` threads; the number does not change the trees.
   Drafter(Graphs graphs, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
           std::int64_t max_session_tokens, int num_threads, ReadSettings read_settings)
       : graphs(std::move(graphs)),
@@ -83,12 +83,12 @@ class Drafter {
 
   Drafter(const Drafter&) = delete;
 
-  /// Begin a sequence without tokens, with the settings of a request without options.
+  /// Begin an empty sequence, with the settings of a request without options.
   std::shared_ptr<Sequence> open(std::shared_ptr<LearnedMemory> memory, bool learns);
 
   /// Add tokens to a sequence, part by part.
   void accept(Sequence& sequence, std::span<const Token> tokens, bool is_prompt);
-  /// Add the next part to a sequence, whose lock is held.
+  /// Add the next part to a sequence; the caller holds its lock.
   void accept_part(Sequence& sequence, Addition& addition);
 
   /// The settings for a StrategyOptions, cached.
@@ -97,16 +97,16 @@ class Drafter {
   /// Begin a temporary sequence that ends in these tokens, to draft once with `settings`.
   std::shared_ptr<Sequence> begin_after(std::span<const Token> tokens, const DraftSettings& settings);
 
-  /// Draft for a batch; sequences record their drafts. Returns the distributions of their proposals.
-  /// `max_entries`: most entries of these; see draw_chains.
+  /// Draft for a batch; sequences record their drafts. Returns the distributions of the proposals. `max_entries`: most
+  /// entries of these distributions; see draw_chains.
   Distributions draft(std::span<SequenceDraft* const> batch, const DraftSettings& settings, std::size_t max_entries);
 
   /// Schedule learning from sequences on another thread, while an engine verifies their drafts.
   void learn_soon(std::span<const std::shared_ptr<Sequence>> sequences);
-  /// Do this learning now, and wait for learning that another thread has begun.
+  /// Do the scheduled learning now, and wait for learning that another thread has begun.
   void learn_rest();
 
-  /// Records of graphs read in search of the most frequent ones, by finished calls.
+  /// Number of graph records read in search of the most frequent successors, by finished calls.
   std::int64_t num_read();
 
   const Graphs graphs;
@@ -129,8 +129,8 @@ class Drafter {
   std::unordered_map<std::string, std::shared_ptr<const DraftSettings>> settings_;
   std::vector<std::unique_ptr<TreeDrafter>> trees_;   // unused at present
   std::vector<std::shared_ptr<Sequence>> unlearned_;  // waiting for learning
-  // Done with learning: the last owner of a memory may be Python, and we must not wait for Python while it may wait for
-  // us.
+  // Sequences whose learning is done, released later. The last owner of a memory may be Python, and we must not wait
+  // for Python while it may wait for us.
   std::vector<std::shared_ptr<Sequence>> learned_;
   Background learner_{[this] { learn_rest(); }};  // last, because it uses the others
 };

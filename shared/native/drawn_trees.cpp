@@ -7,7 +7,7 @@
 namespace speculant {
 namespace {
 
-/// The entry of a distribution at a quantile, among the remaining entries, of which there is at least one.
+/// The entry of a distribution at a quantile among the remaining entries; at least one remains.
 template <class IsLeft>
 std::size_t sample_masked(std::span<const float> probabilities, double quantile, IsLeft&& is_left) {
   double left = 0.0, cumulative = 0.0;
@@ -26,24 +26,24 @@ std::size_t sample_masked(std::span<const float> probabilities, double quantile,
 
 // Trees drawn by `sampling`; tests/support has the same algorithm in Python.
 //
-// The shape. Every slot for a node has a price: a first child costs 1 more than its parent, and every further child
-// kSiblingPrice more than the one before it. The cheapest slot is filled first, among equals the one below the oldest
-// node, until the budget is spent. The children of a node come in the order in which they were drawn, all with the same
-// q. There is no slot if q has no other token, if no context is known, if there is no capacity for another q, or below
-// a token that an older sibling has, which no rule can reach.
+// The shape. Every slot for a node has a price: a first child costs 1 more than its parent, and each further child
+// costs kSiblingPrice more than the one before it. The cheapest slot is filled first, among equals the one below the
+// oldest node, until the budget is spent. The children of a node come in the order in which they were drawn, all with
+// the same q. There is no slot if q has no other token, if no context is known, or if there is no capacity for another
+// q. There is also none below a token that an older sibling has, because no rule can reach it.
 //
 // Why this is exact. The decision to fill a slot depends on earlier draws, never on the token drawn for it: no token is
-// dropped after it was seen. Everything that leads a rule to a node was drawn before that node's children. So in any
-// case the next child is a fresh draw from q, or from the rest of q; and if there is none, the rule draws from the
-// model.
+// dropped after it was seen. All draws that lead a rule to a node were made before the node's children were drawn. So
+// the next child is always a fresh draw from q, or from the rest of q. If there is no next child, the rule draws from
+// the model.
 //
 // Random numbers. Node j uses the number of (seed, position of the draft's first token, j). Every step of a sequence
-// begins further on, so no number is used twice, and one draft reveals nothing about the next.
+// begins at a later position, so no number is used twice, and one draft reveals nothing about the next.
 
-// Price of a further child, if a first one costs 1. On text where q is far from p, which favours wide trees, 1 gives 1
+// Price of a further child, relative to a first one. On text where q is far from p, which favours wide trees, 1 gives 1
 // to 2 % more tokens and 3 gives 2.4 % fewer (docs/experiments.md, "trees that are drawn").
 constexpr int kSiblingPrice = 2;
-// Most counted children of a node: a bound for int, larger than any budget.
+// Most counted children of a node: within an int, and larger than any budget.
 constexpr std::size_t kMostChildren = 1 << 20;
 
 /// The root, or a drawn node.
@@ -94,7 +94,7 @@ class TreeDraws {
     parent.has_q = true;
     is_drawn_.resize(out_.tokens.size(), false);
     const auto size = static_cast<int>(std::min(parent.q.size(), kMostChildren));
-    // A certain token is drawn once, for any kind of siblings.
+    // A point mass is drawn once, for any kind of siblings.
     if (size < 2 || !shape_.is_independent) parent.capacity = std::min(parent.capacity, size);
   }
 

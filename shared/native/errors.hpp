@@ -11,11 +11,11 @@ struct RequestError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Over a limit of the drafter: DraftLimitError, or OverloadError if waiting helps.
+/// A limit of the drafter is exceeded: DraftLimitError, or OverloadError if waiting helps.
 struct LimitError : RequestError {
   explicit LimitError(const std::string& message, double retry_delay_s = 0.0)
       : RequestError(message), retry_delay_s(retry_delay_s) {}
-  double retry_delay_s;  // when to retry; 0: at once, but with a smaller request
+  double retry_delay_s;  // delay before a retry; 0: at once, but with a smaller request
 };
 
 /// The server is not a drafter: DrafterUnavailableError.

@@ -1,5 +1,5 @@
-// The distribution q of successors of a context; and drafts from the graph alone: chains of the most probable tokens,
-// and chains and trees drawn from q.
+// The distribution q over the successors of a context, and drafts from the graph alone: chains of the most probable
+// tokens, and chains and trees drawn from q.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace speculant {
 
-/// The options of q.
+/// Options of q.
 struct DistributionOptions {
   std::int64_t max_candidates = 0;  // most tokens kept, the most probable, ties by lowest id; 0: all
   double temperature = 1.0;         // q is raised to the power of 1 / temperature, and then capped
 };
 
-/// Unnormalised probabilities of a range of records. Reuses its memory from context to context.
+/// Unnormalised probabilities of a range of records. Reuses its memory for the next context.
 class Masses {
  public:
   /// Take the successors of a context of order 1 to N.
@@ -49,7 +49,7 @@ struct GraphDraft {
 
 /// The limits of a drawn tree.
 struct DrawnTreeShape {
-  bool is_independent;  // every child from all of q, instead of without replacement
+  bool is_independent;  // draws every child from all of q, instead of without replacement
   int max_branches, max_depth;
 };
 
@@ -61,13 +61,13 @@ Context context_after(const Trie& trie, Context context, Token token);
 /// They use the longest known context, and its order stays the same while the window slides.
 void draft_greedy(std::span<GraphDraft> sequences);
 
-/// Draw a chain for every sequence, each token from the distribution q of its context; if coupled, with the noise that
-/// verifiers share.
+/// Draw a chain for every sequence, each token from the distribution q of its context. If coupled, the draw uses the
+/// noise that verifiers share.
 ///
-/// All sequences advance one token before any advances another, so that memory for one is prefetched while the others
-/// are processed. `max_entries`: most entries of all distributions together. A chain ends before a distribution that
-/// may not fit, and before its token is drawn, because otherwise the remaining tokens would not be draws from q. 0
-/// keeps no distribution.
+/// All sequences advance by one token before any advances by another, so that memory for one is prefetched while the
+/// others are processed. `max_entries`: most entries of all distributions together. A chain ends before a distribution
+/// that may not fit, and before its token is drawn; otherwise the remaining tokens would not be draws from q. 0 keeps
+/// no distribution.
 void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out);
 

@@ -1,7 +1,7 @@
-// The graphs that sequences draft from: one, or several in layers, such as a house's style, a project and its history;
-// and graphs of the text that a tenant's sequences accepted earlier.
+// The graphs that sequences draft from. There are one or several named graphs in layers, such as a house style, a
+// project and its history. There are also graphs of text that a tenant's earlier sequences accepted.
 //
-// Each layer keeps its own longest known context of a sequence, and is one more source of the mixture; weights and bins
+// Each layer keeps its own longest known context of a sequence, and is one more source of the mixture. Weights and bins
 // learn the reliability of each. So a graph of little or unrelated text costs look-ups but no tokens.
 #pragma once
 
@@ -16,8 +16,8 @@
 
 namespace speculant {
 
-/// Most graphs of a sequence: four named ones, and those of its tenant's learned text. Every node of a tree costs a
-/// look-up in each.
+/// Most graphs of a sequence: four named ones, and the graphs of its tenant's learned text. Every node of a tree costs
+/// a look-up in each.
 inline constexpr std::size_t kMaxGraphs = 8, kMaxNamedGraphs = 4;
 
 /// The parts of a graph's file.
@@ -35,7 +35,7 @@ class Graphs {
 
   /// Throws std::invalid_argument if there are more than kMaxNamedGraphs. No graphs count as one empty graph.
   explicit Graphs(std::vector<Shared> graphs);
-  /// These, and then graphs of learned text, the first ones up to the limit.
+  /// These graphs, followed by graphs of learned text up to the limit.
   Graphs with(std::span<const Shared> learned) const;
 
   std::size_t size() const { return graphs_.size(); }
@@ -43,7 +43,7 @@ class Graphs {
   /// The first graph that has a neural model, or the first one.
   std::size_t neural() const { return neural_; }
   const neural::Model& model() const { return graphs_[neural_]->model; }
-  /// Whether a graph has learned text.
+  /// Whether a graph holds learned text.
   bool is_learned(std::size_t graph) const { return graph >= num_named_; }
   /// Largest order of all graphs.
   std::int64_t max_order() const { return max_order_; }

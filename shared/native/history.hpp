@@ -1,9 +1,9 @@
-// A sequence of tokens with look-ups of earlier occurrences of its last few tokens.
+// A sequence of tokens, with look-ups of earlier occurrences of its last few tokens.
 //
 // ring.hpp stores the tokens and their chains; this class compares them with a context, and reads them.
 //
-// Memory: 20 to 40 bytes per token, because a table has a power of two of places, and up to 80 while it grows; a
-// tenant's million learned tokens take 21 MB, 32 while they grow.
+// Memory: 20 to 40 bytes per token, because the size of a table is a power of two, and up to 80 while it grows. A
+// tenant's million learned tokens take 21 MB, 32 MB while they grow.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using Window = std::array<Token, kLookBack + kMaxDepth + 1>;
 
 class SessionHistory {
  public:
-  /// As TokenRing's.
+  /// Arguments as in TokenRing.
   SessionHistory(std::int64_t max_tokens, const std::array<int, kNumChains>& chain_lengths)
       : ring_(max_tokens, chain_lengths) {}
 
@@ -39,7 +39,7 @@ class SessionHistory {
   std::int64_t num_bytes() const { return ring_.num_bytes(); }
 
   /// Call `visit` with the newest `max_matches` matches of a chain below `size`: positions that end in the tokens
-  /// before `end`, and the length of the match, at most `longest`.
+  /// before `end`, and the length of each match, at most `longest`.
   template <class Visit>
   void for_each_match(std::size_t chain, const Token* end, std::int64_t size, int max_matches, std::int64_t longest,
                       Visit&& visit) const;
@@ -51,20 +51,20 @@ class SessionHistory {
   /// The same for the tokens before a position.
   void fill(Window& window, std::int64_t end) const;
 
-  /// As TokenRing's.
+  /// As in TokenRing.
   void reserve(std::int64_t num_tokens) { ring_.reserve(num_tokens); }
   bool is_small() const { return ring_.is_small(); }
-  /// Add a token after reserving it, here and to the last tokens in `window`.
+  /// Add a reserved token, here and to the last tokens in `window`.
   void push(Token token, Window& window);
   /// Add tokens; kNoToken matches nothing.
   void append(std::span<const Token> tokens);
 
  private:
-  // Most visited positions of a chain, including those that do not match: a time limit if many contexts share a bucket.
-  // With 32 one text loses 0.1 %, with 256 no figure changes (same section).
+  // Most positions of a chain that are visited, matching or not: a time limit if many contexts share a bucket. With 32
+  // one text loses 0.1 %, with 256 no figure changes (same section).
   static constexpr int kMaxWalk = 64;
 
-  /// How many tokens before `end` equal those up to a position, at most `most`, all of which are kept.
+  /// Number of tokens up to a position that equal the tokens before `end`, at most `most`; these tokens are kept.
   std::int64_t match_length(std::int64_t position, const Token* end, std::int64_t most) const {
     std::int64_t length = 0;
     while (length < most && ring_.at(position - length) == end[-1 - length]) ++length;

@@ -1,24 +1,24 @@
-// Fair locks, acquired in the order of requests, and statistics of how long they are held.
+// Fair locks, acquired in the order of requests, and statistics of their hold times.
 //
 // A waiting thread gets a lock before a thread that releases it and requests it again. So long work that releases its
-// locks between short units delays others by one unit, never by all of it.
+// locks between short units delays others by one unit only.
 //
-// The order of locks; a thread that holds one takes only those below it:
+// Lock order. A thread that holds a lock takes only locks further down this list:
 //   1. learning (Drafter::learning_, a std::mutex): deferred learning from a sequence
 //   2. sequence (Sequence::lock): one sequence, and its session's record of drafts
 //   3. graph (Calibration::lock): the calibration that all generations of a graph share
 //   4. tenant (LearnedMemory::lock): one tenant's memory
 //   5. table (SessionTable::lock_): the open sessions of a server
-//   6. small ones (each `mutex_`): caches, free lists and queues inside of one object, for a few instructions. No other
-//      lock is taken under one of them, nor under the table's.
-// A thread holds at most one sequence, one graph and one tenant. Drafts hold sequence, graph and tenant together, the
-// latter two shared with other drafts; a large tree releases all three every few nodes.
+//   6. small ones (each `mutex_`): caches, free lists and queues inside one object, held for a few instructions. No
+//      other lock is taken under one of them, nor under the table's.
+// A thread holds at most one sequence lock, one graph lock and one tenant lock. A draft holds all three, and shares the
+// graph's and the tenant's with other drafts. A large tree releases all three every few nodes.
 //
-// The threads that draft for a batch serve one caller at a time. Other callers try that lock, and work alone instead of
+// The worker threads of parallel_for serve one caller at a time. Other callers try that lock, and work alone instead of
 // waiting.
 //
-// No thread waits for a lock while holding the GIL, and no lock is held while calling Python, because the thread with
-// the GIL may wait for that lock.
+// No thread waits for a lock while it holds the GIL. No thread calls Python while it holds a lock, because the thread
+// with the GIL may wait for that lock.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ namespace speculant {
 enum class LockKind : std::uint8_t { kSequence, kGraph, kTenant, kTable };
 inline constexpr std::array kLockNames = {"sequence", "graph", "tenant", "table"};
 
-/// How often the locks of a kind were held, and the longest time. Recorded only while `is_recorded` is set.
+/// Number of holds of one kind of lock, and the longest hold. Recorded only while `is_recorded` is set.
 struct LockHolds {
   static inline std::atomic<bool> is_recorded = false;
 

@@ -7,12 +7,12 @@
 namespace speculant {
 namespace {
 
-/// A count that is never 0, which a damaged file may hold.
+/// A count, at least 1; it may be 0 in a damaged file.
 std::int64_t positive_count(const Level& level, std::int64_t node) {
   return std::max<std::int64_t>(static_cast<std::uint32_t>(level.count(node)), 1);
 }
 
-/// What followed a context, no more than there are tokens; a damaged file could name a whole level.
+/// The successors of a context, at most as many as there are tokens: a damaged file could name a whole level.
 Range bounded_children(const Trie& trie, Context context) {
   const Range range = trie.children(context);
   return {range.low, std::min<std::int64_t>(range.high, range.low + trie.vocabulary_size())};
@@ -32,7 +32,7 @@ void Masses::read(const Trie& trie, Context context, const DistributionOptions& 
   if (options.temperature != 1.0) temper(options.temperature);
 }
 
-/// Raise masses to the power of 1 / temperature, the largest one being 1.
+/// Raise masses to the power of 1 / temperature, and scale the largest one to 1.
 void Masses::temper(double temperature) {
   total_ = 0.0;
   double largest = 0.0;
@@ -51,7 +51,7 @@ std::size_t Masses::max_entries(const DistributionOptions& options) const {
 
 Distributions::Span Masses::append_to(Distributions& out, const DistributionOptions& options) {
   const std::size_t first = out.tokens.size(), num_kept = max_entries(options);
-  std::size_t last_kept = values_.size();  // the least of those that are kept
+  std::size_t last_kept = values_.size();  // the smallest of the kept entries
   double threshold = -1.0;
   const auto is_kept = [&](std::size_t index) {
     return values_[index] > threshold || (values_[index] == threshold && index <= last_kept);
@@ -60,7 +60,7 @@ Distributions::Span Masses::append_to(Distributions& out, const DistributionOpti
     const auto is_larger = [&](std::size_t left, std::size_t right) {
       return values_[left] > values_[right] || (values_[left] == values_[right] && left < right);
     };
-    largest_.resize(num_kept);  // a heap, the least of them in front
+    largest_.resize(num_kept);  // a heap with the smallest in front
     std::iota(largest_.begin(), largest_.end(), std::size_t{0});
     std::make_heap(largest_.begin(), largest_.end(), is_larger);
     for (std::size_t index = num_kept; index < values_.size(); ++index) {

@@ -41,7 +41,7 @@ inline std::uint64_t noise_word(std::uint64_t key, std::uint64_t token) {
   return mix(key ^ (token * kFirstFactor + kGolden));
 }
 
-/// The Gumbel noise that the first 52 bits of a word make; never infinite.
+/// The Gumbel noise from the first 52 bits of a word; never infinite.
 inline double gumbel_noise(std::uint64_t word) {
   return -std::log(-std::log((static_cast<double>(word >> 12) + 0.5) * 0x1p-52));
 }

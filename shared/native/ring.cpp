@@ -9,14 +9,14 @@ namespace {
 
 // Places of a new ring: 10 KB, so that short sequences stay small (docs/sizing.md). A guess: only memory depends on it.
 constexpr std::int64_t kFirstPlaces = 512;
-// Most tokens of a chain: histories have chains of 4 and of 1 or 2 (docs/experiments.md, "Learning from earlier
-// sequences"). The size of a buffer.
+// Most tokens that a chain hashes: histories have chains of 4 and of 1 or 2 (docs/experiments.md, "Learning from
+// earlier sequences"). It is the size of a buffer.
 constexpr std::int64_t kLongestChain = 4;
-// Old tokens copied per added token. A table grows from three quarters on, so four would copy all of it in time; six
-// leave time to allocate the pages first.
+// Old tokens copied per added token. A table starts to grow when it is three quarters full, so four would copy all of
+// it in time; six leave time to allocate the pages first.
 constexpr int kCopiedPerToken = 6;
-// Buckets allocated at a time, 256 KB for two chains: copied tokens access them at random, and a page takes up to 4 us,
-// so the 64 pages of a step take at most a quarter of a millisecond.
+// Buckets allocated at a time: 256 KB for two chains. Copied tokens access them at random, and a page takes up to 4 us.
+// So the 64 pages of a step take at most a quarter of a millisecond.
 constexpr std::size_t kTouched = 1 << 15;
 
 std::int64_t power_of_two(std::int64_t number) {
@@ -33,8 +33,8 @@ std::size_t hash_of(const Token* end, int length) {
   return static_cast<std::size_t>(static_cast<std::int64_t>(value) >> 8);
 }
 
-/// The position whose last 32 bits a head stores, if `size` is the next position; -1 if there is none. An older
-/// position may appear as a younger one, which is then compared like any other.
+/// The position whose last 32 bits a head stores, if `size` is the next position; -1 if there is none. An old position
+/// may look like a newer one, which is then compared like any other.
 std::int64_t position_of(std::uint32_t head, std::int64_t size) {
   const std::uint32_t distance = static_cast<std::uint32_t>(size) + 1 - head;
   return head == 0 || distance == 0 ? -1 : size - std::int64_t{distance};

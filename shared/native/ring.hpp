@@ -1,18 +1,18 @@
-// The memory layout of the tokens of one history. Only this file and ring.cpp know the layout: others identify a token
+// Memory layout of the tokens of one history. Only this file and ring.cpp know the layout. Other files identify a token
 // by its position, counted from the first token ever added.
 //
-// A table has a power of two of places. The token at a position is in place position & (places - 1), so the newest
-// token overwrites the token `places` positions before it. Next to it are its links: per chain, the distance to the
-// previous position whose last tokens fell into the same bucket (hash chains, as in dictionary compressors). Every
-// bucket has the newest of its positions, plus 1; 0 means none.
+// The number of places in a table is a power of two. The token at a position is in place position & (places - 1), so
+// the newest token overwrites the token `places` positions before it. Next to the token are its links: per chain, the
+// distance to the previous position whose last tokens fell into the same bucket (hash chains, as in dictionary
+// compressors). Every bucket stores its newest position plus 1; 0 means none.
 //
-// Adding a token takes a few writes, forgetting takes none: an overwritten position is below oldest(). Collisions put
-// foreign positions into a chain, so a reader of a chain compares the tokens.
+// Adding a token takes a few writes, and forgetting takes none: an overwritten position is below oldest(). Collisions
+// put unrelated positions into a chain, so a reader of a chain compares the tokens.
 //
-// A table that is nearly full gets a successor of twice its size. Every added token then copies a few old ones to it.
-// So growing never takes long at a time, and look-ups return the same as with one large table.
+// A nearly full table gets a successor of twice its size. Every added token then copies a few old tokens to it. So
+// growth never takes long at a time, and look-ups return the same as with one large table.
 //
-// Memory: a token takes 12 bytes in its place and 8 in the buckets.
+// Memory per token: 12 bytes in its place, and 8 in the buckets.
 #pragma once
 
 #include <algorithm>
@@ -32,18 +32,18 @@ inline constexpr Token kSeparator = -1;
 inline Token as_kept(Token token) { return token >= 0 ? token : kSeparator; }
 inline Token as_sought(Token token) { return token >= 0 ? token : kNoToken; }
 
-/// Chains of a history: one of long contexts, which finds old positions of a rare phrase, and one of short ones, which
-/// finds the newest positions of a frequent token.
+/// Chains of a history: one for long contexts, which finds old positions of a rare phrase, and one for short contexts,
+/// which finds the newest positions of a frequent token.
 inline constexpr std::size_t kNumChains = 2;
 
-/// Tokens by position, and for the last few tokens of a context the positions after earlier occurrences, newest first.
+/// Tokens by position; for the last few tokens of a context, the positions after earlier occurrences, newest first.
 class TokenRing {
  public:
   /// `chain_lengths`: number of tokens that the positions of a chain share, the longest first. Memory grows with added
   /// tokens, up to `max_tokens`.
   TokenRing(std::int64_t max_tokens, const std::array<int, kNumChains>& chain_lengths);
 
-  /// Tokens added so far, including forgotten ones: the position of the next one.
+  /// Number of tokens added so far, including forgotten ones; it is the position of the next token.
   std::int64_t size() const { return size_; }
   /// The oldest kept position.
   std::int64_t oldest() const { return size_ - std::min({size_, table_.num_places(), max_tokens_}); }
@@ -59,11 +59,11 @@ class TokenRing {
     return distance == 0 ? -1 : position - distance;
   }
 
-  /// Allocate for more tokens. Takes long if there are many already and their number more than doubles.
+  /// Allocate space for more tokens. Takes long if there are many already and their number more than doubles.
   void reserve(std::int64_t num_tokens);
-  /// Whether that takes negligible time, for any number of tokens.
+  /// Whether reserve() takes negligible time, for any number of tokens.
   bool is_small() const { return size_ <= kGrownAtOnce; }
-  /// Add a token after reserving it. The last tokens, including this one, are before `end` in look-up form.
+  /// Add a reserved token. The last tokens, including this one, precede `end` in look-up form.
   void push(Token token, const Token* end);
 
   std::int64_t num_bytes() const;
@@ -108,7 +108,7 @@ class TokenRing {
   // token by token.
   static constexpr std::int64_t kGrownAtOnce = 8'192;
 
-  /// Copy the oldest token that is not in the next table.
+  /// Copy the oldest token that is not yet in the next table.
   void copy_next();
 
   std::int64_t max_tokens_;

@@ -6,8 +6,8 @@
 namespace speculant {
 namespace {
 
-// Last tokens that must agree for a row to be recognised. Two requests rarely share this many at the same position. A
-// guess: if it happens, drafts are worse and the text is the same.
+// Number of last tokens that must agree for a row to be recognised. Two requests rarely share this many at the same
+// position. A guess: if it happens, drafts are worse and the text is the same.
 constexpr std::size_t kTail = 256;
 
 }  // namespace

@@ -1,12 +1,15 @@
-// The rows of an engine's batch as sequences.
+// Maps the rows of an engine's batch to sequences.
 //
 // Rows move and are reused, and most engines do not name their requests. So a sequence without a name is recognised by
-// its text: a row continues the sequence that was in the same row, if the row's text is longer by at most the tokens of
-// one step and has that sequence's last tokens at their positions; else the longest sequence for which this holds; else
-// it begins a new one. A named row continues the sequence of its name, unless its text is shorter. A sequence that no
-// row continues has ended. If the engine preempted it and resumes it, it begins again with its present text.
+// its text:
+//   - A row continues the sequence that was in the same row under two conditions. The row's text is longer by at most
+//     the tokens of one step, and it has that sequence's last tokens at their positions.
+//   - Otherwise it continues the longest sequence for which these conditions hold.
+//   - Otherwise it begins a new sequence.
+// A named row continues the sequence of its name, unless its text is shorter. A sequence that no row continues has
+// ended. If the engine preempted it and resumes it, it begins again with its present text.
 //
-// Two texts with the same last tokens at the same positions hardly differ before; if they do, drafts are worse.
+// Two texts with the same last tokens at the same positions rarely differ before them; if they do, drafts are worse.
 #pragma once
 
 #include <cstdint>

@@ -12,8 +12,8 @@ namespace {
 // Bytes counted for the fixed part of a sequence: its object, and the server's session. Rounded up; a guess.
 constexpr std::int64_t kObjectBytes = 4'096;
 
-// Tokens added while locks are held, so that others wait for about half a millisecond: a token of a prompt takes about
-// half a microsecond, a learned token about fifteen. tests/perf/locks.py measures the holds.
+// Tokens added per hold of the locks, so that other threads wait for about half a millisecond. A token of a prompt
+// takes about half a microsecond, a learned token about fifteen. tests/perf/locks.py measures the holds.
 constexpr std::size_t kMostTaken = 1'024, kMostLearned = 32;
 
 std::span<const Token> take_first(std::span<const Token>& tokens, std::size_t most) {
@@ -88,7 +88,7 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
   }
   const auto part = take_first(addition.tokens, most);
   if (addition.is_prompt) num_prompt_tokens_ = size() + std::ssize(part);
-  // Rows are taken after learning, because the next draft uses them.
+  // With rows, learning can't wait: rows are taken after learning, and the next draft uses them.
   const bool waits = calibrates && addition.may_wait && is_first && addition.tokens.empty() && new_rows_.empty();
   if (waits) {
     unlearned_.assign(part.begin(), part.end());
@@ -103,10 +103,10 @@ void Sequence::accept(TreeDrafter& drafter, Calibration& calibration, Addition& 
     addition.is_inside = true;
   } else {
     drafter.accept(sources(), calibration, history, contexts, part, false, false);
-    draft.probabilities.clear();  // the draft was made for the place before these tokens
+    draft.probabilities.clear();  // the draft was made for the end before these tokens
   }
   if (!addition.tokens.empty()) return;
-  // Only now, because a row contains the accepted token itself, and the reliability of rows is learned from older ones.
+  // Only now: a row contains the accepted token itself, and the reliability of rows is learned from older rows.
   if (!new_rows_.empty()) {
     Exclusive tenant(memory->lock);
     for (const Row& row : new_rows_) {
@@ -146,10 +146,10 @@ std::vector<Token> Sequence::finish() {
     Exclusive hold(lock);
     const std::int64_t num_accepted = size() - num_prompt_tokens_;
     if (!learns || memory->is_forgotten || num_accepted <= 0) return {};
-    // With the last few tokens of the prompt, a later sequence with a similar end of its prompt finds the first tokens
-    // of the answer.
+    // Include the last few tokens of the prompt, so that a later sequence with a similar end of its prompt finds the
+    // first tokens of the answer.
     tokens = history.latest(num_accepted + kMaxMatch);
-    unlearned_.clear();  // the memory would have them too early
+    unlearned_.clear();  // learning would already find them in the memory
   }
   memory->add(tokens);
   return tokens;

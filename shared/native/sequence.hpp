@@ -21,7 +21,7 @@
 namespace speculant {
 
 /// Number of tokens that the positions of a chain share, in a sequence and in learned text. Learned text has no chain
-/// of single tokens: it would give 1.6 % more for Python answers, less than 1 % for others, and take 8 to 33 % longer
+/// of single tokens. It would gain 1.6 % for Python answers and less than 1 % for others, and take 8 to 33 % longer
 /// (docs/experiments.md, "Learning from earlier sequences").
 inline constexpr std::array<int, kNumChains> kSessionChains = {4, 1}, kLearnedChains = {4, 2};
 
@@ -29,21 +29,21 @@ inline constexpr std::array<int, kNumChains> kSessionChains = {4, 1}, kLearnedCh
 struct LearnedMemory {
   explicit LearnedMemory(std::int64_t max_tokens) : history(std::max<std::int64_t>(max_tokens, 1), kLearnedChains) {}
 
-  /// Add a text; no match crosses its ends, or a point where another text was added between two parts of it.
+  /// Add a text; no match crosses its ends, or a point where another text was added between two of its parts.
   void add(std::span<const Token> tokens);
 
   mutable FairLock lock{LockKind::kTenant};  // for history, rows and graphs; `add` takes it
   SessionHistory history;
   TargetTopK rows;
-  std::vector<Graphs::Shared> graphs =
-      {};  // of older text that is no longer in the history; new sequences draft from them
-  std::atomic<bool> is_forgotten = false;  // no text is added any more
+  // Graphs of older text that is no longer in the history; new sequences draft from them.
+  std::vector<Graphs::Shared> graphs = {};
+  std::atomic<bool> is_forgotten = false;  // no further text is added
 };
 
-/// The settings of a sequence: those of its latest requested draft.
+/// The settings of a sequence, from its latest requested draft.
 struct SequenceSettings {
   std::array<bool, kNumSources> sources = {true, true, true, true, true, true};
-  bool is_calibrated = true;  // the strategy's path probabilities are
+  bool is_calibrated = true;  // whether the strategy's path probabilities are calibrated
 };
 
 /// An addition to a sequence, applied part by part.
@@ -52,7 +52,7 @@ struct Addition {
   bool is_prompt;
   bool has_begun = false;
   bool may_wait = false;                                               // learning from them may be deferred
-  std::size_t most_learned = std::numeric_limits<std::size_t>::max();  // how many of the latest tokens are learned
+  std::size_t most_learned = std::numeric_limits<std::size_t>::max();  // number of latest tokens that are learned
   bool is_inside = false;                                              // whether the previous token was learned, too
 };
 
@@ -69,21 +69,21 @@ class Sequence {
   Sources sources() const;
   /// Use the settings of a requested draft.
   void adopt(const SequenceSettings& wanted) { settings = wanted, is_calibrated |= wanted.is_calibrated; }
-  /// Record the nodes of a draft, to which rows of the target will refer. `estimates`: of their paths, as TreeDrafter
-  /// has them; learned from with the next accepted tokens.
+  /// Record the nodes of a draft, to which the target's rows will refer. `estimates`: path probabilities before
+  /// calibration, from TreeDrafter. They are learned from with the next accepted tokens.
   void note(const Draft& latest, std::vector<double> estimates = {}) {
     draft.tokens = latest.tokens, draft.parents = latest.parents, draft.probabilities = std::move(estimates);
   }
-  /// Take the target's most probable tokens after nodes of the latest draft: best first, negative for none. Node 0 is
-  /// the end of the sequence, j + 1 node j. They are learned with the tokens that are accepted next.
+  /// Take the target's most probable tokens after nodes of the latest draft, best first, negative for none. Node 0 is
+  /// the end of the sequence, and j + 1 is node j. They are learned with the next accepted tokens.
   void add_top_k(std::span<const std::int64_t> nodes, std::span<const Token> tokens, std::size_t width);
-  /// Add the next part of an addition, as much as locks may be held for: tokens of the vocabulary, or kNoToken. First
-  /// comes the prompt, with further tokens marked so, then accepted tokens. `calibration` learns from the latter, if a
-  /// calibrated draft was or will be requested.
+  /// Add the next part of an addition, as large as one hold of the locks allows. Tokens are ids of the vocabulary, or
+  /// kNoToken. The prompt comes first, and its further tokens are marked as prompt, too; then come accepted tokens.
+  /// `calibration` learns from accepted tokens if a calibrated draft was or will be requested.
   void accept(TreeDrafter& drafter, Calibration& calibration, Addition& addition);
   /// Learn from the last accepted tokens, if this was deferred.
   void learn(TreeDrafter& drafter, Calibration& calibration);
-  /// Whether the tokens from `position` on equal these, as far as both are known.
+  /// Whether the tokens from `position` on equal `tokens`, as far as both are known.
   bool agrees(std::int64_t position, std::span<const Token> tokens) const;
   /// End the sequence: add the text that may be learned to the memory, and return it.
   std::vector<Token> finish();
@@ -103,12 +103,12 @@ class Sequence {
     Token before, last;
     std::array<Token, kRowWidth> tokens;
   };
-  TargetTopKOverlay rows_;  // over the memory's; empty for a sequence that others learn from
+  TargetTopKOverlay rows_;  // overlay on the memory's rows; empty if others learn from this sequence
   std::vector<Row> new_rows_;
   std::int64_t num_prompt_tokens_ = 0;
   std::vector<Token> unlearned_;      // the last accepted tokens, if learning was deferred
   Contexts unlearned_contexts_ = {};  // before them
-  Draft unlearned_draft_ = {};        // of the same place
+  Draft unlearned_draft_ = {};        // made at the same position
 };
 
 }  // namespace speculant

@@ -8,7 +8,7 @@ namespace speculant {
 std::shared_ptr<Session> SessionTable::open(std::uint64_t id, ServedDrafter graph, std::string tenant,
                                             std::shared_ptr<LearnedMemory> memory, bool learns, std::int64_t now_ns) {
   auto sequence = graph.drafter->open(std::move(memory), learns);
-  const std::int64_t num_bytes = sequence->num_bytes();  // not shared yet
+  const std::int64_t num_bytes = sequence->num_bytes();  // no lock: not shared yet
   std::shared_ptr<Session> dropped, session;
   {
     Exclusive hold(lock_);
@@ -128,7 +128,7 @@ std::shared_ptr<Session> SessionTable::take_out_longest_idle(const std::string& 
   const bool has_one = longest != by_use_.end();
   const std::int64_t idle_ns = has_one ? now_ns - (*longest)->last_used_ns : 0;
   if (!has_one || idle_ns < limits_.busy_ns) {
-    // A millisecond at least, because 0 would mean that waiting does not help.
+    // At least a millisecond, because 0 would mean that waiting does not help.
     const double delay_s = std::max(static_cast<double>(limits_.busy_ns - idle_ns) * 1e-9, 0.001);
     char shown[32];
     std::snprintf(shown, sizeof shown, "%.3g", delay_s);

@@ -5,20 +5,20 @@
 namespace speculant {
 namespace {
 
-// Bounds of the size of a response: the base, and the bytes per sequence, node and entry of a distribution. They follow
-// from drafter.proto, whose numbers have fixed widths; tests/support/step_reference.py has the same.
+// Upper bounds for the size of a response: the base, and the bytes per sequence, node and entry of a distribution. They
+// follow from drafter.proto, whose numbers have fixed widths. tests/support/step_reference.py has the same numbers.
 constexpr std::size_t kFixedBytes = 128, kSequenceBytes = 28, kNodeBytes = 16, kEntryBytes = 8;
 
-/// An approximate bound of a step's time: 0.5 us per token of a prompt, 4 us per node, 20 us per sequence. (Measured: a
-/// node takes 2 us, and twice as long with cold caches.) Learned tokens take more, but a step has only a few of them,
-/// fewer than any prompt.
+/// Approximate upper bound of a step's time: 0.5 us per token of a prompt, 4 us per node, 20 us per sequence.
+/// (Measured: a node takes 2 us, and twice as long with cold caches.) A learned token takes longer, but a step has only
+/// a few of them, fewer than any prompt has tokens.
 std::int64_t expected_ns(const wire::DraftRequest& request) {
   return static_cast<std::int64_t>(20'000 * request.context_lengths.size() + 500 * request.context_tokens.size() +
                                    4'000 * wire::sum(request.node_budgets));
 }
 
-// Most accepted tokens that a step learns: as many as fit into one hold of the locks. Only engines that did not request
-// drafts for a while send more, and then a batch would wait for half a millisecond per sequence.
+// Most accepted tokens that a step learns: the number that fits into one hold of the locks. Only engines that requested
+// no drafts for a while send more. Then a batch would wait for half a millisecond per sequence.
 constexpr std::size_t kMostLearned = 32;
 
 std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock), sequence.num_bytes(); }
@@ -36,7 +36,7 @@ bool StepHandler::run(Step& step, const Tenants& tenants, StepCallbacks& host, s
   // Wait for deferred learning, so that drafts do not depend on its duration. Usually it is done by now.
   for (const auto& drafter : learning) drafter->learn_rest();
   for (std::size_t index = 0; index < step.size(); ++index) take(step, index, tenants);
-  for (Step::Part& part : step.parts) {  // sessions dropped meanwhile, for example for others of the same step
+  for (Step::Part& part : step.parts) {  // dropped meanwhile, for example for others of this step
     if (part.session && !part.session->is_open) part.lose();
   }
   draft_all(step, host);
@@ -44,7 +44,7 @@ bool StepHandler::run(Step& step, const Tenants& tenants, StepCallbacks& host, s
   return true;
 }
 
-/// Count the memory of sequences that took tokens with their drafts, and schedule learning from them.
+/// Count the memory of sequences that took tokens with their draft requests, and schedule learning from them.
 void StepHandler::learn_soon(const Step& step) {
   std::vector<std::pair<std::shared_ptr<Drafter>, std::vector<std::shared_ptr<Sequence>>>> by_drafter;
   for (const Step::Part& part : step.parts) {
@@ -64,8 +64,7 @@ void StepHandler::learn_soon(const Step& step) {
   }
 }
 
-/// Add the tokens of one sequence that are new to its session, part by part: other threads may use or end the session
-/// in between.
+/// Add the new tokens of one sequence to its session in parts. Between parts, other threads may use or end the session.
 void StepHandler::take(Step& step, std::size_t index, const Tenants& tenants) {
   const wire::DraftRequest& request = step.request;
   Step::Part& part = step.parts[index];
@@ -82,7 +81,7 @@ void StepHandler::take(Step& step, std::size_t index, const Tenants& tenants) {
   const std::vector<Token> tokens = tokens_of(step.context(index), drafter.vocabulary_size);
   std::uint64_t position = request.positions[index];
   Addition addition{tokens, false};
-  const auto take_part = [&] {  // false: the session has another text
+  const auto take_part = [&] {  // false: the session's text differs
     Exclusive hold(sequence.lock);
     const auto known = static_cast<std::uint64_t>(sequence.size());
     if (position < known && !sequence.agrees(static_cast<std::int64_t>(position), addition.tokens)) return false;
@@ -101,7 +100,7 @@ void StepHandler::take(Step& step, std::size_t index, const Tenants& tenants) {
       addition.is_prompt = session->is_in_prompt, addition.most_learned = kMostLearned;
       if (position == known) add_top_k(step, index, *session);
     }
-    // Drafts use rows, which are taken after learning.
+    // Drafts use the rows, and rows are taken after learning. So a sequence with rows learns now.
     if (step.learns_later && !addition.is_prompt && addition.tokens.size() <= kMostLearned &&
         request.feedback_row_counts[index] == 0) {
       part.accepted.assign(addition.tokens.begin(), addition.tokens.end());
@@ -122,8 +121,8 @@ void StepHandler::take(Step& step, std::size_t index, const Tenants& tenants) {
   } while (!addition.tokens.empty() && session->is_open);
 }
 
-/// Take the target's rows of a sequence. Rows of a draft that is not the latest can't be assigned, and rows of a
-/// repeated step were already taken. Without a new token no draft was verified, and such rows would only accumulate.
+/// Take the target top-k rows of a sequence. Rows of an older draft can't be assigned, and rows of a repeated step were
+/// already taken. Without a new token no draft was verified, and such rows would only accumulate.
 void StepHandler::add_top_k(const Step& step, std::size_t index, Session& session) {
   const wire::DraftRequest& request = step.request;
   const std::size_t num_rows = request.feedback_row_counts[index], width = request.feedback_width;
@@ -155,7 +154,7 @@ void StepHandler::draft_all(Step& step, StepCallbacks& host) {
       group->indices.push_back(index);
     }
   }
-  // Drafts are cut before a response is too large: if refusal depended on the drawn tokens, the verifier would get
+  // Cut drafts before a response gets too large. If the refusal depended on the drawn tokens, the verifier would get
   // tokens that are not draws from q.
   const std::size_t fixed_bytes = kEnvelopeBytes + kFixedBytes + kSequenceBytes * step.size() +
                                   kNodeBytes * static_cast<std::size_t>(wire::sum(step.request.node_budgets));

@@ -1,4 +1,4 @@
-// One step of a batch, from the bytes of a request to the bytes of a response, for every strategy.
+// One step of a batch, from the bytes of a request to the bytes of its response, for every strategy.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace speculant {
 
-/// The outcome for a sequence; numbers of the wire.
+/// Outcome for a sequence, numbered as on the wire.
 enum class SequenceStatus : std::uint32_t { kOk = 1, kSessionLost, kOutOfSync };
 
 struct StepLimits {
@@ -49,11 +49,12 @@ struct StepCounts {
 
 /// A step, and its results.
 struct Step {
-  struct Part : SequenceDraft {  // one sequence; its budget, seed and least probability may come with it
+  struct Part : SequenceDraft {  // one sequence; the request may set its budget, seed and least probability
     std::size_t first_token = 0, first_row = 0;
     SequenceStatus status = SequenceStatus::kOk;
     std::uint64_t next_position = 0, generation = 0;
-    // Null if it is lost, or stateless. If given with the step, it gets a draft without new tokens.
+    // Null if the session is lost, or the sequence is stateless. If the caller sets it, the sequence gets a draft
+    // without new tokens.
     std::shared_ptr<Session> session = {};
     const Distributions* distributions = nullptr;  // of its proposals; null if it has none
 
@@ -79,7 +80,7 @@ struct Step {
   }
 };
 
-/// Bytes of a response reserved for its envelope, at most.
+/// Bytes of a response reserved for its envelope.
 inline constexpr std::size_t kEnvelopeBytes = 32;
 
 /// Answers steps from sessions and graphs. Safe to use from several threads.
@@ -88,13 +89,13 @@ class StepHandler {
   StepHandler(StepLimits limits, std::shared_ptr<SessionTable> sessions)
       : limits_(limits), sessions_(std::move(sessions)) {}
 
-  /// Take the new tokens of all sequences, and draft for them. Throws if the step is refused: tokens of sequences
-  /// before the faulty one were taken, which is harmless, because they are recognised when sent again.
+  /// Take the new tokens of all sequences, and draft for them. Throws if the step is refused. The tokens of sequences
+  /// before the faulty one stay then; that is harmless, because repeated tokens are recognised.
   ///
-  /// `most_ns`: returns false, and does nothing, if the step may take longer than this, estimated from its tokens and
-  /// requested nodes.
+  /// `most_ns`: if the step may take longer, do nothing and return false. The estimate uses its tokens and requested
+  /// nodes.
   bool run(Step& step, const Tenants& tenants, StepCallbacks& host, std::int64_t most_ns);
-  /// The response to the DraftRequest, or StreamDraftRequest, of `run`.
+  /// Run the step of a DraftRequest or StreamDraftRequest, and return the response; none if `run` returns false.
   std::optional<wire::Written> answer(std::string_view payload, bool is_enveloped, const Tenants& tenants,
                                       std::uint64_t draft_id, std::int64_t now_ns, StepCallbacks& host,
                                       StepCounts& counts, std::int64_t most_ns);
@@ -112,7 +113,7 @@ class StepHandler {
   const std::shared_ptr<SessionTable> sessions_;
   std::mutex mutex_;                                // guards the members below; held for a few instructions
   std::unordered_set<std::string> known_options_;   // already checked
-  std::vector<std::shared_ptr<Drafter>> learning_;  // with possibly deferred learning from the latest steps
+  std::vector<std::shared_ptr<Drafter>> learning_;  // their learning from the latest steps may be deferred
 };
 
 }  // namespace speculant

@@ -1,4 +1,4 @@
-// A server's checks of a step: that it breaks no rule of the wire, and is within limits.
+// A server's checks of a step, against the rules of the wire and the limits.
 #include <algorithm>
 
 #include "step.hpp"
@@ -9,7 +9,7 @@ namespace {
 // Options known to be served. Clients may send any options, so the cache is bounded, like kMaxSettings.
 constexpr std::size_t kMaxOptions = 256;
 
-/// Fill an empty array, which means zeros.
+/// Fill an empty array with zeros, its default.
 template <class Number>
 void per_sequence(const char* name, std::vector<Number>& values, std::size_t count) {
   if (values.empty()) values.resize(count);

@@ -5,7 +5,7 @@
 namespace speculant {
 namespace {
 
-/// The key of a context of the last token, or of the last two.
+/// Key of a context: the last token, or the last two tokens.
 std::int64_t key_of(Token before, Token last, int length) {
   return length == 1 ? last : (std::int64_t{before} + 1) << 24 | last;
 }

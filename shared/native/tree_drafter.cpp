@@ -8,25 +8,25 @@
 namespace speculant {
 namespace {
 
-// Nodes after which locks are given back to those who wait for them. A node takes about 2 us, so they wait for about an
-// eighth of a millisecond (tests/unit/shared/test_locks.py: a tree is the same with pauses).
+// Nodes between pauses, in which waiting threads get the locks. A node takes about 2 us, so they wait for about an
+// eighth of a millisecond. Pauses do not change a tree (tests/unit/shared/test_locks.py).
 constexpr std::int32_t kNodesBetweenPauses = 64;
-// Records that one tree may read for the most frequent successors of contexts, apart from those that are remembered: it
-// bounds the time on a file that nobody checked to about a millisecond. Trees of 64 nodes from graphs of two million
-// tokens read 70,000 at most.
+// Most records that one tree may read in search of the most frequent successors; cached contexts do not count. The
+// limit keeps the time on an unchecked file to about a millisecond. Trees of 64 nodes from graphs of two million tokens
+// read at most 70,000.
 constexpr std::int64_t kMostRead = 1 << 19;
 
-// What a level below the first is worth in the ranks of paths: 0.4 % more tokens a step. Drafts state probabilities
-// without it (docs/experiments.md, "ranks of paths").
+// Discount per level below the first in the ranks of paths: 0.4 % more tokens per step. The probabilities in drafts do
+// not include it (docs/experiments.md, "ranks of paths").
 constexpr double kLevelWorth = 0.95;
-// The least share of a draft that the neural model is asked about: with 0.01 a tree takes a third longer and brings
-// 0.1 % more (docs/experiments.md, "a neural model").
+// Least probability for which the neural model runs: the path's probability times the share that longer contexts leave.
+// With 0.01 a tree takes a third longer and gains 0.1 % (docs/experiments.md, "a neural model").
 constexpr double kLeastAsked = 0.03;
 
 }  // namespace
 
-/// Rank the candidates that may be drafted: the most probable ones, of equals the one that was found first. Those whose
-/// paths, after `parent`, rank no higher than `least` are left out.
+/// Rank the candidates that may be drafted: the `most` most probable ones, and among equals the one found first. Skip
+/// candidates whose paths after `parent` rank no higher than `least`.
 void TreeDrafter::rank(int most, const Node& parent, double least) {
   best_.clear();
   for (const Candidate& candidate : mixture_.candidates) {
@@ -49,8 +49,8 @@ std::vector<double> TreeDrafter::estimates() const {
   return estimates;
 }
 
-/// Add the most probable successors of a node to what may be drafted, of which no more than are left of the budget can
-/// ever be.
+/// Add the most probable successors of a node to the waiting children. Keep at most as many children as the budget has
+/// left.
 void TreeDrafter::expand(const Sources& sources, const Calibration& calibration, std::int32_t index, int max_branches,
                          std::size_t budget_left, double least_probability) {
   const Node& node = nodes_[static_cast<std::size_t>(index)];
@@ -86,7 +86,7 @@ void TreeDrafter::expand(const Sources& sources, const Calibration& calibration,
     if (!is_full()) {
       children_.insert(place, child);
     } else if (place != children_.begin()) {
-      std::move(children_.begin() + 1, place, children_.begin());  // over the worst
+      std::move(children_.begin() + 1, place, children_.begin());  // overwrites the worst one
       *(place - 1) = child;
     }
   }
@@ -142,7 +142,7 @@ void TreeDrafter::learn_from(const Sources& sources, Calibration& calibration, c
 
 void TreeDrafter::accept(Sources sources, Calibration& calibration, SessionHistory& session, Contexts& contexts,
                          std::span<const Token> tokens, bool learns, bool is_inside) {
-  // The contexts are kept up to date also while the corpus is not drafted from, as it may be later.
+  // Keep the contexts up to date even while the corpus is not used: a later request may use it.
   const bool is_long = !learns && std::ssize(tokens) > sources.graphs.max_order();
   session.reserve(std::ssize(tokens));
   session.fill(window_);

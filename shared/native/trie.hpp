@@ -1,9 +1,9 @@
 // The graph for look-ups: a read-only view of the sorted forward trie of graph/layout.py.
 //
-// Guarantees for an unchecked file: its levels are within it, and every index from it is compared with the size of its
-// level before use. Counts may be negative or too large, children out of order, links wrong: readers clamp them, and
-// drafts are wrong at worst. The caller bounds the work: a context may have as many children as the vocabulary has
-// tokens, so a tree reads a limited number of them (kMostRead).
+// Guarantees for an unchecked file: its levels lie within it, and every index from it is compared with the size of its
+// level before use. Counts may be negative or too large, children out of order, links wrong. Readers clamp them, so at
+// worst drafts are wrong. The caller limits the work: a context may have as many children as the vocabulary has tokens,
+// so a tree reads a limited number of them (kMostRead).
 #pragma once
 
 #include <cassert>
@@ -24,10 +24,10 @@ inline constexpr std::uint32_t kTokenMask = (1 << kTokenBits) - 1;
 inline constexpr Token kMaxVocabulary = kTokenMask;
 /// Multiplier of hashes: an odd number with random-looking bits, from the golden ratio without its first bit.
 inline constexpr std::uint64_t kHashFactor = 0x1E3779B97F4A7C15;
-/// The most frequent child's offset if it does not fit; then the child is searched.
+/// Stands for an offset of the most frequent child that does not fit; then the child is searched for.
 inline constexpr std::int64_t kArgmaxOverflow = (1 << (32 - kTokenBits)) - 1;
 
-/// A suffix link is the last column of every record; those of the last level have no child.
+/// A suffix link is the last column of every record; records of the last level have no child.
 enum Column { kToken, kCumulative, kChild, kLink };
 
 /// Stands for an invalid token, and for positions before the start of a sequence; matches no token.
@@ -70,7 +70,7 @@ struct Level {
   }
   Token token(std::int64_t node) const { return static_cast<Token>(record(node)[kToken] & kTokenMask); }
   std::int64_t cumulative(std::int64_t node) const { return record(node)[kCumulative]; }
-  /// How often the n-gram occurs; negative only in a damaged file.
+  /// Number of occurrences of the n-gram; negative only in a damaged file.
   std::int64_t count(std::int64_t node) const { return cumulative(node + 1) - cumulative(node); }
   std::int64_t total(Range range) const { return cumulative(range.high) - cumulative(range.low); }
   /// The most frequent record of a range, the first among equals.
@@ -90,8 +90,8 @@ class Trie {
 
   /// View `words`, which must outlive the trie.
   ///
-  /// `table` is that of graph/layout.py: (first word, n-grams) of levels 1 to N+1, then (first word, vocabulary size)
-  /// of the unigram index, then (N, words). Throws std::invalid_argument if these are not inside of `words`.
+  /// `table` is the table of graph/layout.py: (first word, n-grams) of levels 1 to N+1, then (first word, vocabulary
+  /// size) of the unigram index, then (N, words). Throws std::invalid_argument if these are not inside `words`.
   Trie(std::span<const std::uint32_t> words, std::span<const std::int64_t> table);
 
   std::int64_t max_order() const { return max_order_; }
@@ -136,7 +136,7 @@ class Trie {
   /// The longest context with children after one more token.
   Context extend(Context context, Token token) const;
 
-  /// The same if the record of the context and that token is known.
+  /// The same if the record of the context followed by that token is known.
   Context extend_to(Context context, std::int64_t child) const {
     if (context.order < max_order_) return back_off({context.order + 1, child});
     return shift(context, child);

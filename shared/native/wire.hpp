@@ -2,8 +2,8 @@
 // library.
 //
 // Accepts and refuses the same input as protobuf's own parser: packed arrays in one run or several, unpacked elements,
-// repeated fields, unknown fields. Arrays of fixed width are, on the wire, the little-endian array itself. Only options
-// and errors are left to protobuf, because both are rare.
+// repeated fields, unknown fields. On the wire, an array of fixed width is the little-endian array itself. Protobuf
+// itself handles only options and errors, because both are rare.
 #pragma once
 
 #include <bit>
@@ -21,12 +21,12 @@ namespace speculant::wire {
 
 static_assert(std::endian::native == std::endian::little, "arrays travel as they lie in memory");
 
-/// The bytes are not such a message.
+/// The bytes are not a message of the expected type.
 struct ParseError : std::runtime_error {
   ParseError() : std::runtime_error("the message can't be parsed") {}
 };
 
-/// A nested message, which is read elsewhere.
+/// A nested message, which other code reads.
 struct Message {
   std::string bytes;
 };
@@ -36,7 +36,7 @@ struct Duration {
   std::int32_t nanos = 0;
 
   static Duration of(std::int64_t ns) { return {ns / kNsPerS, static_cast<std::int32_t>(ns % kNsPerS)}; }
-  /// Out of range it returns an unspecified number, by unsigned wrap-around.
+  /// Nanoseconds; if out of range, an unspecified number, by unsigned wrap-around.
   std::int64_t ns() const {
     const std::uint64_t whole = static_cast<std::uint64_t>(seconds) * static_cast<std::uint64_t>(kNsPerS);
     return static_cast<std::int64_t>(whole + static_cast<std::uint64_t>(std::int64_t{nanos}));
@@ -69,7 +69,7 @@ struct DraftResponse {
   std::vector<std::uint64_t> sequence_generations;
 };
 
-/// An envelope; the step in it is read separately, so that an invalid one is refused in a response with its id.
+/// An envelope. The step in it is read separately, so that an invalid step is refused in a response with its id.
 struct StreamDraftRequest {
   std::uint64_t step_id = 0;
   Message draft;
@@ -81,7 +81,7 @@ struct StreamDraftResponse {
   bool is_error = true;
 };
 
-/// Read a message. Throws ParseError if it is not one.
+/// Read a message. Throws ParseError if it can't be parsed.
 DraftRequest read_request(std::string_view payload);
 DraftResponse read_response(std::string_view payload);
 StreamDraftRequest read_stream_request(std::string_view payload);
@@ -114,8 +114,8 @@ void expect(const char* name, const std::vector<Number>& values, std::uint64_t e
                      std::to_string(expected));
 }
 
-/// A client's checks of a response before it verifies a draft. Fills arrays of defaults, and checks every rule of the
-/// wire: a checked draft can be verified safely. `budgets`: per sequence, requested nodes. `vocabulary_size`: ids of
+/// Check a client's response before a draft is verified. Fills arrays of defaults, and checks every rule of the wire,
+/// so that a checked draft can be verified safely. `budgets`: requested nodes per sequence. `vocabulary_size`: ids of
 /// drafts and distributions must be below it. Throws RequestError.
 void check_answer(DraftResponse& answer, std::span<const std::int64_t> budgets, std::int64_t vocabulary_size);
 

@@ -42,7 +42,7 @@ bool is_utf8(std::string_view text) {
 template <class Struct>
 void read_fields(std::string_view payload, Struct& message);
 
-/// Goes through the fields of a message.
+/// Iterates over the fields of a message.
 class Reader {
  public:
   explicit Reader(std::string_view data) : data_(data) {}
@@ -58,7 +58,7 @@ class Reader {
   }
   std::uint32_t field() const { return field_; }
 
-  // Each reads the field if it has the expected type; otherwise the field stays unknown.
+  // Each overload reads the field if it has the expected type; otherwise the field stays unknown.
   template <class Number>
   void read(Number& value) {
     if constexpr (std::is_same_v<Number, std::uint64_t>) {
@@ -73,7 +73,7 @@ class Reader {
     if (!is_utf8(found)) fail();
     text = found;
   }
-  /// All runs of a message in several runs.
+  /// Append one run of a message, which may come in several runs; false if the field has another type.
   bool read(Message& message) {
     const bool is_one = takes(kLength);
     if (is_one) message.bytes += bytes();

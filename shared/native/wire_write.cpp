@@ -30,7 +30,7 @@ class Writer {
     tag(field, kVarint);
     varint(static_cast<std::uint64_t>(value));
   }
-  /// The beginning of a field of `size` bytes.
+  /// Write the beginning of a field of `size` bytes.
   void length(std::uint32_t field, std::size_t size) {
     tag(field, kLength);
     varint(size);

@@ -50,7 +50,7 @@ class Pool {
     {
       std::lock_guard lock(mutex_);
       while (threads_.size() < num_helpers && start_thread()) core_ = -1;
-      // A woken thread tends to run on the core of the thread that wakes it, and would only interrupt it.
+      // A woken thread tends to run on the core of the thread that wakes it, and would only interrupt that thread.
       if (const int core = Cores::current(); core != core_) {
         for (pthread_t thread : threads_) cores.keep(thread, core);
         core_ = core;
@@ -121,8 +121,8 @@ class Pool {
 }  // namespace
 
 void parallel_for(int num_threads, std::size_t count, const Work& work) {
-  // Never destroyed, because its threads may still wait when the process ends. A forked process has none of them, and
-  // may have been forked while the pool was in use.
+  // Never destroyed, because its threads may still wait when the process ends. A forked process has none of the
+  // threads, and the fork may have happened while the pool was in use.
   struct Owned {
     Pool pool;
     std::mutex in_use;

@@ -7,8 +7,8 @@
 namespace speculant {
 
 /// Call `work(worker, index)` for every index below `count`, on a limited number of threads including this one;
-/// `worker` identifies the thread. Returns when all are done; the first exception is rethrown. If calls overlap, one of
-/// them uses the threads, and the others work alone, as does a call for which no thread can be started.
+/// `worker` identifies the thread. Returns when all calls are done, and rethrows the first exception. If calls overlap,
+/// one of them uses the threads and the others work alone. A call also works alone if no thread can be started.
 ///
 /// The threads are started on first use, wait for the next call, and end with the process.
 void parallel_for(int num_threads, std::size_t count,

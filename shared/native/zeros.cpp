@@ -8,7 +8,8 @@
 namespace speculant::zeros {
 namespace {
 
-// From this number of bytes on, memory is mapped from the system. glibc's malloc has the same threshold by default.
+// Allocations from this number of bytes on are mapped from the system. glibc's malloc has the same threshold by
+// default.
 constexpr std::size_t kMapped = 1 << 17;
 
 }  // namespace
@@ -27,7 +28,7 @@ std::size_t give_back(void* memory, std::size_t num_bytes, std::size_t most) {
     std::free(memory);
     return 0;
   }
-  // Never less than one part, or the rest would look like memory from malloc.
+  // Never less than one part; otherwise the rest would look like memory from malloc.
   const std::size_t left = num_bytes > most + kMapped ? num_bytes - most : 0;
   munmap(static_cast<char*>(memory) + left, num_bytes - left);
   return left;

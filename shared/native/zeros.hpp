@@ -33,7 +33,7 @@ namespace zeros {
 // Bytes freed at a time: 64 pages, which take a few tenths of a millisecond.
 inline constexpr std::size_t kGivenBack = 1 << 18;
 void* take(std::size_t num_bytes);
-/// Free memory from its end, at most a part at a time; returns how many bytes are left.
+/// Free memory from its end, at most `most` bytes; return the number of bytes left.
 std::size_t give_back(void* memory, std::size_t num_bytes, std::size_t most);
 
 }  // namespace zeros

@@ -1,4 +1,4 @@
-// Arrays at the boundary to Python: viewed as arguments, handed over as results.
+// Arrays at the boundary to Python: views of arguments, and conversion of results.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -32,7 +32,7 @@ std::span<Number> as_span(const Array<Number, Traits...>& array) {
   return {array.data(), array.size()};
 }
 
-/// Hand a vector over to numpy, without a copy.
+/// Hand a vector over to numpy without a copy.
 template <class Number>
 nb::ndarray<nb::numpy, Number, nb::ndim<1>> as_array(std::vector<Number> values) {
   auto* kept = new std::vector<Number>(std::move(values));
@@ -40,7 +40,7 @@ nb::ndarray<nb::numpy, Number, nb::ndim<1>> as_array(std::vector<Number> values)
   return {kept->data(), {kept->size()}, owner};
 }
 
-/// Copy a vector of structs of one kind of number to a table.
+/// Copy a vector of structs, whose members have one number type, to a table.
 template <class Number, class Struct>
 nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct> rows) {
   auto* kept = new std::vector<Struct>(std::move(rows));
@@ -50,14 +50,14 @@ nb::ndarray<nb::numpy, Number, nb::ndim<2>> as_table(std::vector<Struct> rows) {
 
 inline nb::bytes to_bytes(std::string_view bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
-/// Work without the GIL, which is required for any wait for a lock of the core.
+/// Run a call without the GIL, which any wait for a lock of the core requires.
 template <class Call>
 auto without_gil(Call&& call) {
   nb::gil_scoped_release release;
   return call();
 }
 
-/// A graph, and the memory that its trie and its neural model are views of.
+/// A graph, and the memory that its trie and its neural model view.
 struct GraphView : Graph {
   GraphView(Vector<const std::uint32_t> words, const Table<const std::int64_t>& table,
             std::optional<Vector<const std::uint32_t>> model_words)
@@ -69,7 +69,7 @@ struct GraphView : Graph {
   std::optional<Vector<const std::uint32_t>> model_words;
 };
 
-/// Python's graphs, which live as long as drafters use them.
+/// Python's graphs, kept alive as long as drafters use them.
 inline std::vector<Graphs::Shared> shared(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
   if (std::find(graphs.begin(), graphs.end(), std::shared_ptr<const GraphView>()) != graphs.end())
     throw RequestError("None is no graph");

@@ -24,7 +24,7 @@ void require(bool holds, const char* message) {
 
 constexpr std::int64_t kLeafWords = 3;  // of a record of the last level, as in graph/layout.py
 
-/// A level, from its array with the extra last record. Records with children have 4 words.
+/// View a level's array, which includes the extra last record. Records with children have 4 words.
 template <class Table>
 MutableLevel level_of(const Table& array, std::int64_t min_width = 4) {
   const auto width = static_cast<std::int64_t>(array.shape(1));

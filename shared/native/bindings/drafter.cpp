@@ -27,7 +27,7 @@ void fill(std::vector<Struct>& rows, const Table<const double>& values) {
   std::copy_n(values.data(), values.size(), reinterpret_cast<double*>(rows.data()));
 }
 
-/// A copy of a table, a part at a time, so that no thread waits for the whole copy. Rates of different moments are
+/// A copy of a table, made part by part so that no thread waits for the whole copy. Rates from different moments are
 /// equally good.
 template <class Row>
 std::vector<Row> copy_in_parts(FairLock& lock, const std::vector<Row>& table) {
@@ -114,7 +114,7 @@ void bind_calibration(nb::module_& module) {
           "Return an independent copy.");
 }
 
-/// The kept rows of a memory, a part of the table at a time.
+/// The kept rows of a memory; the table is copied part by part.
 nb::object target_rows_of(const LearnedMemory& memory) {
   constexpr std::size_t kPart = 4'096;  // slots, 295 KB, copied while the lock is held; a guess
   std::vector<std::int64_t> slots, keys;

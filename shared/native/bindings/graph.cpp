@@ -33,7 +33,7 @@ const Level& checked_level(const GraphView& graph, std::int64_t length, std::int
   return graph.trie.level(length);
 }
 
-/// Count how much of a text is known. Per order: positions with this many tokens before them; positions with a known
+/// Count the known parts of a text. Per order: positions with this many tokens before them; positions with a known
 /// context; positions where its most frequent successor follows; and the last two counts for positions where it is the
 /// longest known context.
 std::vector<std::array<std::int64_t, 5>> count_known(const Trie& trie, std::span<const std::uint32_t> ids) {

@@ -35,7 +35,7 @@ std::vector<Token> LocalSteps::end(std::uint64_t id) {
 std::vector<Token> LocalSteps::end(Session& session) {
   std::vector<EndedSession> ended;
   without_gil([&] {
-    drafter_->learn_rest();  // of the session's last tokens, before its memory knows them
+    drafter_->learn_rest();  // from the session's last tokens, before its memory knows them
     std::lock_guard guard(ending_);
     table_->end(session, SessionEnd::kClosed);
     ended = table_->take_ended();
@@ -90,7 +90,7 @@ SequenceDraft& LocalSteps::add(Step& step, std::uint64_t id, const Text& text, s
   std::vector<std::uint32_t>& tokens = step.request.context_tokens;
   const std::size_t size = text.size(), first = std::min(known(id).size, size), before = tokens.size();
   for (std::size_t each = first; each < size; ++each) tokens.push_back(id_of(text[each]));
-  Known& taken = known(id);  // looked up again, because converting a text's numbers may run Python code
+  Known& taken = known(id);  // looked up again: converting a text's numbers may run Python code
   Step::Part& part = add_sequence(step, taken.session->id, first, size - first, budget);
   if (size == 0) {
     part.session = taken.session;

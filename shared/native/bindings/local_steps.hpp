@@ -1,4 +1,4 @@
-// Drafting in this process: the step of a server without its messages.
+// Drafting in this process: a server's step without its messages.
 #pragma once
 
 #include <algorithm>
@@ -70,15 +70,15 @@ class LocalSteps {
   SequenceDraft& add(Step& step, std::uint64_t id, const Text& text, std::int64_t budget);
   /// Add a sequence without a session.
   static SequenceDraft& add_stateless(Step& step, const Text& text, std::int64_t budget, std::uint64_t position);
-  /// Add the target's feedback on latest drafts. Feedback on nodes outside of a draft is ignored.
+  /// Add the target's feedback on latest drafts. Feedback on nodes outside the draft is ignored.
   void add_feedback(Step& step, std::vector<std::optional<LocalFeedback>> feedback,
                     const std::vector<std::uint64_t>& ids) const;
   /// Answer a step, with or without sessions; learning happens after this has returned.
   void run(Step& step, const std::vector<std::uint64_t>& ids);
 
  private:
-  // Last tokens that must agree for a caller's text to continue the session's. A guess: a text that changed further
-  // back keeps its session, and its drafts are worse.
+  // Number of last tokens that must agree for a caller's text to continue the session's. A guess: a text with an
+  // earlier change keeps its session, and its drafts are worse.
   static constexpr std::size_t kTail = 16;
 
   struct Known {
@@ -100,8 +100,8 @@ class LocalSteps {
   const Known& known(std::uint64_t id) const;
   Known& known(std::uint64_t id) { return const_cast<Known&>(std::as_const(*this).known(id)); }
 
-  // In this process there are no limits between clients. kFar is half of the largest number, so that sums with it do
-  // not overflow; there is no message, and its limit of 1 GB only bounds the distributions of a step.
+  // In this process there are no limits between clients. kFar is half the largest number, so that sums with it do not
+  // overflow. There is no message; its limit of 1 GB only bounds the distributions of a step.
   static constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 2;
   static constexpr SessionLimits kNoLimits{std::numeric_limits<std::size_t>::max(), kFar, kFar, 0};
   static constexpr StepLimits kAnyStep{.max_sequences = std::numeric_limits<std::size_t>::max(),
@@ -114,9 +114,9 @@ class LocalSteps {
   std::shared_ptr<Drafter> drafter_;
   std::shared_ptr<SessionTable> table_;
   StepHandler steps_;
-  StepCallbacks host_;  // asked only for the graph, because the settings are given
+  StepCallbacks host_;  // used only for the graph, because the settings are given
   std::unordered_map<std::uint64_t, Known> known_;
-  std::uint64_t last_number_ = 0;  // of a session: callers may number theirs from 0, which means no session in a step
+  std::uint64_t last_number_ = 0;  // of a session; callers may count theirs from 0, which means no session in a step
   std::mutex ending_;              // held without the GIL, so that no thread takes the learned text of another session
 };
 

@@ -1,4 +1,4 @@
-// The responses to steps as a client reads them, and the envelopes of messages.
+// The responses to steps in a client's form, and the envelopes of messages.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace nb::literals;
 
-/// The response to a step, as a client reads it.
+/// The response to a step, in a client's form.
 struct StepResponse {
   std::uint64_t graph_generation, draft_id;
   std::int64_t server_time_ns;

@@ -1,4 +1,4 @@
-// The mixer: its weights, and how they are trained.
+// The mixer: its weights, and their training.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-// Neural models: what they propose, and how they are trained.
+// Neural models: their proposals, and their training.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>

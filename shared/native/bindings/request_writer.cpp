@@ -1,4 +1,4 @@
-// The message of a step as a client writes it, from Python's values.
+// A client's message of a step, written from Python's values.
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>

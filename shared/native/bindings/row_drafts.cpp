@@ -27,7 +27,7 @@ void keep_paying(Step& step, std::span<const double> seconds, double rate) {
       nodes.push_back({draft.probabilities[node], index, node});
     }
   }
-  // No path is more probable than its beginning, and the sort is stable, so parents stay before their children.
+  // No path is more probable than its parent's, and the sort is stable, so parents stay before their children.
   std::stable_sort(nodes.begin(), nodes.end(), [](auto& a, auto& b) { return a.probability > b.probability; });
   std::vector<double> gains;
   for (const Node& node : nodes) gains.push_back(node.probability);

@@ -20,7 +20,7 @@ struct Batch {
   MatchedRows rows = {};
 };
 
-/// Drop nodes that do not pay: the most probable nodes of all drafts are kept.
+/// Drop nodes that do not pay for their verification: keep the most probable nodes of all drafts.
 void keep_paying(Step& step, std::span<const double> seconds, double rate);
 
 /// Drafts of the rows of a batch, concatenated; converted to Python objects on access.

@@ -9,7 +9,7 @@
 
 namespace speculant {
 
-/// A Python text: an array of integers, or any sequence of them; valid during its lifetime.
+/// A Python text: an array of integers, or any sequence of them. Its spans are valid during its lifetime.
 class Text {
  public:
   explicit Text(nb::handle text) {

@@ -1,4 +1,4 @@
-// Kernels of a verifier on a CPU for scores, the KV cache and packed weights.
+// A verifier's CPU kernels for scores, the KV cache and packed weights.
 #include <nanobind/stl/pair.h>
 
 #include "arrays.hpp"

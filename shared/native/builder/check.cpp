@@ -1,4 +1,4 @@
-// Every check relies only on facts that earlier checks have proven, so that damaged arrays are safe to check.
+// Every check relies only on facts that earlier checks have proven, so damaged arrays are safe to check.
 #include <algorithm>
 
 #include "builder/records.hpp"
@@ -39,7 +39,8 @@ bool index_is_sound(const Level& level, std::span<const std::uint32_t> index) {
   return true;
 }
 
-/// Whether children ascend, their counts do not exceed their context's, and the most frequent one is marked.
+/// Whether children ascend, the sum of their counts does not exceed their context's, and the most frequent one is
+/// marked.
 bool children_are_sound(const Level& level, const Level& next) {
   for (std::int64_t node = 0; node < level.size; ++node) {
     const Range children = children_of(level, node);
@@ -53,11 +54,11 @@ bool children_are_sound(const Level& level, const Level& next) {
   return true;
 }
 
-/// Whether the suffix link of every child is the child of its parent's suffix link that has the same token.
+/// Whether the suffix link of every child points to the child of its parent's suffix link with the same token.
 bool links_are_sound(const Trie& trie, std::int64_t length) {
   const Level &level = trie.level(length), &next = trie.level(length + 1);
   for (std::int64_t node = 0; node < level.size; ++node) {
-    Range among{0, level.size};  // for two tokens: only the last one
+    Range among{0, level.size};  // the suffix of two tokens is any token of level 1
     if (length > 1) among = children_of(trie.level(length - 1), level.record(node)[kLink]);
     const Range children = children_of(level, node);
     for (std::int64_t child = children.low; child < children.high; ++child) {

@@ -11,13 +11,13 @@ namespace {
 
 constexpr int kWordBits = 63;          // of a word that a key uses: three tokens of 21 bits
 constexpr std::int64_t kMaxWords = 4;  // of 11 tokens with 21 bits each, for a graph of order 10
-// How buckets are sorted: up to 48 keys by insertion, from 8,192 keys on by digits of 11 bits instead of 8, because the
+// Sorting of buckets: up to 48 keys by insertion. From 8,192 keys on, digits have 11 bits instead of 8, because the
 // 2,048 counts are then a small part of the work. Guesses: the result does not depend on them; docs/experiments.md has
 // the time of a whole build.
 constexpr std::int64_t kInsertionSort = 48, kManyKeys = 8192;
 constexpr int kWideDigit = 11, kDigit = 8;
 
-/// The value of a token: its id plus 1, or 0 past the end and at a separator, which is all ones.
+/// The value of a token: its id plus 1, or 0 past the end and at a separator, whose bits are all ones.
 std::uint32_t value_at(std::span<const std::uint32_t> tokens, std::size_t position) {
   return position < tokens.size() ? tokens[position] + 1 : 0;
 }
@@ -29,7 +29,7 @@ bool begins_with(std::span<const std::uint32_t> tokens, std::size_t position, st
   return true;
 }
 
-/// A key as one value that compares like its n-gram.
+/// A key as one value, in the order of the n-grams.
 template <std::size_t kWords>
 using Key = std::array<std::uint64_t, kWords>;
 
@@ -48,11 +48,11 @@ void insertion_sort(Keys source, Keys target) {
   }
 }
 
-/// Counts of every digit of a word, and later the position of the next key with it.
+/// Per digit of a word: first its count, later the position of the next key with it.
 using Histograms = std::vector<std::array<std::uint32_t, 1 << kWideDigit>>;
 
-/// Write `source`, which is overwritten, in sorted order to `target`: by the tokens after `depth`, digit by digit from
-/// the last one.
+/// Write `source` in sorted order to `target`; `source` is overwritten. The sort is by the tokens after `depth`, digit
+/// by digit from the last one.
 template <class Keys>
 void radix_sort(Keys source, Keys target, std::int64_t depth, const KeyLayout& layout, Histograms& histograms) {
   bool is_in_target = false;
@@ -87,8 +87,8 @@ void radix_sort(Keys source, Keys target, std::int64_t depth, const KeyLayout& l
   if (!is_in_target) std::ranges::copy(source, target.begin());
 }
 
-/// Scatter keys by the token at `depth` first, so that the passes over the tokens after it work on buckets that mostly
-/// fit into a core's cache.
+/// Scatter keys by the token at `depth` first. The passes over later tokens then work on buckets that mostly fit into a
+/// core's cache.
 template <std::size_t kWords>
 void sort(std::span<Key<kWords>> keys, std::span<Key<kWords>> spare, std::int64_t depth, std::uint64_t low,
           std::uint64_t high, const KeyLayout& layout) {
@@ -191,7 +191,7 @@ void KeyReader::set_token(std::int64_t depth, Token token) {
   std::fill(key_.begin() + static_cast<std::ptrdiff_t>(word) + 1, key_.end(), 0);
 }
 
-/// The rest of an n-gram's count without its kept children.
+/// The part of an n-gram's count that its kept children do not cover.
 std::int64_t KeyReader::own_count(std::int64_t count, std::int64_t length, Range children) const {
   if (length == layout_.length || children.empty()) return count;
   const Level& next = trie_.level(length + 1);
@@ -235,7 +235,7 @@ std::size_t merge_keys(WeightedKeys& first, WeightedKeys& second, std::size_t nu
     std::int64_t weight = 0;
     if (order <= 0) weight += first.weights[first.next++];
     if (order >= 0) weight += second.weights[second.next++];
-    if (weight != 0) weights[found++] = weight;  // otherwise the rest is zero
+    if (weight != 0) weights[found++] = weight;  // otherwise the n-gram's own count is zero
   }
   return found;
 }

@@ -1,5 +1,5 @@
-// Keys: n-grams of N+1 tokens packed into words, collected from a token stream and sorted, or read from a graph and
-// merged; keys.py defines them.
+// Keys: n-grams of N+1 tokens packed into words. They are collected from a token stream and sorted, or read from a
+// graph and merged; keys.py defines them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace speculant {
 
 using Weights = std::span<const std::int64_t>;
 
-/// How n-grams are packed.
+/// Packing of n-grams.
 struct KeyLayout {
   /// Throws std::invalid_argument for sizes that no graph has.
   KeyLayout(std::int64_t length, int bits);
@@ -34,34 +34,34 @@ struct KeyLayout {
 
 /// Count the values that follow a prefix: `++counts[value]`.
 ///
-/// Throws std::invalid_argument where a value is not an index of `counts`.
+/// Throws std::invalid_argument if a value is not an index of `counts`.
 void count_values(std::span<const std::uint32_t> tokens, std::span<const std::uint64_t> prefix,
                   std::span<std::int64_t> counts);
 
 /// Pack the n-grams of all positions whose next values are `prefix` and then one of `low` to `high - 1`.
 ///
-/// Return their number; `keys` has them in the order of positions. Throws std::invalid_argument if they don't fit.
+/// Return their number; `keys` holds them in the order of positions. Throws std::invalid_argument if they don't fit.
 std::int64_t gather_keys(std::span<const std::uint32_t> tokens, std::span<const std::uint64_t> prefix,
                          std::uint64_t low, std::uint64_t high, const KeyLayout& layout, std::span<std::uint64_t> keys);
 
-/// Sort keys in place; `spare` is of their size and overwritten.
+/// Sort keys in place; `spare` has the same size and is overwritten.
 ///
-/// All share their first `depth` tokens; the values of the next are `low` to `high - 1`, or std::invalid_argument is
-/// thrown.
+/// All keys share their first `depth` tokens. Throws std::invalid_argument if the values of the next token are not all
+/// from `low` to `high - 1`.
 void sort_keys(std::span<std::uint64_t> keys, std::span<std::uint64_t> spare, std::int64_t depth, std::uint64_t low,
                std::uint64_t high, const KeyLayout& layout);
 
-/// Walks through a trie, depth first, and writes the key of every n-gram that has counts of its own.
+/// Walks through a trie depth first, and writes the key of every n-gram whose count exceeds its kept children's counts.
 class KeyReader {
  public:
   /// N-grams with counts below `min_count` are omitted; their counts stay with the n-gram they continue.
   ///
-  /// Throws std::invalid_argument if `bits` is not the size of a token, or the trie is of no layout.
+  /// Throws std::invalid_argument if `bits` is not the size of a token, or the trie has no valid layout.
   KeyReader(const Trie& trie, int bits, std::int64_t min_count);
 
   const KeyLayout& layout() const { return layout_; }
 
-  /// Write the next keys, at most one for each weight, and return their number: 0 when the walk is over.
+  /// Write the next keys, at most one for each weight, and return their number: 0 at the end of the walk.
   std::size_t read(std::span<std::uint64_t> keys, std::span<std::int64_t> weights);
 
  private:
@@ -71,11 +71,11 @@ class KeyReader {
   const Trie& trie_;
   KeyLayout layout_;
   std::int64_t min_count_;
-  std::vector<Range> rest_;         // of the children at each depth, the unvisited ones
+  std::vector<Range> rest_;         // unvisited children at each depth
   std::vector<std::uint64_t> key_;  // of the visited n-gram
 };
 
-/// Ascending distinct keys, and how often each occurs.
+/// Ascending distinct keys, and the number of occurrences of each.
 struct WeightedKeys {
   std::span<const std::uint64_t> keys;
   Weights weights;
@@ -84,7 +84,7 @@ struct WeightedKeys {
   bool empty() const { return next >= weights.size(); }
 };
 
-/// Merge two lists until one is exhausted and return how many keys were written; equal keys add their weights.
+/// Merge two lists until one is exhausted, and return the number of keys written; equal keys add their weights.
 ///
 /// `keys` and `weights` have space for both lists.
 std::size_t merge_keys(WeightedKeys& first, WeightedKeys& second, std::size_t num_words, std::span<std::uint64_t> keys,

@@ -5,7 +5,7 @@
 namespace speculant {
 namespace {
 
-// Parents between a prefetch and its use. link_children has the gain of prefetching; 16 itself is a guess.
+// Parents between a prefetch and its use. link_children states the gain of prefetching; 16 itself is a guess.
 constexpr std::int64_t kAhead = 16;
 
 void require(bool holds) {
@@ -118,7 +118,7 @@ void link_pairs(const Level& unigrams, const MutableLevel& pairs, std::span<cons
   }
 }
 
-// The children of a parent are a subset of the children of its link, in the same order, so both ranges are walked
+// The children of a parent are a subset of the children of its link, in the same order. So both ranges are walked
 // together, galloping through the longer one. Their positions are known in advance, so prefetching hides most of the
 // memory latency (measured for 27M tokens: 3.3 CPU seconds without, 2.4 with it).
 void link_children(const Level& grandparents, const Level& parents, const MutableLevel& level, std::int64_t start,

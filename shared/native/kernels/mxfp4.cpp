@@ -19,7 +19,7 @@ struct Pair {
 
 constexpr float value_of(std::size_t half) { return half < 8 ? kMagnitudes[half] : -kMagnitudes[half - 8]; }
 
-/// The two numbers of every byte: a table takes a third of the time of computing them.
+/// The two numbers of every byte: a table takes a third of the time of the computation.
 constexpr std::array<Pair, 256> kPairs = [] {
   std::array<Pair, 256> pairs{};
   for (std::size_t byte = 0; byte < pairs.size(); ++byte) pairs[byte] = {value_of(byte & 15), value_of(byte >> 4)};

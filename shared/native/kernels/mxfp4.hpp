@@ -1,4 +1,4 @@
-// Decoding numbers of four bits, the published form of gpt-oss's experts.
+// Decoding of four-bit numbers, the published form of gpt-oss's experts.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace speculant {
 
-/// Numbers that share an exponent.
+/// Number of values that share an exponent.
 inline constexpr std::size_t kMxfp4Block = 32;
 
-/// Decode blocks of MXFP4 (OCP Microscaling Formats 1.0): numbers E2M1, two a byte, the low half first, times two to
-/// the power of the block's exponent, E8M0. All are exact; with exponent 255 they are infinite or NaN.
+/// Decode blocks of MXFP4 (OCP Microscaling Formats 1.0): E2M1 numbers, two per byte with the low half first, times two
+/// to the power of the block's E8M0 exponent. All results are exact; with exponent 255 they are infinite or NaN.
 ///
-/// `packed` has 16 bytes for each exponent and `numbers` 32 elements, float or the bits of a bfloat16. Throws
-/// std::invalid_argument if they have other sizes.
+/// `packed` has 16 bytes per exponent, and `numbers` has 32 elements per exponent, float or the bits of a bfloat16.
+/// Throws std::invalid_argument if they have other sizes.
 template <class Number>
 void decode_mxfp4(std::span<const std::uint8_t> packed, std::span<const std::uint8_t> exponents,
                   std::span<Number> numbers);

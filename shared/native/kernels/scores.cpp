@@ -14,9 +14,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMaxNoiseBits = 53;  // noise is below 53 ln 2, because 52 bits of a word become noise
 
-// Numbers in [0, 1] fall into buckets by their first bits; an extra bucket is for rounding above 1. The 13 bits are the
-// sign, the exponent and four of the mantissa: 2,034 buckets, 16 KB of sums. A guess that balances the time to clear
-// them and the number of tokens at the border.
+// Numbers in [0, 1] fall into buckets by their first bits; an extra bucket is for rounding above 1. The first 13 bits
+// are the sign, the exponent and four bits of the mantissa: 2,034 buckets, 16 KB of sums. A guess that balances the
+// time to clear them against the number of tokens at the border.
 constexpr int kBucketShift = 19;
 constexpr std::uint32_t kBuckets = (std::bit_cast<std::uint32_t>(1.0F) >> kBucketShift) + 2;
 
@@ -33,8 +33,8 @@ std::pair<std::int64_t, double> gumbel_argmax(std::span<const float> scores, std
     const double score = scores[token];
     if (score <= hopeless) continue;
     const std::uint64_t word = noise_word(noise_key, token);
-    // Noise -log(-log u) is at most -log(1 - u). So a token can only win if 1 - u < exp(score - best); with a power of
-    // two as the upper bound this compares only the word's first bits, and hardly any token needs logarithms.
+    // Noise -log(-log u) is at most -log(1 - u), so a token can only win if 1 - u < exp(score - best). With a power of
+    // two as the upper bound, this compares only the word's first bits, and hardly any token needs logarithms.
     if (score <= best) {
       const int shift = kMaxNoiseBits + static_cast<int>((score - best) * std::numbers::log2e);
       if (~word >> (64 - kMaxNoiseBits) >> shift != 0) continue;

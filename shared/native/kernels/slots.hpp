@@ -1,4 +1,4 @@
-// Moving keys and values between the slots of a cache.
+// Copies of keys and values between the slots of a cache.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct SlotBuffer {
   std::size_t rows = 0, heads = 0, slots = 0, width = 0;
 };
 
-/// Copy slots of rows to other slots, one after another; the three have one size.
+/// Copy slots of rows to other slots, one after another; the three arrays have the same size.
 ///
 /// Throws std::invalid_argument, before anything moves, if the buffer has no such row or slot.
 void move_slots(const SlotBuffer& buffer, std::span<const std::int64_t> rows, std::span<const std::int64_t> source,

@@ -6,7 +6,7 @@
 namespace speculant::mixer {
 namespace {
 
-/// The logarithm of a positive, normal number to the base of 2, within 0.00004: the same on every machine.
+/// The base-2 logarithm of a positive, normal number, within 0.00004; the same on every machine.
 constexpr float octaves(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto whole = static_cast<float>(static_cast<std::int32_t>(bits >> 23) - 127);
@@ -15,7 +15,7 @@ constexpr float octaves(float value) {
   return whole + (part + part * (1.0F - part) * sum);
 }
 
-/// The same of whole numbers and a bit more, the first of which are in a table.
+/// The logarithm of a whole number plus `tenths` tenths; a table holds the first results.
 template <int tenths>
 float octaves_of(std::int64_t count) {
   static constexpr float kMore = static_cast<float>(tenths) * 0.1F;
@@ -83,7 +83,7 @@ std::size_t Observer::place_of(const Mixture& mixture, Token token) const {
   return static_cast<std::size_t>(std::find_if(scored_.begin(), scored_.end(), is_token) - scored_.begin());
 }
 
-/// Choose the most probable candidates, of equals those that were found first.
+/// Choose the most probable candidates, among equals the ones found first.
 void Observer::choose(const Mixture& mixture, double reach) {
   scored_.clear();
   places_.fill(-1);
@@ -113,7 +113,7 @@ void Observer::add_contexts(const MatchedContexts& found, const Mixture& mixture
   std::array<std::uint32_t, kMostScored> met_by = {};
   std::int64_t longest = 0;
   for (const MatchedContext& context : found.contexts) {
-    if (context.last > mixture.members.size()) break;  // too little was left for it
+    if (context.last > mixture.members.size()) break;  // the mixture stopped before it
     if (context.source == Source::kSession) longest = std::max(longest, context.length);
     const std::size_t slot = slot_of(context);
     const std::uint32_t bit = std::uint32_t{1} << slot;
@@ -170,7 +170,7 @@ void Observer::add_candidate(const Sources& sources, const Candidate& candidate,
     };
     sources.session.for_each_match(kNumChains - 1, alone.data() + 1, sources.session_size, 1, 1, add_match);
   }
-  if (is_modelled || !sources.has(Source::kCorpus)) return;  // which says as much, and costs more
+  if (is_modelled || !sources.has(Source::kCorpus)) return;  // the model says as much, and the graph costs more
   const Trie& trie = sources.graphs[0];
   const Context context = trie.extend({}, candidate.token);
   if (context.order == 0) return;

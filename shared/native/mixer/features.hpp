@@ -1,9 +1,9 @@
-// What the mixer sees of a position: numbers about its contexts, and about each candidate.
+// Features that the mixer reads: numbers about the contexts of a position, and about each candidate.
 //
-// Contexts are told apart by slots, of their source and length. Where several fall into one slot, such as matches of 7
-// and of 9 tokens, or those of several graphs, the first one that holds a candidate counts, the longest. Features are
-// logarithms of counts to the base of 2, scaled to be about as large as 1; what is not known is 0. No feature knows a
-// token's id, so what was learned of one text holds of others.
+// Contexts are grouped into slots by source and length. Several contexts may share a slot, such as matches of 7 and of
+// 9 tokens, or contexts of several graphs. Then the first one that holds a candidate counts, which is the longest.
+// Features are base-2 logarithms of counts, scaled to about 1; unknown values are 0. No feature depends on a token's
+// id, so weights learned on one text apply to others.
 #pragma once
 
 #include <array>
@@ -17,13 +17,14 @@
 
 namespace speculant::mixer {
 
-/// Orders 1 to 5 of graphs; matches of 1, 2, 3, 4, 6 and 12 tokens in the sequence; gaps; matches of 2 and 6 tokens in
-/// learned text; rows of the target after one token and two; the neural model.
+/// Orders 1 to 5 of graphs; matches of 1, 2, 3, 4, 6 and 12 tokens in the sequence; skip-grams; matches of 2 and 6
+/// tokens in learned text; target top-k after one token and after two; the neural model.
 inline constexpr std::size_t kNumSlots = 17;
 
-/// Of a position: for each slot whether there is a context, its occurrences and its distinct successors; then these.
+/// Features of a position: for each slot whether there is a context, its occurrences and its distinct successors; then
+/// the features below.
 enum Common { kInside = 3 * kNumSlots, kUnclaimed, kCandidates, kTokens, kLongestMatch, kNumCommon };
-/// Of a candidate: for each slot its share and its count; then these.
+/// Features of a candidate: for each slot its share and its count; then the features below.
 enum Own {
   kFirstShare = kNumCommon,
   kCalibrated = kFirstShare + 2 * kNumSlots,
@@ -46,10 +47,10 @@ enum Own {
 
 inline constexpr std::size_t kNumOwn = static_cast<std::size_t>(kNumFeatures) - static_cast<std::size_t>(kNumCommon);
 
-/// Most candidates of a position that are scored, and the least probability of a path that one may end.
+/// Most scored candidates of a position, and the least probability of a path that ends in a scored candidate.
 inline constexpr std::size_t kMostScored = 32;
 inline constexpr double kLeastScored = 0x1p-9;
-/// The least probability of all others together.
+/// Least probability of all other tokens together.
 inline constexpr double kLeastOthers = 0.003;
 
 struct Value {
@@ -57,27 +58,27 @@ struct Value {
   float value;
 };
 
-/// The features of a position that are not 0.
+/// The nonzero features of a position.
 struct Features {
   std::span<const Value> common;
-  std::span<const std::span<const Value>> own;  // of each candidate, and of all others
+  std::span<const std::span<const Value>> own;  // of each candidate, and of all others together
   std::span<const float> scores;                // logarithms of their probabilities
 };
 
-/// Finds features; keeps its memory from one position to the next.
+/// Computes features; reuses its buffers for the next position.
 class Observer {
  public:
-  /// Look at a position and the candidates that were mixed and calibrated there; `reach`: the probability of the path
-  /// to it. Returns whether there is anything to score.
+  /// Compute the features of a position and of its mixed and calibrated candidates. `reach`: the probability of the
+  /// path to the position. Returns whether there is a candidate to score.
   bool look(const Sources& sources, const MatchedContexts& found, const Mixture& mixture, bool is_inside, double reach);
 
-  /// Until the next look.
+  /// The features, valid until the next look().
   Features features() const { return {std::span(common_).first(num_common_), own_, scores_}; }
-  /// Which candidates are scored, the most probable first.
+  /// Indices of the scored candidates, the most probable first.
   std::span<const std::int16_t> scored() const { return scored_; }
-  /// Which of them a candidate is, -1 for none.
+  /// Place of a candidate in scored(), -1 if it is not scored.
   int place_of(std::size_t candidate) const { return places_[candidate + 1]; }
-  /// Which of them a token is, or how many they are.
+  /// Place of a token in scored(), or the size of scored().
   std::size_t place_of(const Mixture& mixture, Token token) const;
 
  private:
@@ -89,7 +90,7 @@ class Observer {
     values_[place][num_values_[place]++] = {static_cast<std::uint32_t>(feature), value};
   }
 
-  // Every feature comes once at most, of a position and of each candidate.
+  // Every feature occurs at most once per position and per candidate.
   std::array<Value, kNumCommon> common_;
   std::size_t num_common_ = 0;
   std::array<std::array<Value, kNumOwn>, kMostScored + 1> values_;
@@ -98,7 +99,7 @@ class Observer {
   std::vector<float> scores_;
   double total_ = 0.0;  // of the probabilities of all candidates
   std::vector<std::int16_t> scored_;
-  std::array<std::int8_t, kMaxCandidates + 1> places_;  // first of -1, which is no candidate
+  std::array<std::int8_t, kMaxCandidates + 1> places_;  // the first is for index -1, which is no candidate
 };
 
 }  // namespace speculant::mixer

@@ -1,23 +1,24 @@
-// The last word on the candidates of a position: a small network that sees what every context says about each of them.
+// The last adjustment of a position's candidates: a small network that sees the evidence of every context for each of
+// them.
 //
-// The mixture knows how far each kind of context can be trusted, and the bins which sources agree. What they don't know
-// is how much each context has seen, and how often the very candidate came after it; features.hpp makes numbers of
-// that, and network.hpp makes new probabilities of them.
+// The mixture knows the reliability of each kind of context, and the bins know which sources agree. Neither knows how
+// much text each context has seen, or how often this candidate followed it. features.hpp turns that into numbers, and
+// network.hpp turns the numbers into new probabilities.
 //
-// It goes with the neural model: where that is left out, as it takes more time than it saves or there is none, so is
-// the mixer. The weights come with the package and know no tokens. tests/models/train_mixer.py trained them, on
-// recorded outputs.
+// The mixer runs only with the neural model: without the model, because it is absent or takes more time than it saves,
+// there is no mixer either. The package contains the weights, which know no tokens. tests/models/train_mixer.py trained
+// them on recorded outputs.
 #pragma once
 
 #include "mixer/network.hpp"
 
 namespace speculant::mixer {
 
-/// Moves probabilities; keeps its memory from one position to the next.
+/// Adjusts probabilities; reuses its buffers.
 class Mixer {
  public:
-  /// Move the calibrated candidates of a position; `reach`: the probability of the path to it. Of those that a path is
-  /// too improbable for to be scored, all are scaled alike.
+  /// Adjust the calibrated candidates of a position. `reach`: the probability of the path to it. Candidates that are
+  /// too improbable on this path to be scored are all scaled by the same factor.
   void mix(const Weights& weights, const Sources& sources, const MatchedContexts& found, bool is_inside, double reach,
            Mixture& mixture);
 

@@ -13,10 +13,10 @@ namespace {
 constexpr float kLargestWeight = 100.0F;
 constexpr float kOctave = 0.69314718F;
 
-// Eight floats that the processor takes together, so that the sums of a row stay in its registers.
+// Eight floats that the processor handles together, so that the sums of a row stay in its registers.
 constexpr std::size_t kLanes = 8, kVectors = kWidth / kLanes;
 using Lanes [[gnu::vector_size(sizeof(float) * kLanes)]] = float;
-/// The same where they lie in memory.
+/// The same type, as stored in memory.
 using Stored [[gnu::vector_size(sizeof(float) * kLanes), gnu::aligned(alignof(float)), gnu::may_alias]] = float;
 
 struct Sum {
@@ -33,7 +33,7 @@ SPECULANT_INLINE void add_scaled(Sum& sum, float factor, const Row& row) {
   for (std::size_t part = 0; part < kVectors; ++part) sum.parts[part] += factor * stored[part];
 }
 
-/// Add what the network makes of candidates to their scores.
+/// Add the network's output for the candidates to their scores.
 SPECULANT_WIDE void score(const Weights& weights, const Features& features, Row* hidden, float* scores) {
   Sum common, output;
   begin(common, weights.bias);
@@ -60,7 +60,7 @@ SPECULANT_WIDE void score(const Weights& weights, const Features& features, Row*
   }
 }
 
-/// Make scores into powers of 2, of which the largest is 1.
+/// Turn scores into powers of 2; the largest is 1.
 SPECULANT_WIDE void raise(float* scores, std::size_t size, float best) {
   for (std::size_t each = 0; each < size; ++each) scores[each] = neural::exponential((scores[each] - best) * kOctave);
 }

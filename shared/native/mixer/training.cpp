@@ -10,7 +10,8 @@
 namespace speculant::mixer {
 namespace {
 
-// Sums of squared slopes at first, which bound the first steps; and the deviation of the hidden layer's first weights.
+// Initial sums of squared gradients, which limit the first steps; and the standard deviation of the hidden layer's
+// initial weights.
 constexpr float kFirstSquare = 1e-3F, kDeviation = 0.15F;
 constexpr double kLeastProbability = 1e-3;
 
@@ -29,7 +30,7 @@ class Trainer {
     const Features features = example.features();
     const auto probabilities = network_.mix(weights_, features);
     slopes_ = {};
-    std::array<Row, kMostScored + 1> below;  // slopes of the hidden layer's sums
+    std::array<Row, kMostScored + 1> below;  // gradients of the hidden layer's sums
     for (std::size_t each = 0; each < probabilities.size(); ++each) {
       const float error = probabilities[each] - (each == example.truth ? 1.0F : 0.0F);
       const Row& hidden = network_.hidden()[each];
@@ -50,7 +51,7 @@ class Trainer {
     step(as_floats(weights_), as_floats(squares_), as_floats(slopes_), rate);
   }
 
-  /// The weights; those of features that never came are 0.
+  /// The weights; weights of features that never occurred are 0.
   Weights finish() {
     for (std::size_t feature = 0; feature < kNumFeatures; ++feature) {
       const Row& squares = squares_.hidden[feature];

@@ -1,5 +1,5 @@
-// Elementary functions that give the same on every machine, as the standard library's need not: plain sums and products
-// in a fixed order. And random numbers for training.
+// Elementary functions with the same result on every machine, which the standard library does not guarantee: plain sums
+// and products in a fixed order. Also random numbers for training.
 #pragma once
 
 #include <bit>
@@ -11,13 +11,13 @@
 
 namespace speculant::neural {
 
-/// e ^ value for value <= 0, to seven digits. Written for loops that compilers turn into vectors.
+/// e ^ value for value <= 0, to seven digits. Written for loops that compilers vectorise.
 SPECULANT_INLINE float exponential(float value) {
   value = value < -80.0F ? -80.0F : value;
   const auto octaves = static_cast<std::int32_t>(value * 1.44269504F - 0.5F);
   const auto whole = static_cast<float>(octaves);
   const float rest = (value - whole * 0.693359375F) + whole * 2.12194440e-4F;  // ln 2 in two parts
-  // Taylor's series is exact enough between -0.35 and 0.35.
+  // Taylor's series is accurate enough between -0.35 and 0.35.
   float sum = (1.0F / 5040 * rest + 1.0F / 720) * rest + 1.0F / 120;
   sum = ((sum * rest + 1.0F / 24) * rest + 1.0F / 6) * rest + 0.5F;
   sum = (sum * rest + 1.0F) * rest + 1.0F;
@@ -39,14 +39,14 @@ inline double logarithm(double value) {
 /// value ^ 0.75; square roots are exact everywhere.
 inline double three_quarters_power(double value) { return std::sqrt(value) * std::sqrt(std::sqrt(value)); }
 
-/// Random words, one after another.
+/// A sequence of random words.
 class Chance {
  public:
   explicit Chance(std::uint64_t seed) : state_(seed) {}
   std::uint64_t word() { return random_stream::mix(state_ += random_stream::kGolden); }
   /// A whole number below `bound`, at most 2^32.
   std::uint64_t below(std::uint64_t bound) { return (word() >> 32) * bound >> 32; }
-  /// About as a normal distribution has it, of deviation 1: a sum of four uniform numbers.
+  /// Approximately a normal distribution with deviation 1: a sum of four uniform numbers.
   float normal() {
     const std::uint64_t bits = word();
     std::int32_t sum = -2 * 65'535;

@@ -12,7 +12,7 @@ constexpr std::size_t kAlignment = 16;  // words
 
 std::int16_t narrow(std::int32_t value) { return static_cast<std::int16_t>(std::clamp(value, INT16_MIN, INT16_MAX)); }
 
-/// Multiply rows of a table by a vector of as many elements.
+/// Multiply the rows of a table by a vector of the same width.
 template <std::size_t size>
 SPECULANT_INLINE void multiply(const std::int8_t* rows, std::size_t num_rows, const std::int16_t* values,
                                std::int32_t* products) {
@@ -40,7 +40,8 @@ SPECULANT_WIDE void multiply_rows(const std::int8_t* table, std::span<const std:
   }
 }
 
-/// What the tokens before a position come to: the sums of their places, and their mean. Null for what has no row.
+/// Summarise the tokens before a position: the scaled sum of the last places, and the mean. A null pointer stands for a
+/// token without a row.
 SPECULANT_WIDE void look_back(const std::array<const std::int8_t*, kLookBack>& rows, const std::int16_t* scales,
                               std::array<std::int32_t, kWidth>& sums, std::array<std::int16_t, kWidth>& mean) {
   for (std::size_t place = 0; place < kLookBack; ++place) {

@@ -1,17 +1,17 @@
-// A tiny language model over the tokens of the corpus: what may follow text that the corpus does not have as it stands.
+// A tiny language model over the tokens of the corpus, for text that does not occur in the corpus word for word.
 //
 // It is a log-bilinear model (Mnih and Hinton 2007) with one hidden layer:
 //
-//   m = the mean of R[w] over the last 80 tokens, newer ones weighing more
+//   m = the mean of R[w] over the last 80 tokens, with larger weights for newer ones
 //   x = sum of c[k] * R[w_k] over the last 8 tokens, newest first, + 4 c[8] * m     (* of vectors: element by element)
 //   h = max(A x + a, 0)
 //   q = x + B h
 //   score(y) = V[y] . q + bias[y], and P(y) is proportional to 2 ^ score(y)
 //
-// R, V, A and B are 8-bit numbers, all else is 16 bits wide, and sums are of 32 bits, which they can't leave whatever a
-// file holds. So the result is the same on every processor, and tests/support/neural_reference.py has the same one.
+// R, V, A and B are 8-bit numbers, and all other numbers are 16 bits wide. Sums are 32 bits wide and can't overflow,
+// whatever a file holds. So the result is the same on every processor, and in tests/support/neural_reference.py.
 //
-// A row belongs to a token; the most frequent token has row 0. The words of a model, every array at a multiple of 64
+// A row belongs to a token; the most frequent token has row 0. Words of a model, with every array at a multiple of 64
 // bytes:
 //
 //   header   version, vocabulary size, rows, and the binary places of R, V, A, B     7 words
@@ -35,14 +35,14 @@ namespace speculant::neural {
 
 inline constexpr std::uint32_t kVersion = 1;
 inline constexpr std::size_t kWidth = 64, kHidden = 128;
-/// Tokens that have a place of their own, and tokens of the mean.
+/// Number of last tokens that x scales one by one, and number of tokens in the mean.
 inline constexpr std::size_t kPlaces = 8, kLookBack = 80;
-/// Tokens that may have a row: a row is 16 bits, and 0 of them is none. The vocabulary of gpt-oss has 200,000 ids, of
-/// which a corpus of 12 MB of English uses 60,000.
+/// Most tokens with a row: a row number has 16 bits, and 0 means none. The vocabulary of gpt-oss has 200,000 ids, and a
+/// corpus of 12 MB of English uses 60,000 of them.
 inline constexpr std::size_t kMaxRows = (1 << 16) - 1;
-/// Binary places of x, h, q, a and scores; of c; most of tables.
+/// Binary places of x, h, q, a and scores; of c; and the most of any table.
 inline constexpr int kFraction = 10, kScaleFraction = 12, kMostFraction = 16;
-/// What m counts for compared with a place, and its binary places beyond those of R.
+/// Weight of m relative to a place, as a power of two, and its binary places beyond those of R.
 inline constexpr int kMeanFactorBits = 2, kMeanFraction = 8;
 enum Header { kHeaderVersion, kVocabularySize, kNumRows, kFractionR, kFractionV, kFractionA, kFractionB, kHeaderSize };
 
@@ -54,7 +54,7 @@ inline constexpr auto kMeanWeights = [] {
   return weights;
 }();
 
-/// Where the arrays of a model lie, in words.
+/// Positions of a model's arrays, in words.
 struct Layout {
   Layout(std::size_t vocabulary_size, std::size_t num_rows);
 
@@ -63,12 +63,12 @@ struct Layout {
 
 using Query = std::array<std::int16_t, kWidth>;
 
-/// A read-only view of a model's words, which must outlive it. Whatever they hold, reading stays inside of them.
+/// A read-only view of a model's words, which must outlive it. Whatever the words hold, reads stay inside them.
 class Model {
  public:
   /// No model.
   Model() = default;
-  /// Throws std::invalid_argument where the words are no model's.
+  /// Throws std::invalid_argument if the words are not a model.
   explicit Model(std::span<const std::uint32_t> words);
 
   bool empty() const { return num_rows_ == 0; }
@@ -81,7 +81,7 @@ class Model {
     const std::uint32_t row = index_[token] - 1U;  // none wraps around
     return row < num_rows_ ? row : num_rows_;
   }
-  /// What the kLookBack tokens before `end` ask for.
+  /// Return the query vector of the kLookBack tokens before `end`.
   Query query(const Token* end) const;
   /// The scores of some rows, in 1/1024 of an octave.
   void score(const Query& query, std::span<const std::uint32_t> rows, std::span<std::int32_t> scores) const;
@@ -89,7 +89,7 @@ class Model {
   void score_first(const Query& query, std::span<std::int32_t> scores) const;
   void prefetch(std::uint32_t row) const { __builtin_prefetch(tables_.output.data() + row * kWidth); }
 
-  /// All tables, and the binary places of those of 8 bits.
+  /// All tables, and the binary places of the 8-bit tables.
   struct Tables {
     std::span<const std::int8_t> context, output, hidden_in, hidden_out;
     std::span<const std::int16_t> bias, hidden_bias, scales;

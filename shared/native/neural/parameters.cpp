@@ -9,9 +9,10 @@
 namespace speculant::neural {
 namespace {
 
-// How many values may be out of reach for the sake of the others: those above a quarter of the largest one.
+// Bits by which the largest values may exceed the range, for the precision of the others: two bits clip values above a
+// quarter of the largest.
 constexpr int kMostBeyond = 2;
-constexpr float kOctave = std::numbers::log2e_v<float>;  // of a natural logarithm
+constexpr float kOctave = std::numbers::log2e_v<float>;  // octaves per unit of a natural logarithm
 
 template <class Number>
 Number rounded(float value) {
@@ -22,12 +23,11 @@ Number rounded(float value) {
 
 float power_of_two(int exponent) { return std::ldexp(1.0F, exponent); }
 
-/// The binary places with which 8-bit numbers are nearest to the values. The largest of these may be out of their
-/// reach.
+/// The number of binary places with the least squared error of the 8-bit numbers. The largest values may be clipped.
 int best_fraction(std::span<const float> values, float factor) {
   float most = 0.0F;
   for (float value : values) most = std::max(most, std::abs(value * factor));
-  int whole = kMostFraction;  // with which all are within reach
+  int whole = kMostFraction;  // keeps all values within range
   while (whole > 0 && most * power_of_two(whole) > 127.0F) --whole;
   int best = whole;
   double least = std::numeric_limits<double>::infinity();

@@ -1,4 +1,4 @@
-// A neural model as it is trained: 32-bit floats, which become the words of neural/model.hpp.
+// A neural model during training: 32-bit floats, which become the words of neural/model.hpp.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,11 @@ struct Parameters {
   std::vector<float> scales;                 // [kPlaces + 1][kWidth]
 };
 
-/// The words of a model: every number rounded, and every table scaled by the power of two that loses least.
+/// Return the words of a model: every number is rounded, and every table is scaled by the power of two that loses
+/// least.
 std::vector<std::uint32_t> words_of(const Parameters& parameters, Token vocabulary_size);
 
-/// The parameters that a model was made of, as far as it has kept them.
+/// The parameters that a model was made from, up to rounding.
 Parameters parameters_of(const Model& model);
 
 }  // namespace speculant::neural

@@ -8,19 +8,19 @@
 namespace speculant::neural {
 namespace {
 
-// The most frequent tokens, which are always scored, and most others.
+// The most frequent tokens, which are always scored, and the most other tokens that are scored.
 constexpr std::size_t kFrequent = 512, kMostOthers = 1'024;
-// Proposals that are kept: those above one in kLeastShare, or of too many those above twice that, and so on.
+// Limits of the kept proposals: more than one in kLeastShare. While there are too many, the bound is doubled.
 constexpr std::size_t kMostProposals = 32;
 constexpr std::uint32_t kLeastShare = 500;
 
-// 2 ^ -x for x from 0 to 1, in parts of kOne, as a polynomial: within 0.00008 of the truth. Weights of all tokens that
-// are scored add up to less than 2 ^ 32.
+// 2 ^ -x for x from 0 to 1, in units of kOne, as a polynomial with an error below 0.00008. The weights of all scored
+// tokens add up to less than 2 ^ 32.
 constexpr int kOneBits = 20;
 constexpr std::int32_t kTerms[] = {1'048'495, 724'548, 241'149, 40'846};
 static_assert((kFrequent + kMostOthers) << kOneBits < std::size_t{1} << 32);
 
-/// Make scores into weights: 2 ^ (score - most), where scores are in 1/1024 of an octave.
+/// Turn scores, in 1/1024 of an octave, into weights 2 ^ (score - most).
 SPECULANT_WIDE std::uint32_t weigh(std::int32_t* scores, std::size_t size, std::int32_t most) {
   std::uint32_t total = 0;
   for (std::size_t each = 0; each < size; ++each) {
@@ -68,7 +68,7 @@ std::span<const Proposal> Proposer::propose(const Model& model, const Token* end
   std::uint32_t least = total / kLeastShare;
   best_.resize(scores_.size());
   std::size_t num_kept = 0;
-  for (std::uint32_t each = 0; each < scores_.size(); ++each) {  // without a branch, which would be guessed wrongly
+  for (std::uint32_t each = 0; each < scores_.size(); ++each) {  // without a branch, which would be mispredicted
     best_[num_kept] = each;
     num_kept += static_cast<std::uint32_t>(scores_[each]) > least;
   }

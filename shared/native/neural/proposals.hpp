@@ -1,4 +1,4 @@
-// What a neural model says about the next token, as counts.
+// A neural model's predictions for the next token, as counts.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace speculant::neural {
 /// Counts are ten-thousandths of a probability.
 inline constexpr std::uint32_t kWhole = 10'000;
 
-/// What models that are as sure of their best proposal have in common, 0 to 10, by its count.
+/// Class of a model's confidence, 0 to 10, by the count of its best proposal.
 int confidence_class(std::uint32_t count);
-/// How much a model supports a proposal, 1 to 3.
+/// Class of a model's support for a proposal, 1 to 3.
 inline std::uint32_t support_class(std::uint32_t count) { return count >= 2'000 ? 3 : count >= 400 ? 2 : 1; }
 
 struct Proposal {
@@ -22,11 +22,12 @@ struct Proposal {
   std::uint32_t count;
 };
 
-/// Makes proposals; keeps its memory from one to the next.
+/// Makes proposals; reuses its buffers.
 class Proposer {
  public:
-  /// The most probable of the most frequent tokens and `others` after the kLookBack tokens before `end`, in the order
-  /// of rows and of `others`; until the next call. Tokens that the model does not know are left out.
+  /// Return the most probable tokens after the kLookBack tokens before `end`, out of the most frequent tokens and
+  /// `others`. They are in the order of rows and of `others`, and valid until the next call. Tokens that the model does
+  /// not know are left out.
   std::span<const Proposal> propose(const Model& model, const Token* end, std::span<const Token> others);
 
  private:

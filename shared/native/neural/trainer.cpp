@@ -9,10 +9,10 @@
 namespace speculant::neural {
 namespace {
 
-// Steps begin at kRate and fall evenly to kLastRate of it.
+// The learning rate begins at kRate and falls linearly to kLastRate of it.
 constexpr float kRate = 0.2F, kLastRate = 0.05F;
 
-/// Blocks of positions, by number, of which nothing is left out; as many as are learned from, evenly spread, shuffled.
+/// Numbers of the blocks to learn from, evenly spread and shuffled. Blocks that overlap a left-out part are excluded.
 std::vector<std::uint32_t> chosen_blocks(const Lesson& lesson, Chance& chance) {
   std::vector<std::uint32_t> blocks;
   auto next = lesson.left_out.begin();
@@ -26,7 +26,7 @@ std::vector<std::uint32_t> chosen_blocks(const Lesson& lesson, Chance& chance) {
   const auto size = static_cast<std::int64_t>(blocks.size());
   const std::int64_t wanted = std::max<std::int64_t>(lesson.num_positions / std::int64_t{kBlock}, 1);
   std::vector<std::uint32_t> chosen;
-  for (std::int64_t done = 0; done < wanted; done += size) {  // every pass over the text in an order of its own
+  for (std::int64_t done = 0; done < wanted; done += size) {  // every pass over the text has a different order
     const std::int64_t part = std::min(size, wanted - done);
     const auto start = std::ssize(chosen);
     for (std::int64_t each = 0; each < part; ++each) {
@@ -42,7 +42,7 @@ std::vector<std::uint32_t> chosen_blocks(const Lesson& lesson, Chance& chance) {
   return chosen;
 }
 
-/// Parameters to begin with: those of `start`, and rows for the most frequent tokens that have none yet.
+/// Initial parameters: those of `start`, and new rows for the most frequent tokens without one.
 Parameters first_parameters(const Model& start, std::span<const std::uint64_t> counts, double num_tokens) {
   Parameters parameters = start.empty() ? Parameters{} : parameters_of(start);
   Chance chance(kSeed);

@@ -8,13 +8,13 @@
 namespace speculant::neural {
 namespace {
 
-// The steps of what every position changes are smaller by this.
+// Factor of the learning rate for parameters that every position changes.
 constexpr float kDenseRate = 0.3F;
-// Elements of x that a step goes without.
+// Share of the elements of x that a step drops.
 constexpr float kDropout = 0.1F;
-// Smaller probabilities of negatives change nothing, and smaller sums of them no bias.
+// Negatives with a smaller probability change nothing, and a smaller sum of their probabilities changes no bias.
 constexpr float kLeastProbability = 1e-4F, kLeastSum = 1e-3F;
-constexpr std::size_t kDrawn = 1 << 20;  // places of the table that negatives are drawn from
+constexpr std::size_t kDrawn = 1 << 20;  // size of the table that negatives are drawn from
 
 template <std::size_t size>
 SPECULANT_INLINE void transpose(const Columns<size>& from, std::array<std::array<float, size>, kBlock>& to) {
@@ -29,7 +29,7 @@ SPECULANT_INLINE void add(float factor, const float* __restrict values, std::arr
   for (std::size_t each = 0; each < kWidth; ++each) sums[each] += factor * values[each];
 }
 
-/// Add matrix * from to `to`: of each element of `to` a row.
+/// Add matrix * from to `to`; the matrix has a row per element of `to`.
 template <std::size_t from_size, std::size_t to_size>
 SPECULANT_INLINE void multiply(const std::vector<float>& matrix, const Columns<from_size>& from, Columns<to_size>& to) {
   for (std::size_t row = 0; row < to_size; ++row) {
@@ -42,7 +42,7 @@ SPECULANT_INLINE void multiply(const std::vector<float>& matrix, const Columns<f
   }
 }
 
-/// Add the transposed matrix * from to `to`: of each element of `from` a row.
+/// Add the transposed matrix * from to `to`; the matrix has a row per element of `from`.
 template <std::size_t from_size, std::size_t to_size>
 SPECULANT_INLINE void multiply_transposed(const std::vector<float>& matrix, const Columns<from_size>& from,
                                           Columns<to_size>& to) {
@@ -56,7 +56,7 @@ SPECULANT_INLINE void multiply_transposed(const std::vector<float>& matrix, cons
   }
 }
 
-/// The gradient of a matrix: for each of its rows the sum over positions of left * right.
+/// The gradient of a matrix: for each row, the sum over positions of left * right.
 template <std::size_t rows, std::size_t columns>
 SPECULANT_INLINE void outer(const Columns<rows>& left, const std::array<std::array<float, columns>, kBlock>& right,
                             std::array<float, rows * columns>& gradient) {
@@ -100,7 +100,7 @@ Training::Training(Parameters& parameters, std::span<const double> counts)
   }
 }
 
-/// Find the vectors that a block begins with: mean_ and x_.
+/// Compute the vectors that a block begins with: mean_ and x_.
 SPECULANT_WIDE void Training::look_back(std::span<const std::uint32_t> rows) {
   for (auto* columns : {&mean_, &x_}) {
     for (auto& column : *columns) column.fill(0.0F);
@@ -151,7 +151,7 @@ SPECULANT_WIDE void Training::forward() {
   transpose(query_, query_rows_);
 }
 
-/// Compare every target with the same negatives: what scores_ and target_gradient_ hold then are gradients of scores.
+/// Compare every target with the same negatives. Afterwards scores_ and target_gradient_ hold gradients of scores.
 SPECULANT_WIDE void Training::compare() {
   for (std::uint32_t& row : negatives_) row = drawn_[chance_.below(kDrawn)];
   for (std::size_t number = 0; number < kNegatives; ++number) {
@@ -193,7 +193,7 @@ SPECULANT_WIDE void Training::compare() {
     }
   }
   for (std::size_t position = 0; position < kBlock; ++position) {
-    const bool is_known = targets_[position] < num_rows_;  // of others nothing is learned
+    const bool is_known = targets_[position] < num_rows_;  // other targets teach nothing
     total[position] = is_known ? 1.0F / total[position] : 0.0F;
     target_gradient_[position] = is_known ? target[position] * total[position] - 1.0F : 0.0F;
   }

@@ -1,4 +1,4 @@
-// The steps of training a neural model; trainer.hpp says how it is trained.
+// The steps of training a neural model; trainer.hpp describes the method.
 #pragma once
 
 #include <array>
@@ -13,22 +13,22 @@
 
 namespace speculant::neural {
 
-/// Positions of a step, and tokens that theirs are told from.
+/// Positions per step, and negatives that a step's tokens are compared with.
 inline constexpr std::size_t kBlock = 32, kNegatives = 256;
 inline constexpr std::uint64_t kSeed = 1;
-/// A token that the text does not hold counts as this often.
+/// Count of a token that the text does not contain.
 inline constexpr double kUnseenCount = 0.1;
-/// Adagrad's sums of squares at first.
+/// Initial value of Adagrad's sums of squares.
 inline constexpr float kFirstSquare = 1e-2F;
 
-/// For each element of a vector, a number for each position of a block: loops over positions become vectors.
+/// Per element of a vector, a number for each position of a block: loops over positions vectorise.
 template <std::size_t size>
 using Columns = std::array<std::array<float, kBlock>, size>;
 
 /// A table, and Adagrad's sums of squares.
 struct Table {
   explicit Table(std::vector<float>& values) : values(values), squares(values.size(), kFirstSquare) {}
-  /// Take a step down a gradient, from an element on.
+  /// Take a gradient step, from element `first` on.
   SPECULANT_INLINE void step(std::size_t first, std::span<const float> gradient, float rate) {
     float* __restrict value = values.data() + first;
     float* __restrict square = squares.data() + first;
@@ -42,13 +42,14 @@ struct Table {
   std::vector<float> squares;
 };
 
-/// What is learned, step by step; a block of positions is a step.
+/// The state of training; each step learns from one block of positions.
 class Training {
  public:
-  /// `counts`: how often the token of every row occurs.
+  /// `counts`: occurrences of the token of every row.
   Training(Parameters& parameters, std::span<const double> counts);
 
-  /// Learn from the positions from `start` on that have a token with a row. Takes rows of the kLookBack tokens before.
+  /// Learn from a block's tokens that have a row. `rows`: the rows of the kLookBack tokens before the block and of its
+  /// tokens.
   void learn(std::span<const std::uint32_t> rows, float rate);
 
  private:
@@ -60,11 +61,11 @@ class Training {
 
   std::size_t num_rows_;
   Table context_, output_, bias_, hidden_in_, hidden_out_, hidden_bias_, scales_;
-  std::vector<std::uint32_t> drawn_;  // rows, as often as their noise is probable
-  std::vector<float> log_noise_;      // how often a row is expected among negatives, as a logarithm
+  std::vector<std::uint32_t> drawn_;  // rows, in proportion to their noise probability
+  std::vector<float> log_noise_;      // logarithm of a row's expected number among the negatives
   Chance chance_{kSeed};
 
-  // The block: rows of tokens before each position, num_rows_ for none, and of its own token.
+  // The block: rows of the tokens before each position, num_rows_ for none, and the row of its own token.
   std::array<std::array<std::uint32_t, kPlaces>, kBlock> before_;
   std::array<std::uint32_t, kBlock> targets_;
   std::array<std::uint32_t, kNegatives> negatives_;
