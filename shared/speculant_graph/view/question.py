@@ -1,4 +1,4 @@
-"""The explorer's requests, with the bounds of their fields."""
+"""The explorer's requests, with the limits of their fields."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class Question(BaseModel):
     token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=MAX_TOKENS)] | None = None
     """as token ids."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
-    """Most successors shown of a context."""
+    """Maximum number of successors to show per context."""
     strategy: NgramStrategyName | None = None
     """Drafting strategy; None for the server's setting."""
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None
-    """Most nodes of the draft; None for the server's setting, or the most allowed."""
+    """Maximum nodes of the draft; None for the server's setting, limited to the maximum."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the strategy ``sampling``."""
     places: Annotated[int, Field(ge=0, le=MAX_PLACES)] = 0
-    """Most places of the longest known suffix in the files of the corpus; 0 disables the search."""
+    """Maximum number of places of the longest known suffix in the corpus files; 0 disables the search."""
 
     @classmethod
     def read(cls, body: bytes) -> Question:
         """Read a question.
 
         Raises:
-            DraftRequestError: it is invalid; one line that ends with the fix.
+            DraftRequestError: the question is invalid; the message is one line that ends with the fix.
         """
         try:
             question = cls.model_validate(read_json(body))
