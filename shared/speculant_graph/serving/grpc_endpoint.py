@@ -229,7 +229,7 @@ class GrpcEndpoint:
         await self._server.stop(None)
 
     def close(self) -> None:
-        """Remove sockets and locks; the server must have stopped."""
+        """Remove sockets, and release their locks; the server must have stopped."""
         for path in self._paths:
             path.unlink(missing_ok=True)
         for lock in self._locks:
