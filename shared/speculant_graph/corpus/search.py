@@ -270,7 +270,7 @@ def _places_in_records(file: CorpusFile, source: Source, searched: _Searched) ->
 
 
 def _position_in_raw(raw: str, start: int, text: str, position: int, needle: str) -> int:
-    """Return the position in a record's JSON of a character of its text, or the nearest known position."""
+    """Return the position of a text's character in the record's JSON, or the nearest known position."""
     for is_ascii in (False, True):
         whole, before = (json.dumps(part, ensure_ascii=is_ascii)[1:-1] for part in (text, text[:position]))
         value = raw.rfind(whole, 0, start + len(whole)) if start else -1  # another match in the same text
