@@ -170,7 +170,7 @@ class Draft:
         )  # fmt: skip
 
     def best_path(self) -> Draft:
-        """Return the chain from the root to the most probable leaf that its first children lead to.
+        """Return the chain from the root through the first child of each node.
 
         Strategies list the best child of a node first.
         """

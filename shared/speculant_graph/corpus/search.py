@@ -216,7 +216,7 @@ def _occurrences(texts: Iterator[str], searched: _Searched) -> Iterator[_Occurre
 
 
 def _has_tokens(buffer: str, at: int, searched: _Searched, *, is_first: bool, is_last: bool) -> bool:
-    """Return whether an occurrence of a context's characters has its tokens, too."""
+    """Return whether an occurrence of a context's characters also has its tokens."""
     if searched.is_at_start:
         return is_first and at == 0
     if not searched.is_cuttable:

@@ -138,7 +138,7 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
     """Refuse a strategy without a source to draft from.
 
     Raises:
-        ConfigError: the strategy needs a graph, or is a verifier's own.
+        ConfigError: the strategy needs a graph, or runs only in a verifier.
     """
     if config.strategy not in NGRAM_STRATEGIES:
         raise ConfigError(

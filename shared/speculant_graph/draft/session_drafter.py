@@ -1,7 +1,7 @@
 """Drafts for many sequences, from a graph and from the sequences' own accepted text.
 
 A caller opens a sequence, extends it with accepted tokens, drafts for it, and closes it. Every draft uses all text
-known at that moment; accepted tokens improve the next draft. Depends on neither sockets nor models.
+known at that moment; accepted tokens improve the next draft. This module depends on neither sockets nor models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_NODES = 2_048
 MAX_SUPPORT = 1 << 27
 """Number of distribution entries that fit into a gigabyte."""
 NUM_SEEDS = 1 << 64
-"""Number of different seeds, or positions, in the core: they have 64 bits."""
+"""Number of distinct seeds, and of positions: the core stores them in 64 bits."""
 _MOST_KEPT = 256
 
 
@@ -256,7 +256,7 @@ class SessionDrafter:
         )
 
     def num_bytes(self, session_id: int) -> int:
-        """Return a sequence's own memory in bytes.
+        """Return the memory that a sequence itself uses, in bytes.
 
         Raises:
             DraftRequestError: there is no such sequence.

@@ -53,8 +53,9 @@ class NgramDiGraph(_DiGraph):
 
         Args:
             graph: the graph.
-            decode: token ids to text, for the attribute ``text``; the graph's tokenizer if None. If it is not on this
-                machine, the text is empty. It is loaded at the first access to a token, and never downloaded.
+            decode: converts token ids to text, for the attribute ``text``. None uses the graph's tokenizer, which is
+                loaded at the first access to a token and never downloaded. If it is not on this machine, the text is
+                empty.
         """
         super().__init__()
         metadata = graph.metadata

@@ -45,7 +45,7 @@ class Successors:
     """The successors of a context, by ascending token id."""
 
     token_ids: UInt32Array
-    """Shape ``[s]``, ascending; a copy."""
+    """Token ids, shape ``[s]``, ascending; a copy."""
     counts: UInt32Array
     """Counts, shape ``[s]``; all positive."""
 
@@ -60,11 +60,11 @@ class Successors:
 
     @property
     def probabilities(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Shape ``[s]``, P(token | context) = count / total."""
+        """P(token | context) = count / total, shape ``[s]``."""
         return self.counts / max(1, self.total)
 
     def most_common(self, n: int | None = None) -> list[tuple[TokenId, int]]:
-        """Return the n most frequent successors with their counts, ties by lower id; all if None."""
+        """Return the n most frequent successors (all if None) with their counts; ties are ordered by id."""
         size = None if n is None else _whole(n, "n")
         ranked = np.argsort(-self.counts.astype(np.int64), kind="stable")[:size]
         return list(zip(self.token_ids[ranked].tolist(), self.counts[ranked].tolist(), strict=True))
@@ -77,7 +77,7 @@ _NETWORKX_NAMES = frozenset({
     "number_of_nodes", "order", "out_degree", "out_edges", "pred", "predecessors", "remove_edge", "remove_node",
     "reverse", "size", "subgraph", "succ", "to_directed", "to_undirected",
 })  # fmt: skip
-"""Names of a :class:`networkx.DiGraph`; the error for them points to the view."""
+"""Attributes of a :class:`networkx.DiGraph`; the error for them points to the networkx view."""
 _NO_IDS = "look-ups take a sequence of token ids; encode text with the graph's tokenizer first"
 NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 

@@ -28,15 +28,15 @@ class Question(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     text: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
-    """The context, as text; or"""
+    """The context as text; a question has either this or ``token_ids``."""
     token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=MAX_TOKENS)] | None = None
-    """as token ids."""
+    """The context as token ids."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
     """Maximum number of successors to show per context."""
     strategy: NgramStrategyName | None = None
     """Drafting strategy; None for the server's setting."""
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None
-    """Maximum nodes of the draft; None for the server's setting, limited to the maximum."""
+    """Maximum number of nodes in the draft; None for the server's setting, limited by the page."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the strategy ``sampling``."""
     places: Annotated[int, Field(ge=0, le=MAX_PLACES)] = 0

@@ -31,7 +31,7 @@ class FoldJob:
     folder: str
     """The fold's folder. It contains the text, ``tokens``, and after the fold the graph, ``graph``."""
     num_documents: int
-    """Documents in the text, with separators between them."""
+    """Number of documents in the text; separators are between them."""
     tokenizer: Fingerprint
     """Tokenizer of the text."""
     older: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class FoldJob:
 
     @property
     def graph(self) -> Path:
-        """The result."""
+        """The resulting graph file."""
         return Path(self.folder) / "graph"
 
     @property

@@ -1,7 +1,7 @@
 """The process of a fold: ``python -m speculant_graph.draft.learning.fold_worker JOB`` counts text into a graph file.
 
-It reads and writes in its job's folder and reads older graph files. Its standard input closes when its parent ends;
-then it ends, too.
+It reads and writes in its job's folder and reads older graph files. It ends with its parent, because then its standard
+input closes.
 """
 
 from __future__ import annotations

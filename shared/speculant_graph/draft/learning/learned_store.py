@@ -47,7 +47,7 @@ _Tables = TypeVar("_Tables")
 
 
 class Memory:
-    """The accepted text of one tenant's sequences; look-ups find the newest first."""
+    """The accepted text of one tenant's sequences; lookups find the newest text first."""
 
     def __init__(self, tenant: str, max_tokens: int) -> None:
         """Make an empty memory of at most ``max_tokens`` tokens."""
