@@ -1,10 +1,10 @@
 """Reads all settings in one way: flags > environment > TOML file > defaults, from the classes in :mod:`.config`.
 
-A command declares a :class:`CommandSettings` whose sections are configuration classes. For a field ``max_order`` of
-the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` if no other section has it),
-``SPECULANT_GRAPH__MAX_ORDER``, and ``max_order`` under ``[graph]`` in ``speculant.toml`` (or the file named by
-``--config`` or ``SPECULANT_CONFIG``). Flags may have underscores, too. One file serves all commands; each reads the
-sections it knows.
+A command declares a :class:`CommandSettings` whose sections are configuration classes. For example, the field
+``max_order`` of the section ``graph`` has the flag ``--graph.max-order`` (or ``--max-order`` if no other section has
+it) and the variable ``SPECULANT_GRAPH__MAX_ORDER``. In the TOML file it is ``max_order`` under ``[graph]``. The file is
+``speculant.toml``, or is named by ``--config`` or ``SPECULANT_CONFIG``. Flags may also have underscores. One file
+serves all commands; each reads the sections that it knows.
 """
 
 from __future__ import annotations

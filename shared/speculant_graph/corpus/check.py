@@ -41,8 +41,8 @@ def check_corpus(
 ) -> CheckedCorpus:
     """Read all files once, up to the last record, and determine how to read each.
 
-    A ``.json`` file that a search found counts as plain text if it is one object without the text field, such as the
-    ``package.json`` of source code.
+    A ``.json`` file that was found in a folder or by a pattern is plain text if it is one object without the text
+    field. An example is the ``package.json`` of source code.
 
     Args:
         files: the files.

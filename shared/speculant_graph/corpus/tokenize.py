@@ -50,9 +50,9 @@ _CUT_PROBES = (
 def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
     """Return the identity of a tokenizer.
 
-    The digest is SHA-256 over canonical JSON of the vocabulary with added tokens in order of id, the merges and the
-    names of special tokens. A transformers tokenizer's ``backend_tokenizer`` has the digest of the file from which it
-    was loaded.
+    The digest is SHA-256 over canonical JSON. The JSON has the vocabulary with added tokens in order of id, the merges
+    and the names of special tokens. A transformers tokenizer's ``backend_tokenizer`` has the digest of the file from
+    which it was loaded.
 
     Args:
         name: the name that it was loaded by, for messages.

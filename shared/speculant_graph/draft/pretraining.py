@@ -1,8 +1,7 @@
 """Calibration before the first request, learned from a held-out slice of the corpus.
 
-Most of the corpus is counted into a temporary graph. Pieces of the rest are replayed as requests, so that the tables
-learn how reliable each kind of context is in such text. The final graph counts the whole corpus, including the held-out
-pieces.
+Most of the corpus is counted into a temporary graph. Pieces of the rest are replayed as requests. The tables learn from
+them how reliable each kind of context is. The final graph counts the whole corpus, including the held-out pieces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A graph as a read-only :class:`networkx.DiGraph` whose nodes and edges are computed on access.
 
-NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here they are views of the arrays,
-so NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that they access.
+NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here they are views of the arrays.
+So NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that they access.
 """
 
 from __future__ import annotations

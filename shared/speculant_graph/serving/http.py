@@ -37,8 +37,8 @@ PRINCIPAL = "speculant.principal"
 _CLIENT_LEFT = 499
 """Status that proxies log if a client disconnects before the response."""
 _MAX_DISCARDED = 16
-"""A body that is too large is read and discarded up to this multiple of the allowed size, because most clients read the
-response only after they have sent the whole body."""
+"""A body that is too large is read and discarded up to this multiple of the allowed size. The reason: most clients read
+the response only after they have sent the whole body."""
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
 """Limits of a request's first line and headers, which arrive before the client is known."""

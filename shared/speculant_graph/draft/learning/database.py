@@ -43,7 +43,7 @@ class Database:
     """An open database: texts as little-endian 32-bit token ids, oldest first, and states by name.
 
     The id of a text is the time when it was added, in milliseconds since 1970, or the previous id plus one. Ids
-    increase even if all earlier texts are removed or the clock is set back, so a range of ids identifies its texts
+    increase even if all earlier texts are removed or the clock is set back. So a range of ids identifies its texts
     permanently.
     """
 

@@ -74,8 +74,8 @@ class LearnedFiles:
             max_tokens: number of tokens kept for each tenant; the oldest are removed first. With folds, the maximum
                 number that :meth:`load` returns.
             fold: whether and when older text becomes graphs, and how much of them is kept.
-            on_graphs: called in a thread of this object with the name of a tenant's files (:func:`name_of`) and its
-                graphs, oldest first, by :meth:`announce` and when they have changed.
+            on_graphs: called with the name of a tenant's files (:func:`name_of`) and its graphs, oldest first.
+                :meth:`announce` and every change of the graphs call it, in a thread of this object.
             on_fold: called in the same thread with the duration of every finished fold in seconds, and whether it
                 succeeded.
 
