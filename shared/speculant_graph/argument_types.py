@@ -1,4 +1,4 @@
-"""Checks the types of a constructor's arguments, and names the argument that is wrong."""
+"""Checks the types of a constructor's arguments, and names the wrong argument."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def require_types(values: Mapping[str, object], expected: Mapping[str, type | tu
     """Refuse arguments of another type than expected; None stands for the default.
 
     Args:
-        values: the arguments by name; it may contain others.
-        expected: the class of each argument that is checked.
+        values: the arguments by name; others are ignored.
+        expected: the class of each argument to check.
 
     Raises:
         ConfigError: an argument is of another type; the error names the argument and the expected type.
@@ -33,10 +33,10 @@ def require_types(values: Mapping[str, object], expected: Mapping[str, type | tu
 
 
 def require_paths(name: str, value: Any) -> list[str | Path]:
-    """Return the paths of an argument that is one file's name or several; None means no paths.
+    """Return the paths in an argument, which is a file name or several; None means no paths.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         value: the argument.
 
     Raises:
@@ -52,7 +52,7 @@ def require_methods(name: str, value: object, methods: tuple[str, ...]) -> None:
     """Refuse an argument that lacks methods; None stands for the default.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         value: the argument.
         methods: the names of its methods.
 

@@ -1,4 +1,4 @@
-"""The base of all classes of settings, and its messages about invalid values."""
+"""The base class of all settings, and its messages about invalid values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Config(BaseModel):
             return
         except ValidationError as error:
             wrong = setting_error(error, type(self))
-        raise wrong  # outside of the handler: pydantic's error would keep all callers' frames alive
+        raise wrong  # raised outside of the handler, because pydantic's error would keep all callers' frames alive
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested settings don't call it
 
@@ -59,11 +59,11 @@ _VALUES.maxstring = _VALUES.maxlong = 120
 
 
 def shown_problem(problem: Mapping[str, Any], name: str) -> str:
-    """Return the problem of a setting, ``{field}``, in one line; secrets are not shown.
+    """Return the problem of a setting in one line, with ``{field}`` for its name; secrets are not shown.
 
     Args:
         problem: one of pydantic's ``ValidationError.errors()``.
-        name: of the setting, with its section.
+        name: name of the setting, with its section.
     """
     value = problem.get("input")
     is_shown = isinstance(value, str | int | float) and not _SECRET_WORDS & set(re.split(r"[._]", name))
@@ -71,14 +71,14 @@ def shown_problem(problem: Mapping[str, Any], name: str) -> str:
 
 
 def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
-    """Return the names of a setting in the location of pydantic's error: ``["prediction"]``.
+    """Return the names of the setting in the location of a pydantic error: ``["prediction"]``.
 
-    In the location, keys of tables are named [key], list items by their index, and a setting of several types once by
-    each type.
+    A location also contains table keys as [key], the indices of list items, and each type of a setting with several
+    types.
 
     Args:
-        location: where the error is, below ``kind``.
-        kind: the settings, or the sections with settings.
+        location: the location of the error, below ``kind``.
+        kind: the class of settings, or of sections with settings.
     """
     names = [part for part in location if isinstance(part, str) and part != "[key]"]
     annotation = kind.model_fields[names[0]].annotation if names and names[0] in kind.model_fields else None
@@ -93,7 +93,7 @@ def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
 
     Args:
         error: pydantic's errors.
-        kind: the settings.
+        kind: the class of settings.
     """
     problem: Any = error.errors(include_url=False)[0]
     location = names_in(problem["loc"], kind)

@@ -1,7 +1,7 @@
-"""Every setting of the project, declared once: name, type, default, bounds and meaning.
+"""Declares every setting of the project once: name, type, default, bounds and meaning.
 
-Flags, environment variables and TOML keys are made from these classes (:mod:`speculant_graph.settings`), and so is
-'--help'. All are frozen and refuse unknown names.
+:mod:`speculant_graph.settings` makes flags, environment variables, TOML keys and '--help' from these classes. All are
+frozen and refuse unknown names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from speculant_graph.types import (
 )
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
-"""The model the project is made for."""
+"""Default model, for which the project is made."""
 
 MINIMUM_BUILD_MEMORY = 512_000_000
 """Bytes that Python, the tokenizer and the smallest useful partition take together."""
@@ -187,7 +187,7 @@ class AccessConfig(Config):
 
 
 OPEN_ACCESS = AccessConfig()
-"""Every client that can connect may use all."""
+"""Lets every client that can connect use everything."""
 
 
 class ServerConfig(Config):

@@ -1,4 +1,4 @@
-"""Every error that a user of the project can see, in one tree, and the table of servers' responses to each kind.
+"""Every error that a user can see, in one tree, and a table of servers' responses to each kind.
 
 .. code-block:: text
 
@@ -23,7 +23,7 @@
         ├── GenerationRequestError   the prompt or its settings are wrong
         └── GenerationMemoryError    there was no memory for it
 
-An error has a kind, a message, a fix and a field. As text it is one line that ends with the fix. This module does not
+An error has a kind, a message, a fix and a field. Its text is one line that ends with the fix. This module does not
 depend on gRPC, torch or the command line.
 """
 
@@ -79,7 +79,7 @@ ANSWERS = {
     "drafter_unavailable": _UNAVAILABLE,
     "out_of_memory": _UNAVAILABLE,
 }
-"""Responses by kind of error. Only the server's log has the details of INTERNAL, or 500."""
+"""Responses by kind of error. Only the server's log has the details of an INTERNAL (500) error."""
 
 
 class SpeculantError(Exception):
@@ -89,7 +89,7 @@ class SpeculantError(Exception):
     """A key of :data:`ANSWERS`."""
 
     def __init__(self, message: str, *, fix: str = "", field: str = "") -> None:
-        """Make an error; as text it is ``message; fix``.
+        """Make an error; its text is ``message; fix``.
 
         Args:
             message: the problem; ``{field}`` stands for the field's name, here and in ``fix``.
@@ -121,7 +121,7 @@ class SpeculantError(Exception):
         return other
 
     def as_class(self, kind: Callable[..., _Error], field: str | None = None) -> _Error:
-        """Return an error of another class with the same text, about ``field`` if given."""
+        """Return an error of another class with the same text, and with another field if given."""
         message, fix = self._texts
         return kind(message, fix=fix, field=self.field if field is None else field)
 
@@ -140,7 +140,7 @@ class CorpusError(SpeculantError):
             message: the problem.
             fix: the fix.
             field: the wrong setting.
-            problems: the problems of several files; as text they stand between message and fix.
+            problems: the problems of several files; the text has them between message and fix.
         """
         super().__init__(message, fix=fix, field=field)
         self.problems = problems
@@ -190,7 +190,7 @@ class UnservedRequestError(DraftRequestError):
 
 
 class UnavailableError(SpeculantError):
-    """A server can't answer now; the same request may be answered later."""
+    """A server can't answer now; the same request may succeed later."""
 
     kind = "unavailable"
 
@@ -205,7 +205,7 @@ class OverloadError(UnavailableError):
 
         Args:
             message: the exceeded limit.
-            retry_delay_s: when to retry, in seconds.
+            retry_delay_s: seconds to wait before a retry.
             fix: the fix.
             field: the field of the request.
         """

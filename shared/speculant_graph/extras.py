@@ -1,4 +1,4 @@
-"""Optional modules: the error for a missing one has the command that installs it; other import errors are bugs."""
+"""Explains missing optional modules with the command that installs them; other import errors are bugs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def missing_extra(error: ImportError, extra: str) -> str | None:
         extra: the extra that installs all modules that the importing part needs.
 
     Returns:
-        One line with the command to run; None if the module is not optional, so that the error is a bug.
+        One line with the command to run; None if the module is not optional, because then the error is a bug.
     """
     module = (error.name or "").split(".")[0]
     if not isinstance(error, ModuleNotFoundError) or not module or module.startswith("speculant_"):

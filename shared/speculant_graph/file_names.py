@@ -1,6 +1,6 @@
-"""Names of files that are not UTF-8: how they are stored and printed.
+"""Stores and prints file names that are not UTF-8.
 
-Python keeps such bytes as half surrogate pairs (``os.fsdecode``), which no encoder of text accepts.
+Python represents bytes that are not UTF-8 as unpaired surrogates (``os.fsdecode``), which no text encoder accepts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _MARK = "\0"
 
 
 def displayed(text: str) -> str:
-    r"""Return a text with bytes that were not UTF-8 as escapes: ``caf\xe9.txt``."""
+    r"""Return a text with escapes for bytes that were not UTF-8: ``caf\xe9.txt``."""
     return _UNDECODABLE.sub(_spell_out, text)
 
 
 def json_text(content: object, indent: int | None = None) -> str:
-    """Return JSON in ASCII for other programs, with bytes of names that are not UTF-8 as escapes.
+    """Return JSON in ASCII for other programs, with escapes for bytes of names that are not UTF-8.
 
     Args:
         content: values that ``json`` accepts; others are converted to text.
@@ -40,12 +40,12 @@ def _spell_out(found: re.Match[str]) -> str:
 
 
 def stored_name(name: str) -> str:
-    """Return a name in a form that JSON can store: unchanged, or a mark and one character for each byte."""
+    """Return a name in a form that JSON can store: unchanged, or as a mark and one character per byte."""
     return _MARK + os.fsencode(name).decode("latin-1") if _UNDECODABLE.search(name) else name
 
 
 def name_of_stored(stored: str) -> str:
-    """Return the name from its stored form; inverts :func:`stored_name`.
+    """Return the name from its stored form; the inverse of :func:`stored_name`.
 
     Raises:
         ValueError: no name has this stored form.
@@ -56,7 +56,7 @@ def name_of_stored(stored: str) -> str:
 
 
 class StoredName:
-    """Makes pydantic write names to JSON with :func:`stored_name`, and read them back."""
+    """Makes pydantic write names to JSON with :func:`stored_name`, and read them with :func:`name_of_stored`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """Return pydantic's schema of a name; importing this module does not import pydantic."""

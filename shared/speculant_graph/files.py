@@ -16,14 +16,14 @@ from typing import Any, BinaryIO, TextIO
 from speculant_graph.errors import GraphFileError, SpeculantError
 
 _NAME_BYTES = 200
-"""File systems limit names to 255 bytes, so long names are truncated."""
+"""Length to which long names are truncated: file systems limit names to 255 bytes."""
 
 
 @contextmanager
 def workspace(output: Path) -> Iterator[Path]:
-    """Make a hidden folder next to ``output`` for the one process that writes it, and remove it at the end.
+    """Make a hidden folder next to ``output`` for the only process that writes it, and remove the folder at the end.
 
-    Files of a killed process are removed, too; a running process holds a lock.
+    Files of a killed process are removed, too. A running process holds a lock on its folder.
 
     Raises:
         GraphFileError: another process is writing the same file, or the folder can't be created.
@@ -65,15 +65,15 @@ def _lock(folder: Path, output: Path) -> TextIO:
 def replacing(
     path: Path, check: Callable[[Path], object], folder: Path | None = None, *, is_folder: bool = False
 ) -> Iterator[Path]:
-    """Yield a path to write to; the result replaces ``path`` once it is on disk and passes the check.
+    """Yield a path to write to. The result replaces ``path`` after it is on disk and has passed the check.
 
-    After any error, including an interruption, ``path`` is unchanged, and no other file is left. A link stays a link:
-    the file that it points to is replaced. Permissions and owner of the old file stay.
+    After any error, including an interruption, ``path`` is unchanged, and no other file remains. If ``path`` is a link,
+    its target is replaced. The new file gets permissions and owner of the old file.
 
     Args:
         path: the file.
-        check: reads the written file; its error has the problem.
-        folder: the folder to write in, on the same file system; next to the file if None.
+        check: reads the written file, and raises an error if it has a problem.
+        folder: the folder to write in, on the same file system; None writes next to the file.
         is_folder: the result is a new folder, at a path that does not exist yet.
 
     Raises:
@@ -101,7 +101,7 @@ def replacing(
             with contextlib.suppress(FileNotFoundError):
                 _keep_access(target, temporary)
             temporary.replace(target)
-            with contextlib.suppress(PermissionError):  # no read permission: the name reaches the disk later
+            with contextlib.suppress(PermissionError):  # without read permission, the name reaches the disk later
                 sync(target.parent)
         finally:
             if temporary.is_dir():
@@ -114,7 +114,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
     """Write a small file, as :func:`replacing` does.
 
     Raises:
-        GraphFileError: as there.
+        GraphFileError: see :func:`replacing`.
     """
 
     def check(written: Path) -> None:
@@ -139,7 +139,7 @@ def writing(path: Path) -> Iterator[None]:
     """Explain errors of the operating system while ``path`` is written.
 
     Raises:
-        GraphFileError: an error occurred.
+        GraphFileError: the operating system reported an error.
     """
     try:
         yield

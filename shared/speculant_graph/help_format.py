@@ -15,7 +15,7 @@ _KINDS = {"Path": "FILE", "str": "TEXT", "int": "N", "float": "X", "ByteSize": "
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
-    """Lists each flag once, shows values as the user types them, and shows only existing defaults."""
+    """Lists each flag once, shows values as the user types them, and omits missing defaults."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         """Take the arguments that argparse passes."""

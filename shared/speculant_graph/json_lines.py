@@ -1,4 +1,4 @@
-"""Reads JSON that people write: a repeated name in an object is an error instead of a silent loss."""
+"""Reads JSON that people write: a repeated name in an object is an error, so no value is lost silently."""
 
 from __future__ import annotations
 

@@ -24,15 +24,15 @@ _SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
 
 
 def silence() -> None:
-    """Turn the packages' messages off: the state a library must start in."""
+    """Turn the packages' messages off: this is the state in which a library must start."""
     for package in _PACKAGES:
         logger.disable(package)
 
 
 def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
-    """Send the packages' messages to standard error; for programs, never called by the library.
+    """Send the packages' messages to standard error. Only programs call this, never the library.
 
-    Each message looks up standard error when it is logged, so that progress bars there stay below the messages.
+    Each message goes to the current ``sys.stderr``, so that progress bars there stay below the messages.
 
     Args:
         level: lowest level of the messages to show.
@@ -40,7 +40,7 @@ def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
             (``request_id``, ``method``, ``graph``, ...), and for an exception its type and traceback.
     """
     logger.remove()
-    # Values of variables are never printed (diagnose=False), because they may contain text of users.
+    # Values of variables are never printed (diagnose=False), because they may contain users' text.
     if log_format == "json":
         logger.add(_write_json, level=level, format="", backtrace=False, diagnose=False)
     else:

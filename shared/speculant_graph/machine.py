@@ -32,7 +32,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -50,9 +50,9 @@ def available_bytes() -> int | None:
 def _control_groups(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> list[tuple[int, int]]:
-    """Return limit and use of this process's control groups that limit memory, including their parents.
+    """Return the memory limit and usage of this process's control groups and their parents.
 
-    Pages of files do not count as used, because the system reclaims them before it kills a process.
+    File pages do not count as used, because the system reclaims them before it kills a process.
     """
     found = []
     for line in _lines(own):
@@ -62,7 +62,7 @@ def _control_groups(
         top = root / controllers
         limit, use, prefix = _GROUP_FILES[controllers]
         folder = top / name.lstrip("/")
-        # Inside of a container its own group may appear as the root, under any name outside.
+        # Inside of a container, its own group may appear as the root, with any name outside.
         for each in (folder, *folder.parents) if folder.is_dir() else (top,):
             try:
                 pages = dict(line.split() for line in (each / "memory.stat").read_text(encoding="ascii").splitlines())
@@ -77,7 +77,7 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""For both versions of control groups: the files of limit and use, and the prefix of a group's sums of pages."""
+"""For both versions of control groups: the files of limit and usage, and the prefix of a group's totals of pages."""
 
 
 def _status_bytes(name: str) -> int:

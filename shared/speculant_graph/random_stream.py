@@ -1,7 +1,7 @@
 """Counter-based random numbers: a pure function of (seed, position, stream).
 
-A request that is retried, moved to another batch or decoded with other drafts draws the same numbers, because there is
-no generator state. The mixing function is SplitMix64's finaliser (Steele, Lea and Flood 2014).
+There is no generator state. So a request draws the same numbers if it is retried, moved to another batch or decoded
+with other drafts. The mixing function is SplitMix64's finaliser (Steele, Lea and Flood 2014).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 WORD_FACTORS = _FIRST_FACTOR, _SECOND_FACTOR
 """Factors of the finaliser, which shifts by 30, 27 and 31 bits."""
 TOKEN_FACTOR, TOKEN_OFFSET = _FIRST_FACTOR, _GOLDEN
-"""Noise of a token mixes the key with ``token * TOKEN_FACTOR + TOKEN_OFFSET``."""
+"""The noise of a token mixes the key with ``token * TOKEN_FACTOR + TOKEN_OFFSET``."""
 TARGET_STREAM = 0
-"""The verifier's choice of tokens: noise that a drafter may reproduce."""
+"""Stream of the verifier's choice of tokens: noise that a drafter may reproduce."""
 PROPOSAL_STREAM = 1
-"""The drafter's choice of proposals: must be independent of the verifier's."""
+"""Stream of the drafter's proposals, which must be independent of the verifier's choice."""
 RULE_STREAM = 2
-"""Numbers of verification rules, indexed by the count of earlier draws; never used for a position's own choice."""
+"""Stream of the verification rules, indexed by the number of earlier draws; never used to choose a position's token."""
 STEP_STREAM = 3
-"""Seeds of drafts that must not reuse the numbers of earlier drafts of their sequence."""
+"""Stream of seeds for drafts that must not reuse the numbers of earlier drafts of their sequence."""
 TREE_STREAM = 4
-"""Nodes of sampled trees: node j takes the number of stream ``TREE_STREAM + j`` at the position of the draft's first
-token. So there must be no higher streams."""
+"""First stream of the nodes of sampled trees: node j takes the number of stream ``TREE_STREAM + j`` at the position of
+the draft's first token. So all higher stream numbers are in use."""
 
 
 def _mix(value: int) -> int:
@@ -38,7 +38,7 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
     Args:
         seed: the request's seed, any integer (taken modulo 2**64).
-        position: absolute index in the sequence of the token that the number decides.
+        position: absolute index in the sequence of the token that depends on the number.
         stream: the number's purpose; streams of one seed are independent.
     """
     word = _mix((seed + _GOLDEN * (stream + 1)) & _MASK)
@@ -47,7 +47,7 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return 64 bits that are mixed with every token of a position, into words whose first 52 bits are Gumbel noise.
+    """Return the 64-bit key of a position. Mixing it with a token gives a word whose first 52 bits make Gumbel noise.
 
     ``argmax(log p + noise)`` is a draw from p. A drafter and a verifier that use the same noise for similar
     distributions mostly draw the same token (Gumbel coupling, arXiv 2408.07978).

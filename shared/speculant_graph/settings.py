@@ -1,10 +1,10 @@
-"""One way to set anything: flags > environment > TOML file > defaults, from the classes in :mod:`.config`.
+"""Reads all settings in one way: flags > environment > TOML file > defaults, from the classes in :mod:`.config`.
 
-A command declares a :class:`CommandSettings` whose sections are configuration classes. For a field ``max_order`` of
-the section ``graph`` the names are ``--graph.max-order`` (or ``--max-order`` if no other section has it),
-``SPECULANT_GRAPH__MAX_ORDER``, and ``max_order`` under ``[graph]`` in ``speculant.toml`` (or the file named by
-``--config`` or ``SPECULANT_CONFIG``). Flags may have underscores, too. One file serves all commands; each reads the
-sections it knows.
+A command declares a :class:`CommandSettings` whose sections are configuration classes. For example, the field
+``max_order`` of the section ``graph`` has the flag ``--graph.max-order`` (or ``--max-order`` if no other section has
+it) and the variable ``SPECULANT_GRAPH__MAX_ORDER``. In the TOML file it is ``max_order`` under ``[graph]``. The file is
+``speculant.toml``, or is named by ``--config`` or ``SPECULANT_CONFIG``. Flags may also have underscores. One file
+serves all commands; each reads the sections that it knows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TypedPath = Annotated[Path, "as typed"]
 
 def _as_list(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("["):
-        with suppress(ValueError):  # else it is the name of a file
+        with suppress(ValueError):  # otherwise it is a file name
             return json.loads(value)
     return [value] if isinstance(value, str | os.PathLike) else value
 
@@ -75,9 +75,9 @@ variable a list is JSON."""
 
 
 _OF_DRAFTS = {"max-depth"}
-"""Settings of both ``[draft]`` and requests whose short flag means the draft's."""
+"""Settings of both ``[draft]`` and requests; their short flag sets ``[draft]``."""
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
-"""Setting -> its common flag."""
+"""Setting -> its commonly used flag."""
 
 
 class CommandSettings(BaseSettings):
@@ -152,7 +152,7 @@ def load_settings(
 def load_with_sources(
     kind: type[Settings], command: str, arguments: Sequence[str], given: Mapping[str, Any] | None = None
 ) -> tuple[Settings, Sequence[PydanticBaseSettingsSource]]:
-    """Read as :func:`load_settings` does; also return the sources of the values, in order of precedence."""
+    """Read settings as :func:`load_settings` does; also return the sources of the values, in order of precedence."""
     _require_known_variables()
     path = config_file(arguments)
     sources: list[PydanticBaseSettingsSource] = []
@@ -184,7 +184,7 @@ def load_with_sources(
 
 
 def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSource]) -> str:
-    """Return the source of a setting's value: a file by its path, another source, or the default."""
+    """Return the source of a setting's value: the path of a file, the name of another source, or the default."""
     for source in sources:
         values = source().get(section)
         if isinstance(values, Mapping) and name in values:
@@ -244,19 +244,20 @@ def flags_of(
 
 
 _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record", "--access.file": "--access"}
-"""Setting -> the flag of its section, which sets it; pydantic would read the whole section as JSON from it."""
+"""Setting -> the flag of its section, which sets this setting. Pydantic would read the whole section as JSON from
+it."""
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
     is_switch = "action" in options  # not a section, but a switch of the demo
     if options.get("nargs") == "*" and names[0].startswith("-"):
-        options["action"] = "extend"  # repeating a flag adds to its list, as for flags with one value
+        options["action"] = "extend"  # a repeated flag adds to its list, as for flags with one value
     if is_switch or not any(name in _SECTION_FLAGS.values() for name in names):
         group.add_argument(*names, *(_SECTION_FLAGS[name] for name in names if name in _SECTION_FLAGS), **options)
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
-    """Return the names of the settings that are lists of paths or texts; settings of sections as section.name."""
+    """Return the names of settings that are lists of paths or texts; in a section as section.name."""
     fields = {name: info.annotation for name, info in kind.model_fields.items()}
     for section, inner in list(fields.items()):
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -267,10 +268,10 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 
 
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
-    """Short flags: ``-o`` for output, and a section's field by its own name if only one section has it.
+    """Return short flags: ``-o`` for output, and a section's field by its own name if only one section has it.
 
-    If several sections have it, the request takes precedence: ``--temperature`` is that of the text. The draft model
-    comes last: ``--device`` is that of the model.
+    If several sections have the field, the request takes precedence: ``--temperature`` sets the temperature of the
+    text. The draft model comes last: ``--device`` sets the device of the target.
     """
     fields = [
         (section.replace("_", "-"), name.replace("_", "-"))
@@ -302,7 +303,7 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
 
 
 def _require_known_variables() -> None:
-    """Refuse variables of unknown sections, or without the two underscores, because they would have no effect."""
+    """Refuse variables of unknown sections or without the two underscores, because they would have no effect."""
     single = {f"{section}_{name}": (section, name) for section in SECTIONS for name in _fields_of(section)}
     for variable in os.environ:
         if not variable.lower().startswith("speculant_"):

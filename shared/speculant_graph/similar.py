@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 _LEAST_RATIO = 0.75
-"""Share of common letters that makes a name worth a suggestion."""
+"""Minimum share of common letters for a suggestion."""
 
 
 def similar(name: str, known: Iterable[str], least_ratio: float = _LEAST_RATIO) -> str | None:
     """Return the known name most similar to a misspelt one; None if no name is similar enough.
 
-    Only the last parts of dotted names must be similar, because equal sections are no evidence. Among equally similar
-    last parts, the more similar whole name is returned.
+    For dotted names, only the last parts must be similar, because equal sections prove nothing. If several last parts
+    are equally similar, the more similar whole name is returned.
 
     Args:
         name: the misspelt name.
         known: the known names.
-        least_ratio: least share of common letters, from 0 to 1.
+        least_ratio: minimum share of common letters, from 0 to 1.
     """
     found = max(known, key=lambda each: (_ratio(_last(name), _last(each)), _ratio(name, each)), default=None)
     return found if found is not None and _ratio(_last(name), _last(found)) >= least_ratio else None

@@ -1,4 +1,4 @@
-"""The table of drafting strategies, with one record each. Imports no other module of the project."""
+"""The table of drafting strategies, with one record per strategy. Imports no other module of the project."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NgramStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec"
 """Strategies that draft from n-grams in the core, in any process; sidecars serve them."""
 
 StrategyName = Literal[NgramStrategyName, "nasd", "model"]
-"""All strategies (see :class:`~speculant_graph.config.DraftConfig`); the last are a verifier's own."""
+"""All strategies (see :class:`~speculant_graph.config.DraftConfig`); the last ones run only in a verifier."""
 
 RunnerName = Literal["most-frequent", "drawn", "best-first", "verifier", "draft-model"]
 """The implementation: a method of the core, a drafter in the verifier's process, or the draft model."""
@@ -20,23 +20,23 @@ class Capabilities:
     """The properties of a strategy."""
 
     summary: str
-    """Its drafts, for ``--help`` and pages: a phrase without a full stop."""
+    """Description of its drafts, for ``--help`` and pages: a phrase without a full stop."""
     evidence: str
     """Its sources, for pages and messages."""
     runs_by: RunnerName
-    """Its implementation, and so its process."""
+    """Its implementation, which also determines the process that drafts."""
     number: int = 0
-    """``Strategy`` on the wire; 0: a verifier's own strategy, which no sidecar serves."""
+    """``Strategy`` on the wire; 0 for a verifier's own strategy, which no sidecar serves."""
     reads: tuple[str, ...] = ()
-    """Settings of ``[draft]`` that it reads, beyond the settings that every strategy reads."""
+    """Settings of ``[draft]`` that it reads, in addition to the settings that every strategy reads."""
     makes_trees: bool = False
     """Whether it drafts trees for every rule."""
     chain: StrategyName | None = None
-    """The same strategy for engines that verify no trees, if there is one."""
+    """Its variant for engines that can't verify trees, if there is one."""
     is_calibrated: bool = False
-    """Whether its path probabilities estimate acceptance; otherwise drafts have none."""
+    """Whether its drafts have path probabilities that estimate acceptance; otherwise they have none."""
     has_proposals: bool = False
-    """Whether it draws tokens from distributions q and returns them; it draws siblings for rules that use them."""
+    """Whether it draws tokens from distributions q and returns q; it draws siblings for rules that use them."""
     needs_graph: bool = False
     """Whether it drafts only from the graph."""
     fills_budget: bool = False
@@ -82,11 +82,11 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         makes_trees=True, is_calibrated=True, takes_model=True,
     ),
 }  # fmt: skip
-"""Strategies by name, in the order in which error messages suggest them: by tokens per step in ``speculant bench
-replay``, most first."""
+"""Strategies by name, in the order in which error messages suggest them: most tokens per step in ``speculant bench
+replay`` first."""
 
 NGRAM_STRATEGIES: tuple[NgramStrategyName, ...] = get_args(NgramStrategyName)
-"""In the order of the type of their names, in which help shows them; a new name comes last."""
+"""The n-gram strategies in the order of their type, in which help shows them; a new name comes last."""
 
 READ_BY: dict[str, tuple[StrategyName, ...]] = {
     setting: tuple(name for name in get_args(StrategyName) if setting in STRATEGIES[name].reads)

@@ -1,4 +1,4 @@
-"""Text that several commands print, and conversion of untrusted text for and from a terminal."""
+"""Text that several commands print, and conversion of untrusted text to and from a terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def left_out_of(metadata: GraphMetadata) -> str:
 def printable(text: str) -> str:
     """Return a text with unprintable characters, such as terminal controls, as escapes.
 
-    File names and a graph's metadata may contain any character, and file names bytes that are not UTF-8.
+    File names and a graph's metadata may contain any character, and file names also bytes that are not UTF-8.
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()

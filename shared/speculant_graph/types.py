@@ -23,8 +23,8 @@ TokenId = int
 """Index into a tokenizer's vocabulary."""
 
 FileName = Annotated[str, StoredName()]
-"""Name of a file or a folder; bytes that are not UTF-8 are half surrogate pairs, as from ``os.fsdecode``; stored by
-:func:`~speculant_graph.file_names.stored_name`."""
+"""Name of a file or a folder. Bytes that are not UTF-8 are unpaired surrogates, as from ``os.fsdecode``;
+:func:`~speculant_graph.file_names.stored_name` makes the stored form."""
 
 CouplingName = Literal["none", "gumbel"]
 """Whether ``sampling`` draws with its own random numbers, or with the noise of the rules ``follow``, ``gumbel`` and
@@ -32,7 +32,7 @@ CouplingName = Literal["none", "gumbel"]
 
 SiblingsName = Literal["none", "without-replacement", "independent"]
 """How ``sampling`` draws several children of a node: not at all, which makes chains; without replacement, for the rule
-``tree-wor``; or independently from all of q, for ``tree-iid``."""
+``tree-wor``; or independently from q, for ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
 """Sources of successors: graph; this sequence; earlier texts; the target's top tokens; neural model and mixer."""
@@ -76,7 +76,7 @@ class Proposal:
 
 
 class Proposals(Sequence[Proposal]):
-    """Distributions of the nodes of one draft, made on access, because most verifiers never read them."""
+    """Distributions of the nodes of one draft. They are made on access, because most verifiers never read them."""
 
     __slots__ = ("_bounds", "_probabilities", "_token_ids")
 
@@ -114,13 +114,13 @@ class Draft:
     """Proposed tokens: a tree of nodes, of which a chain is the simplest case."""
 
     token_ids: tuple[TokenId, ...] = ()
-    """One per node."""
+    """Token id per node."""
     parents: tuple[int, ...] = ()
-    """One per node: 0 = child of the root (the last known token), j+1 = child of node j; at most its own index."""
+    """Parent per node: 0 = the root (the last known token), j+1 = node j; at most the node's own index."""
     path_probabilities: tuple[float, ...] = ()
-    """One per node, the estimated probability that the path to it is accepted; empty if the strategy has none."""
+    """Per node, the estimated probability that the path to it is accepted; empty if the strategy has none."""
     proposals: Sequence[Proposal] = ()
-    """One per node for sampling strategies, else empty. May be made on access."""
+    """Distribution q per node for sampling strategies, else empty. May be made on access."""
     strategy: StrategyName = "greedy"
     """The strategy that made it."""
     terminated_early: bool = False
@@ -128,7 +128,7 @@ class Draft:
     draft_id: int = 0
     """Identifies the draft in later feedback; 0 if the drafter does not keep it."""
     sources: tuple[DraftSourceName, ...] = ()
-    """One per node, its proposer, if a draft model drafts with n-grams; else empty."""
+    """Proposer per node if a draft model drafts with n-grams; else empty."""
 
     def __len__(self) -> int:
         """Number of nodes."""
@@ -145,7 +145,7 @@ class Draft:
         if count == len(self):
             return self
         if not count or nodes[-1] == count - 1:
-            # A prefix of the nodes, as for all chains. dataclasses.replace takes three times as long as the
+            # The nodes are a prefix, as for all chains. dataclasses.replace takes three times as long as the
             # constructor.
             return Draft(
                 self.token_ids[:count], self.parents[:count], self.path_probabilities[:count], self.proposals[:count],
@@ -170,9 +170,9 @@ class Draft:
         )  # fmt: skip
 
     def best_path(self) -> Draft:
-        """Return the chain from the root to the most probable leaf that its first children lead to.
+        """Return the chain from the root through the first child of each node.
 
-        Strategies list the best child of a node before the others.
+        Strategies list the best child of a node first.
         """
         if self.is_chain:
             return self
@@ -194,7 +194,7 @@ class Feedback:
     draft_id: int
     """The draft that was verified (its ``draft_id``)."""
     nodes: Sequence[int]
-    """Per row, the node before it: 0 = the root, j+1 = node j of the draft, accepted or not."""
+    """Per row, the node that its tokens follow: 0 = the root, j+1 = node j of the draft, accepted or not."""
     rows: NDArray[np.int64]
     """Per row, the target's most probable next tokens, best first, shape ``[nodes, width]``."""
 
@@ -214,26 +214,26 @@ class DraftOptions:
     max_depth: int | None = None
     max_branches: int | None = None
     coupling: CouplingName | None = None
-    """How ``sampling`` draws chains: 'gumbel' with the noise of seed, position and token that the verifier's rule uses,
-    so that they agree more often; None or 'none' with its own random numbers. The distribution is the same."""
+    """Random numbers of ``sampling`` for chains. 'gumbel' uses the verifier's noise, a function of seed, position and
+    token, so that both agree more often. None or 'none' uses its own numbers. The distribution is the same."""
     siblings: SiblingsName = "none"
-    """The siblings that the verifier's rule can use, and so whether ``sampling`` draws trees. A chain suits every rule;
-    a rule for independent siblings must get only independent ones. Without the distributions q, which rules for trees
-    need, it draws chains."""
+    """The siblings that the verifier's rule can use; they decide whether ``sampling`` draws trees. Every rule accepts a
+    chain. A rule for independent siblings must get only independent ones. If q is omitted, ``sampling`` draws chains,
+    because rules for trees need q."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
     omit_neural: bool = False
-    """Leave ``neural`` out of the sources, because it costs more time than it saves."""
+    """Omit the source ``neural``, because it costs more time than it saves."""
     n: int | None = None
-    """Of ``nasd``, like the next two; not sent on the wire, as ``nasd`` drafts in a verifier. At most the setting's
-    value."""
+    """Option of ``nasd``, like the next two: not sent on the wire, because ``nasd`` drafts in a verifier. At most the
+    setting's value."""
     filler_top_k: int | None = None
     """At most the setting's value."""
     stop_if_unknown: bool | None = None
 
     def over(self, others: DraftOptions) -> DraftOptions:
         """Return these options, with unset fields from the others."""
-        if self is DEFAULT_OPTIONS or others is self:  # true for most steps, and comparing takes a microsecond
+        if self is DEFAULT_OPTIONS or others is self:  # true for most steps; a comparison takes a microsecond
             return others
         return replace(
             others,
@@ -254,7 +254,7 @@ class SequenceStep:
     token_ids: Sequence[TokenId]
     """The whole sequence so far, including the prompt. Drafters send or read only tokens that are new to them."""
     node_budget: int
-    """Most nodes to draft."""
+    """Maximum number of nodes to draft."""
     seed: int = 0
     """Seed of sampling strategies: the same seed and position give the same draft."""
     feedback: Feedback | None = None
@@ -262,7 +262,7 @@ class SequenceStep:
     options: DraftOptions = DEFAULT_OPTIONS
     """Drafting options; unset fields mean the drafter's settings."""
     least_probability: float = 0.0
-    """Least probability of a path, from 0 to 1: nodes below it are not drafted, because they can't pay."""
+    """Minimum path probability, from 0 to 1: nodes below it are not drafted, because they can't pay."""
     is_priced: bool = True
     """Whether the verifier keeps only nodes that pay, so that a draft model need not fill the budget."""
 
@@ -272,17 +272,17 @@ class DrafterStatistics:
     """Counts since a drafter was made."""
 
     steps: int = 0
-    """Requested steps."""
+    """Number of requested steps."""
     failed_steps: int = 0
     """Steps without a response in time, including those not sent while the drafter was known to be down."""
     drafted_nodes: int = 0
-    """Nodes received."""
+    """Number of received nodes."""
     reopened_sessions: int = 0
     """Sessions reopened after the drafter had lost them."""
     skipped_steps: int = 0
     """Failed steps that were not sent, because the drafter was known to be down."""
     late_answers: int = 0
-    """Responses that arrived after their step had continued without them."""
+    """Responses that arrived too late: their step had continued without them."""
     is_paused: bool = False
     """Whether the sidecar is suspended after failures."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
@@ -292,7 +292,7 @@ class DrafterStatistics:
 
 
 MAX_TENANT_CHARACTERS = 256
-"""Longest name of a tenant, in characters."""
+"""Maximum length of a tenant's name, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class SessionOptions:
     """A sequence's options for a drafter that serves many; None means the drafter's own settings."""
 
     tenant: str | None = None
-    """Its tenant: it drafts from this tenant's earlier sequences, and only this tenant learns from it."""
+    """Its tenant: drafts use this tenant's earlier sequences, and only this tenant learns from the sequence."""
     graph: str | None = None
     """Name of the graph to draft from."""
     learn: bool | None = None
@@ -316,7 +316,7 @@ class PassReport:
 
 
 class RowDrafter(Protocol):
-    """A drafter for the rows of an engine's batch: columns in, columns out. May raise anything."""
+    """A drafter for the rows of an engine's batch; it takes and returns columns. It may raise any exception."""
 
     @property
     def state(self) -> DrafterState:
@@ -340,7 +340,7 @@ class RowDrafter(Protocol):
 
         Args:
             batch: the rows, whose sessions are open.
-            budgets: per row, most nodes.
+            budgets: per row, the maximum number of nodes.
             prices: the gain that a node must exceed; None keeps whole drafts.
             options: drafting options.
         """
@@ -360,7 +360,7 @@ class Drafter(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The properties of its drafts. Custom drafters may omit it; they count as ``draft.strategy``."""
+        """The properties of its drafts. Custom drafters may omit it; the default is ``draft.strategy``'s."""
 
     @property
     def state(self) -> DrafterState:
@@ -373,7 +373,7 @@ class Drafter(Protocol):
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence. Raises only if the drafter is strict or if the tokenizers differ.
 
-        Returns why the session gets no drafts, in one line, if its options are the reason.
+        Returns one line that explains why the session gets no drafts, if its options are the reason.
 
         The engine passes ``options`` only for requests that have some, so a custom drafter may omit the parameter.
         """
@@ -384,7 +384,7 @@ class Drafter(Protocol):
     def observe(self, report: PassReport) -> float:
         """Take the outcome of the latest step, once per step.
 
-        Returns the seconds of drafting that the drafter itself has already weighed against their gain; 0 if none.
+        Returns the drafting time in seconds that the drafter itself has already weighed against its gain; 0 if none.
         """
 
     def finish(self, session_id: int) -> None:

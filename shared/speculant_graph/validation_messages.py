@@ -19,7 +19,7 @@ _EXPECTED = {
     "model": "an object",
     "byte_size": "a number of bytes, as 2GB or 512MB",
 }
-"""Prefix of an error's type -> the expected value."""
+"""Prefix of the type of an error -> the expected value."""
 _ENDS = ("", "_type", "_parsing", "_from_float", "_number", "_attributes_type", "_unit")
 _EXPECTED_BY_TYPE = {f"{kind}{end}": expected for kind, expected in _EXPECTED.items() for end in _ENDS}
 _BY_TYPE = {"extra_forbidden": "there is no such setting", "missing": "is missing; give it"}

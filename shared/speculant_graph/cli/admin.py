@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the action at every address; return 1 if it failed at any.
 
     Raises:
-        ConfigError: the command line, an address or a credential is wrong. No server was changed.
+        ConfigError: the command line, an address or a credential is wrong. Then no server has changed.
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
@@ -82,7 +82,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
     from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
     graphs, adapters = drafter_pb2_grpc.DrafterAdminServiceStub, verifier_pb2_grpc.VerifierAdminServiceStub
-    adapter = [settings.adapter] if "adapter" in settings.model_fields_set else []  # "" is the model without one
+    adapter = [settings.adapter] if "adapter" in settings.model_fields_set else []  # "" is the model without an adapter
     match [settings.action, settings.name, *adapter]:
         case ["list", ""]:
             return graphs, "ListGraphs", drafter_pb2.ListGraphsRequest()
@@ -101,7 +101,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
 
 
 def _ask(endpoint: Endpoint, stub: type[Any], method: str, request: Message, timeout_s: float) -> dict[str, Any]:
-    """Return a server's response as plain values, or the error."""
+    """Return a server's response, or its error, as plain values."""
     import grpc
 
     from speculant_graph.rpc.status import from_status

@@ -24,8 +24,8 @@ BENCHES = {
     "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),
     "serve": ("speculant_verifier.bench.serve", "send many concurrent streams to a service, plainly and with drafts"),
 }
-"""Bench -> (module with ``run(arguments) -> exit status``, its measurement). The verifier's benches are named as text
-and imported when they run, as in ``main``."""
+"""Bench -> (module with ``run(arguments) -> exit status``, description of the measurement). As in ``main``, the
+verifier's benches are named as text and imported when they run."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     except ImportError as error:
         explained = missing_extra(error, "verifier") if module.startswith("speculant_verifier.") else None
         if explained is None:
-            raise  # the command's own extra installs it
+            raise  # the extra of this command installs it
         raise ConfigError(f"{name}: {explained}") from error
     return status
 

@@ -59,7 +59,7 @@ def _add_parser(commands: Any, name: str, module: str, settings_name: str, what:
 
 
 def _choices(action: Action, kind: type[CommandSettings]) -> Sequence[str] | None:
-    """Return the allowed values if there are only a few; options list them, types of positional arguments have them."""
+    """Return the allowed values if there are few: from the option's list, or from the type of a positional argument."""
     if action.option_strings:
         shown = re.search(r"\{(.*)\}", str(action.metavar))
         return shown[1].split(",") if shown else None

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from speculant_graph.rpc.channel import Endpoint
 
 _VERIFIER = "speculant_verifier"
-"""Checks torch and the model; named as text, as in ``main``."""
+"""Package that checks torch and the model; named as text, as in ``main``."""
 _NUM_DRAFTS = 200
 """Number of drafts in a measurement."""
 _PROMPT_TOKENS = 64
 _PATIENCE_S = 5.0
 
 Status = Literal["ok", "warn", "fail", "skip"]
-"""``warn``: it works, but not as well as it could. ``skip``: not checked, and the detail is the reason."""
+"""``warn``: it works, but not as well as it could. ``skip``: not checked; the detail has the reason."""
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
 
 
@@ -111,7 +111,7 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
 
 
 def _check_vllm() -> Iterator[CheckResult]:
-    """Check which model runner vLLM chooses here, where that does not depend on the model."""
+    """Check which model runner vLLM chooses here, if that does not depend on the model."""
     try:
         vllm, config = importlib.import_module("vllm"), importlib.import_module("vllm.config")
     except ImportError as error:
@@ -155,7 +155,7 @@ def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
 
 
 def _look_at_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
-    importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # reports mistyped names at once
+    importlib.import_module(f"{_VERIFIER}.sources").require_sources(settings.verifier)  # reports mistyped names early
     checks = importlib.import_module(f"{_VERIFIER}.cli.doctor_checks")
     yield from checks.check_model(settings.verifier, load=settings.verify, tokenizers=tokenizers)
 
@@ -178,7 +178,7 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
 
 
 def _compare(tokenizers: Mapping[str, Fingerprint]) -> CheckResult:
-    """Return whether all found tokenizers are the same."""
+    """Check that all found tokenizers are the same."""
     owners = ", ".join(tokenizers)
     if len(tokenizers) < 2:
         only = f"only {owners} was checked" if owners else "name a model, a graph or a drafter to compare"
@@ -202,17 +202,17 @@ def _row(result: CheckResult, *, is_colored: bool) -> str:
 
 
 def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
-    """Yield results; an error becomes the last one, about ``check``."""
+    """Yield the results of a check; an error becomes the last result."""
     try:
         yield from look()
     except SpeculantError as error:
         yield CheckResult(check, "fail", error.message, error.fix)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # a file of an unexpected form
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # a file has an unexpected form
         yield CheckResult(check, "fail", f"{type(error).__name__}: {error}".replace("\n", " "), f"check the {check}")
 
 
 def _check_settings(named: Path | None) -> Iterator[CheckResult]:
-    """Check that the settings of all commands are valid together, with the named file or the one in this folder."""
+    """Check that the settings of all commands are valid together, with the named file or the file in this folder."""
     path = config_file([] if named is None else [f"--config={named}"])
     load_settings(AllSettings, "doctor", [] if path is None else [f"--config={path}"])
     variables = sum(name.upper().startswith("SPECULANT_") for name in os.environ)
@@ -223,7 +223,7 @@ def _check_settings(named: Path | None) -> Iterator[CheckResult]:
 def _check_drafters(
     config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
 ) -> Iterator[CheckResult]:
-    """Check every sidecar of a client's settings: open a session, and draft as a verifier does."""
+    """Check every sidecar in a client's settings: open a session, and draft as a verifier does."""
     if not config.address:
         yield CheckResult("drafter", "skip", "not named; --drafter unix:///path/to.sock or host:port")
         return

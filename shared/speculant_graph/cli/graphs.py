@@ -212,7 +212,7 @@ def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
 def _print_graph(
     output: Path, graph: NgramGraph, json_output: bool, report: BuildReport | None = None, **facts: int
 ) -> None:
-    """Print one line about a graph file for people and, if requested, one JSON object; ``facts`` are in both."""
+    """Print one line about a graph file for people and, if requested, one JSON object; both contain ``facts``."""
     metadata = graph.metadata
     left_out = left_out_of(metadata)
     counts = [left_out] if left_out else []
@@ -230,7 +230,7 @@ def _print_graph(
 
 
 def summary_of(output: Path, graph: NgramGraph) -> str:
-    """Return a summary of a graph file for people, without a full stop, because more may follow."""
+    """Return a summary of a graph file for people, without a full stop, so that more can follow."""
     metadata = graph.metadata
     return (
         f"{printable(str(output))}: {counted(metadata.num_tokens, 'token')} of "

@@ -118,7 +118,7 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
 
 
 def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
-    """Return the graph's tokenizer, or None and the reason; if only texts are shown, nothing is downloaded."""
+    """Return a tokenizer for the graph, or None and the reason. Without ``is_needed``, its own is not downloaded."""
     from speculant_graph.corpus.tokenize import CorpusTokenizer, local_tokenizer
 
     own_name = graph.metadata.tokenizer.name
@@ -166,7 +166,7 @@ def _explain(
 def _explain_order(
     graph: NgramGraph, tokenizer: CorpusTokenizer, context: Sequence[int], order: int, num_top: int
 ) -> dict[str, Any]:
-    # An order longer than the prompt has no context at all.
+    # If the prompt is shorter than the order, there is no context.
     shown = context[-order:] if order <= len(context) else []
     successors = graph.successors(shown)
     total = successors.total
@@ -215,7 +215,7 @@ def _show_places(report: dict[str, Any]) -> None:
 def _cover(
     graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[ListedFile], config: GraphConfig
 ) -> dict[str, Any]:
-    """Return how much of a text the graph knows; document boundaries are treated as in the graph's build."""
+    """Return how much of a text the graph knows. Document boundaries count as in the graph's build."""
     from speculant_graph.corpus.stream import write_token_stream
     from speculant_graph.graph.build.count import map_tokens
 
@@ -329,7 +329,7 @@ def _show_coverage(coverage: dict[str, Any]) -> None:
 
 
 def _print(line: str, style: str = "") -> None:
-    """Print a line; markup in it is not interpreted, and control characters are escaped."""
+    """Print a line. Markup in it is not interpreted, and control characters are escaped."""
     from rich.console import Console
     from rich.text import Text
 

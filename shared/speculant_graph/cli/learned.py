@@ -1,4 +1,4 @@
-"""``speculant inspect --learned``: the learned text of a tenant, and all of it as one graph."""
+"""``speculant inspect --learned``: shows the learned text of a tenant, and exports it as one graph."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def report_learned(
     folder: Path, tenant: str, output: Path | None, config: GraphConfig
 ) -> tuple[dict[str, Any], NgramGraph | None]:
-    """Return a description of a tenant's learned text, as the command prints it in JSON.
+    """Return a description of a tenant's learned text, in the form that the command prints as JSON.
 
     Args:
-        folder: the folder of learned text, of one graph.
+        folder: the folder of one graph's learned text.
         tenant: the tenant.
-        output: the file that gets all of it as one graph, if any.
-        config: names the tokenizer, which is needed if no graph file names it.
+        output: file to write all of it to as one graph, if any.
+        config: names the tokenizer; needed only if no graph file names it.
 
     Returns:
         The report, and the written graph.
@@ -57,13 +57,13 @@ def report_learned(
 
 
 def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the lines of a table for people: the young text, then the graph files from the newest one on."""
+    """Return the rows of a table for people: the young text, then the graph files, newest first."""
     young = {"what": "young text", **report["young"]}
     files = [{"what": "graph file", **file} for file in reversed(report["graphs"])]
     for row in (young, *files):
         row.pop("path", None)
         row["MB"] = round(row.pop("file_bytes") / 1e6, 2)
-        for end in ("oldest", "newest"):  # to the minute, at the end of the row
+        for end in ("oldest", "newest"):  # precise to the minute, at the end of the row
             row[end] = (row.pop(end) or "–").replace("T", " ")[:16]
     return [young, *files]
 

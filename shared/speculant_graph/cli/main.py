@@ -1,7 +1,7 @@
-"""``speculant``: finds the command, turns errors into one line, and imports only the modules it needs.
+"""``speculant``: runs a command, turns errors into one line, and imports only the modules that the command needs.
 
-The table is one of the project's upward references (the package's public names are others): it names the commands of
-both halves as text and imports them when they run.
+The table of commands is one of the project's upward references; the package's public names are others. It names the
+commands of both halves of the distribution as text and imports them when they run.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ COMMANDS = {
     "bench": ("speculant_graph.cli.bench:run", "bench", "measure it against the obvious alternatives"),
     "demo": ("speculant_verifier.cli.demo:run", "all", "run everything here and compare with plain decoding"),
 }
-"""Command -> (module:function that takes its arguments and returns an exit status, extra it needs, description)."""
+"""Command -> (module:function that takes the arguments and returns the exit status, required extra, description)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        The exit status: 0 success, 1 failure, 2 a wrong command line or setting, 130 interrupted.
+        The exit status: 0 for success, 1 for failure, 2 for a wrong command line or setting, 130 if interrupted.
 
     Raises:
-        SystemExit: SIGTERM or SIGHUP ended it; 128 plus the signal's number.
+        SystemExit: SIGTERM or SIGHUP ended it; the status is 128 plus the signal's number.
     """
     if sys.stdout is None:  # it was closed before the program started
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()  # now, because a closed pipe would be an error at the end of the process
+        sys.stdout.flush()  # flush now, because a closed pipe would be an error at the end of the process
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as end:
@@ -111,10 +111,10 @@ def _run(given: Sequence[str]) -> int:
 
 @contextmanager
 def signals_unwind() -> Iterator[None]:
-    """Raise on SIGTERM and SIGHUP, so that no half-written file remains, and raise Python's own exception on Ctrl-C.
+    """Raise SystemExit on SIGTERM and SIGHUP, so that no half-written file remains, and KeyboardInterrupt on Ctrl-C.
 
     Raises:
-        SystemExit: SIGTERM or SIGHUP; 128 plus the signal's number.
+        SystemExit: SIGTERM or SIGHUP; the status is 128 plus the signal's number.
         KeyboardInterrupt: Ctrl-C.
     """
     if current_thread() is not main_thread():  # only the main thread handles signals
@@ -127,10 +127,10 @@ def signals_unwind() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # Python's own handler under another name: asyncio would replace it with one that only cancels the main task.
+        # Wrap Python's own handler: asyncio would replace it with a handler that only cancels the main task.
         signal.default_int_handler(number, frame)
 
-    # Signals that are ignored, as by nohup, or handled by the caller stay so.
+    # Signals stay as they are if they are ignored, as by nohup, or handled by the caller.
     ends = [end for end in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(end) is signal.SIG_DFL]
     handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for end in ends:
@@ -147,7 +147,7 @@ def signals_unwind() -> Iterator[None]:
 
 
 def _reader_left() -> int:
-    """End silently: the reader of the pipe has closed it."""
+    """End silently, because the reader of the pipe has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

@@ -1,6 +1,6 @@
-"""``speculant probe``: asks a running drafter or verifier whether it serves, for the probes of containers.
+"""``speculant probe``: checks whether a running drafter or verifier serves, for container probes.
 
-It runs every few seconds. So it reads no settings, because their libraries would take longer to load than all the rest.
+It runs every few seconds. It reads no settings, because their libraries would take longer to load than everything else.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def make_parser() -> ArgumentParser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Ask every address; return 1 if any does not serve.
+    """Check every address; return 1 if any does not serve.
 
     Raises:
-        ConfigError: the command line or an address is wrong. No server was asked.
+        ConfigError: the command line or an address is wrong. Then no server was asked.
     """
     options = make_parser().parse_args(arguments)
     from speculant_graph.rpc.addresses import reachable_addresses
@@ -69,7 +69,7 @@ def _problem(address: str) -> str:
 
     from speculant_graph.rpc.channel import open_channel
 
-    # A new channel each time, because an old one backs off longer and longer before it reconnects.
+    # Use a new channel each time, because an old one waits longer and longer before it reconnects.
     with open_channel(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)

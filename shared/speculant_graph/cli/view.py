@@ -1,4 +1,4 @@
-"""``speculant view``: a graph's successors of a text, as a page."""
+"""``speculant view``: saves a graph's successors of a text as a page."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Text to token ids: finds, reads and tokenises the files of a corpus."""
+"""Turns text into token ids: finds, reads and tokenises the files of a corpus."""

@@ -1,7 +1,7 @@
-"""Detects a text's encoding by the letters and the frequent words of languages.
+"""Detects a text's encoding by the letters and the frequent words of its language.
 
-Single-byte encodings decode almost any bytes: French in cp1252 is also a text in cp1257, but with a mix of letters that
-no language has. A text that two languages could have written stays undecided.
+Single-byte encodings decode almost any bytes: French in cp1252 is also valid text in cp1257, but with a mix of letters
+that no language has. A text stays undecided if it fits two languages in different encodings.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _WEST, _CENTRAL = ("cp1252", "iso8859_15"), ("cp1250", "iso8859_2")
 class _Latin(NamedTuple):
     encodings: tuple[str, ...]
     letters: str
-    """Beyond ASCII, lower case."""
+    """Lower-case letters beyond ASCII."""
     words: str
-    """Frequent words, of ASCII letters alone."""
+    """Frequent words that have only ASCII letters."""
 
 
 _ENGLISH = "the of and to is that for with on as by this are from be or if not return it an"
@@ -51,9 +51,9 @@ class _Script(NamedTuple):
     encodings: tuple[str, ...]
     letters: str
     frequent: str
-    """The most frequent letters, or signs, of such texts."""
+    """The most frequent letters, or characters, of such texts."""
     least: float
-    """Their least share."""
+    """Their minimum share of all letters."""
     alien: str = ""
     """Letters that are rare in such a text."""
 
@@ -89,10 +89,10 @@ def decide(sample: bytes, encodings: Iterable[str]) -> str | None:
     """Return the encoding of a text, or None if it is ambiguous.
 
     Args:
-        sample: whole lines of the text; of a short text, all lines with bytes above 127.
+        sample: whole lines of the text; for a short text, all lines with bytes above 127.
         encodings: the candidates, from :data:`ENCODINGS`.
     """
-    readings: dict[str, tuple[str, list[float]]] = {}  # text -> encoding, how well its words fit
+    readings: dict[str, tuple[str, list[float]]] = {}  # text -> its encoding, and the scores of its words
     for encoding in ENCODINGS:
         if encoding not in encodings:
             continue
@@ -118,7 +118,7 @@ def _decoded(sample: bytes, encoding: str) -> str | None:
 
 
 def _latin_scores(text: str, encoding: str) -> list[float]:
-    """Return, for each language with all letters of the text, how many of its frequent words the text has."""
+    """Return a score for each language whose letters fit the text: the number of its frequent words in the text."""
     if not any(encoding in language.encodings for language in _LATIN) or len(_STRAY.findall(text)) > 1:
         return []
     letters = Counter(character for character in text.lower() if character > "\x7f" and character not in _MARKS)
@@ -131,7 +131,7 @@ def _latin_scores(text: str, encoding: str) -> list[float]:
         strange = sum(count for letter, count in letters.items() if letter not in language.letters)
         if encoding in language.encodings and strange <= _MOST_STRANGE * letters.total():
             hits = sum(words[word] for word in language.words.split())
-            # English has no letters beyond ASCII; its names and loanwords are mostly western.
+            # English has no letters beyond ASCII; the names and loanwords in it are mostly western.
             scores.append(max(hits, english) if language.encodings is _WEST else hits)
     return scores
 
@@ -154,7 +154,7 @@ def _script_scores(text: str, encoding: str) -> list[float]:
 
 
 def _is_of_script(text: str, letters: Counter[str], alphabet: str) -> bool:
-    """Return whether each word uses one alphabet, and lines with the script have enough of its letters."""
+    """Return whether words don't mix alphabets, and lines with the script have enough of its letters."""
     strange = sum(count for letter, count in letters.items() if letter.lower() not in alphabet)
     if strange > _MOST_STRANGE * letters.total():
         return False

@@ -1,4 +1,4 @@
-"""Checks that all files of a corpus can be read, before any is tokenised."""
+"""Checks that all files of a corpus can be read, before any file is tokenised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speculant_graph.corpus.storage import address_of
 from speculant_graph.errors import CorpusError
 
 _LISTED = 20
-"""Most files that a line of the log names."""
+"""Maximum number of files that a log line names."""
 _BLOCK_BYTES = 1 << 20
 _FIX = "correct each, or leave it out with graph.on_error skip"
 
@@ -39,17 +39,17 @@ def check_corpus(
     folder: Path,
     on_progress: Callable[[int], None] | None = None,
 ) -> CheckedCorpus:
-    """Read all files once, up to the last record, and find out how to read each.
+    """Read all files once, up to the last record, and determine how to read each.
 
-    A ``.json`` file that a search found counts as plain text if it is one object without the text field, such as the
-    ``package.json`` of source code.
+    A ``.json`` file that was found in a folder or by a pattern is plain text if it is one object without the text
+    field. An example is the ``package.json`` of source code.
 
     Args:
         files: the files.
         config: ``encoding``, ``on_error`` and ``text_field`` are used.
-        vocabulary_size: token ids of records must be below.
-        folder: keeps the text of PDFs, and whatever should be read only once: standard input, named pipes and files of
-            object storage.
+        vocabulary_size: token ids of records must be below it.
+        folder: stores the text of PDFs, and data that should be read only once: standard input, named pipes and files
+            of object storage.
         on_progress: called with the number of bytes read so far.
 
     Raises:
@@ -88,7 +88,7 @@ def check_corpus(
 
 
 class _Check:
-    """One file while it is checked."""
+    """The check of one file."""
 
     def __init__(self, file: ListedFile, config: GraphConfig, vocabulary_size: int, kept: Path) -> None:
         self._file, self._config, self._vocabulary_size, self._kept = file, config, vocabulary_size, kept
@@ -125,13 +125,13 @@ class _Check:
 
     @property
     def skipped(self) -> SkippedFile:
-        """The entry in the graph's file."""
+        """The entry for the graph file."""
         reason = self.problem.removeprefix(f"{self.source.label}: ")
         reason = reason.encode(errors="backslashreplace").decode()  # it may contain a file name that is not valid text
         return SkippedFile(self.source.name, reason, self._num_bad if self.is_read else 0)
 
     def _keep(self, blocks: Iterable[bytes], kept: Path) -> None:
-        """Keep data that can't be read again, or only slowly."""
+        """Store data that can't be read again, or only slowly."""
         with kept.open("wb") as copy:
             copy.writelines(blocks)
 
@@ -139,7 +139,7 @@ class _Check:
         source = self.source
         if source.format == "pdf":
             text = extract_pdf(source.reopened(on_bytes)).encode()
-            source.extracted = self._kept.with_suffix(".txt")  # data from a pipe is kept, too
+            source.extracted = self._kept.with_suffix(".txt")  # data from a pipe is stored next to it
             self._keep([text], source.extracted)
             return
         is_text = source.format == "text"
@@ -160,11 +160,11 @@ class _Check:
 
 
 def _ignore(_: int) -> None:
-    """Count nothing: the same bytes are read again."""
+    """Count nothing, because the same bytes are read a second time."""
 
 
 def _is_read_once(path: Path) -> bool:
-    """Return whether a path is a stream, or lies where reading it again would take as long."""
+    """Return whether a path should be read only once: a stream, or a file of object storage."""
     return path == STANDARD_INPUT or address_of(path) is not None or path.is_fifo() or path.is_char_device()
 
 

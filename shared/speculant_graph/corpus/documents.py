@@ -24,47 +24,47 @@ from speculant_graph.json_lines import DoubledNameError, read_json
 _BLOCK_CHARACTERS = 1 << 20
 _LISTED_FIELDS = 12
 _KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", dict: "an object"}
-# Strings are matched first, so that no comment is found inside of them.
+# The pattern matches strings first, so that it finds no comment inside of a string.
 _COMMENTS = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*[}\]])', re.DOTALL)
 
 
 class RecordError(CorpusError):
-    """One record of a file is wrong; later records can be read."""
+    """One record of a file is wrong, but later records can be read."""
 
 
 OnBadRecord = Callable[[RecordError], None]
-"""Called with the error of a record, which is then left out."""
+"""Called with the error of a bad record; the record is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document inside of a file: its text, or its token ids."""
+    """One document of a file: its text, or its token ids."""
 
     label: str
     """Its location, for messages: the file, and the line or record in it."""
     texts: Iterator[str]
-    """Its text in blocks of any size; read them before the next document. Empty if there are ids."""
+    """Its text in blocks of any size, to be read before the next document. Empty if there are ids."""
     token_ids: NDArray[np.uint32] | None = None
-    """Its token ids, shape ``[num_tokens]``, if the file has these instead of text."""
+    """Its token ids, shape ``[num_tokens]``, if the file has ids instead of text."""
 
 
 def read_documents(
     source: Source, config: GraphConfig, vocabulary_size: int, on_bad_record: OnBadRecord | None = None
 ) -> Iterator[Document]:
-    r"""Stream the documents of a file, which is read to its end.
+    r"""Stream the documents of a file, and read it to its end.
 
-    :attr:`Source.format` decides how it is read. JSON Lines have one record per line; a JSON file has an array of
-    records or one record: each record is a document. A PDF is one document, pages joined by newlines. Everything else
-    is one document of plain text, whose line ends are read as ``\n``. A record, a PDF and a JSON file are held whole in
-    memory; plain text is not.
+    :attr:`Source.format` decides how the file is read. JSON Lines have one record per line. A JSON file has an array of
+    records, or one record. Each record is a document. A PDF is one document, with its pages joined by newlines. Every
+    other file is one document of plain text, with line ends read as ``\n``. A whole record, PDF or JSON file is in
+    memory at once; plain text is read in blocks.
 
     Args:
         source: the file.
-        config: ``text_field`` is the field with a record's text or token ids; dots lead into nested objects, and into
+        config: ``text_field`` is the field with a record's text or token ids. Dots lead into nested objects, and into
             each element of lists, unless the record has a field of exactly that name. Texts of several elements are
             joined by newlines.
-        vocabulary_size: token ids of records must be below.
-        on_bad_record: called for every bad record, instead of an error.
+        vocabulary_size: token ids of records must be below it.
+        on_bad_record: called for every bad record; without it, a bad record raises an error.
 
     Raises:
         CorpusError: the file can't be read, unpacked, decoded or parsed; the message names file, record and fix.
@@ -91,7 +91,7 @@ def read_documents(
 def is_configuration(source: Source, field: str) -> bool:
     """Return whether a JSON file is one object without the text field; comments and final commas are allowed.
 
-    ``package.json`` and ``tsconfig.json`` are examples: source text, not records.
+    Such files, for example ``package.json`` and ``tsconfig.json``, are source text, not records.
 
     Raises:
         CorpusError: the file can't be read, unpacked or decoded.
@@ -133,7 +133,7 @@ def _pdf_text(source: Source) -> str:
 
 
 def extract_pdf(source: Source) -> str:
-    """Return the text of a PDF, its pages joined by newlines; empty if it has none; errors as :func:`pdf_pages`."""
+    """Return the text of a PDF, with pages joined by newlines; empty if it has none. Raises as :func:`pdf_pages`."""
     pages = pdf_pages(source)
     text = "\n".join(pages)
     if pages and not text.strip():
@@ -152,7 +152,7 @@ def pdf_pages(source: Source) -> list[str]:
         from pypdf import PdfReader
         from pypdf.errors import DependencyError, EmptyFileError, FileNotDecryptedError
 
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports every flaw, even those it can ignore
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # pypdf reports every flaw, even flaws that it can ignore
     with source.open() as stored:
         file = io.BytesIO(stored.read())
     try:
@@ -163,18 +163,18 @@ def pdf_pages(source: Source) -> list[str]:
         raise CorpusError(
             f"{source.label}: is encrypted or needs a password; save it without, as by 'qpdf --decrypt'"
         ) from error
-    except Exception as error:  # damaged files make the library raise any exception
+    except Exception as error:  # the library raises any exception for damaged files
         raise CorpusError(
             f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
         ) from error
-    # Fonts may map glyphs to half surrogate pairs, which are not text.
+    # Fonts may map glyphs to unpaired surrogates, which are not text.
     return [page.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for page in pages]
 
 
 def _read_json_lines(source: Source) -> Iterator[tuple[str, object]]:
-    """Stream the values of JSON Lines with a label for each, such as ``a.jsonl: line 3``; blank lines are left out.
+    """Stream the values of JSON Lines with a label for each, such as ``a.jsonl: line 3``; omit blank lines.
 
-    A line that is not JSON yields an error instead of a value.
+    For a line that is not JSON, yield an error instead of a value.
     """
     with source.open_text() as file:
         for line_number, line in enumerate(file, start=1):
@@ -221,7 +221,7 @@ def _parse(text: str, label: str, fix: str) -> object:
     except RecursionError as error:
         raise RecordError(f"{label}: is nested too deeply; correct it, or leave it out") from error
     except json.JSONDecodeError as error:
-        # A truncated file ends inside of a string, or where a value must follow.
+        # A truncated file ends inside of a string, or at a position where a value must follow.
         is_cut = not text.endswith("\n") and (error.msg.startswith("Unterminated") or not text[error.pos :].strip())
         reason = "it is cut off: " if is_cut else ""
         reason += f"{error.msg.removesuffix(' starting at')} at character {error.pos + 1}"
@@ -232,7 +232,7 @@ def _parse(text: str, label: str, fix: str) -> object:
 
 
 def _document_of(record: object, label: str, field: str, vocabulary_size: int) -> Document:
-    """Return one record's document: a string itself, or an object's field with text or a list of token ids."""
+    """Return the document of a record. The record is a string, or an object with a field of text or of token ids."""
     if isinstance(record, str):
         values: list[object] = [record]
     else:

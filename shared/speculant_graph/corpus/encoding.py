@@ -1,4 +1,4 @@
-"""Finds the encoding of a text file: by its mark, UTF-8, a named encoding, or an unambiguous guess."""
+"""Finds the encoding of a text file: its byte order mark, UTF-8, a named encoding, or an unambiguous guess."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
 
 AUTO = "auto"
-"""Stands for no named encoding."""
+"""Means that no encoding is named."""
 
-# The marks of UTF-32 begin with, or contain, the marks of UTF-16.
+# UTF-32 comes first, because its marks begin with, or contain, the marks of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -30,7 +30,7 @@ _CONTROLS = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ufffe\uf
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 4
 _NEAR = 3
-"""Lines before and after one with bytes above 127."""
+"""Number of lines to keep before and after a line with bytes above 127."""
 _MOST_DAMAGED = 0.1
 _LEAST_LETTERS = 6
 _NO_TEXT = frozenset({"Cn", "Co"})
@@ -55,8 +55,8 @@ def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], N
 
     Args:
         source: the file, not yet read.
-        named: encoding of files that are not UTF-8; :data:`AUTO` guesses.
-        on_bytes: called with the number of bytes of each block that is read.
+        named: encoding of files that are not UTF-8; :data:`AUTO` guesses it.
+        on_bytes: called with the size of each block read, in bytes.
 
     Raises:
         CorpusError: the file can't be read or unpacked, is binary, is not in the named encoding, or its encoding is
@@ -83,7 +83,7 @@ def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], N
         wide = _guess_wide(source, first)
         if wide is None and (problem or source.format != "lines"):
             raise CorpusError(f"{source.label}: {_BINARY}")
-        return wide or Encoding(UTF_8)  # a crash may leave such bytes in a line, which is then a bad record
+        return wide or Encoding(UTF_8)  # a crash may leave such bytes in a line; the line is then a bad record
     return _guess(source, problem)
 
 
@@ -92,7 +92,7 @@ def _is_wide(name: str) -> bool:
 
 
 def _read_as_utf_8(source: Source, on_bytes: Callable[[int], None] | None) -> tuple[bool, bool, str]:
-    """Return whether a file is ASCII, whether it has bytes of value 0, and why it is not UTF-8."""
+    """Return whether a file is ASCII, whether it has zero bytes, and why it is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii, has_nul, problem, num_lines = True, False, "", 1
     for block in source.reopened(on_bytes or (lambda _: None)).blocks():
@@ -126,11 +126,11 @@ def _wrong_with(source: Source, name: str, on_bytes: Callable[[int], None] | Non
 
 
 def _guess_wide(source: Source, first: bytes) -> Encoding | None:
-    """Return whether a text without a mark is UTF-16 or UTF-32; None if it may be binary."""
+    """Return UTF-16 or UTF-32 for a text without a mark in that encoding; None if it may be binary."""
     for name in _UNMARKED:
         width = 4 if "32" in name else 2
         text = first[: len(first) // width * width].decode(name, "replace")
-        # Binary 16-bit numbers are characters, too, but hardly ever words separated by spaces.
+        # Binary 16-bit numbers also decode to characters, but hardly ever to words separated by spaces.
         letters = [character for character in text if character.isalpha()]
         latin = sum("\t" <= character < "\u0250" for character in text)
         if (
@@ -147,7 +147,7 @@ def _guess_wide(source: Source, first: bytes) -> Encoding | None:
 
 
 def _guess(source: Source, problem: str) -> Encoding:
-    """Return the only encoding that decodes a text that is not UTF-8 into words of a language.
+    """Return the only encoding, other than UTF-8, in which a text has words of a language.
 
     Raises:
         CorpusError: there is no such encoding, or more than one.
@@ -187,7 +187,7 @@ def _guess(source: Source, problem: str) -> Encoding:
 
 
 def _lines_with_high_bytes(block: bytes) -> bytes:
-    """Return lines of a block with the lines around them, so that words identify their language."""
+    """Return a block's lines with bytes above 127, and the lines around them, whose words identify the language."""
     lines = block.splitlines()
     chosen: list[bytes] = []
     size = 0

@@ -13,14 +13,14 @@ from speculant_graph.corpus.storage import address_of, find_stored
 from speculant_graph.errors import CorpusError
 
 STANDARD_INPUT = Path("-")
-"""Names standard input wherever a file is named."""
+"""Name of standard input, wherever a file can be named."""
 
 TEXT_SUFFIXES = frozenset({
     ".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".hpp", ".html", ".java", ".js", ".json", ".jsonl", ".jsx",
     ".kt", ".lua", ".md", ".ndjson", ".pdf", ".php", ".pl", ".py", ".rb", ".rs", ".rst", ".scala", ".sh",
     ".sql", ".swift", ".tex", ".ts", ".tsx", ".txt", ".xml", ".yaml", ".yml",
 })  # fmt: skip
-"""Suffixes of files taken from a folder, gzipped or not; a file that is named or matches a pattern may have any
+"""Suffixes of the files taken from a folder, gzipped or not. A file that is named or matches a pattern may have any
 suffix."""
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
@@ -52,14 +52,14 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
     """List the files of a corpus without duplicates, in the given order; files of a folder or a pattern are sorted.
 
     Args:
-        inputs: files and named pipes; folders, which are searched with all their subfolders for
-            :data:`TEXT_SUFFIXES`, hidden ones and links to folders left out; patterns such as ``docs/**/*.md``; ``-``
-            for standard input; and files, folders and patterns of object storage. An existing local file is never read
-            as a pattern, even if its name has such characters.
+        inputs: files and named pipes; folders, which are searched with all their subfolders for :data:`TEXT_SUFFIXES`,
+            except hidden ones and links to folders; patterns such as ``docs/**/*.md``; ``-`` for standard input; and
+            files, folders and patterns of object storage. The name of an existing local file is never a pattern, even
+            if it has such characters.
 
     Returns:
-        The files. Found entries that can't be read, such as a broken link or a subfolder without permission, carry
-        their problem.
+        The files. Found entries that can't be read, such as a broken link or a subfolder without permission, have a
+        ``problem``.
 
     Raises:
         CorpusError: a named path does not exist or can't be searched, a pattern matches nothing, a folder contains no
@@ -90,7 +90,7 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
 def _identity(path: Path) -> Path:
     try:
         return path if path == STANDARD_INPUT or address_of(path) else path.resolve()
-    except (OSError, RuntimeError):  # links in a circle
+    except (OSError, RuntimeError):  # a cycle of links
         return path
 
 
@@ -100,7 +100,7 @@ def _files_of(path: Path) -> list[ListedFile]:
     if (address := address_of(path)) is not None:
         return [ListedFile(*each) for each in find_stored(address, lambda found: format_of(found)[0] in TEXT_SUFFIXES)]
     if path.is_dir():
-        os.scandir(path).close()  # raises if it can't be searched
+        os.scandir(path).close()  # raises if the folder can't be searched
         found = sorted(_texts_in(path))
         if not found:
             raise CorpusError(f"{path} contains no text; name files, or a folder with text or source code")
@@ -131,7 +131,7 @@ def _texts_in(folder: Path) -> Iterator[ListedFile]:
 
 
 def _found(path: Path) -> ListedFile:
-    """Return a found file, with any problem that shows without opening it."""
+    """Return a found file, with its problem if it has one that is visible without opening it."""
     problem = ""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)

@@ -1,4 +1,4 @@
-"""Names of models and tokenizers: folders of this machine, or repositories of the hub."""
+"""Finds models and tokenizers by name: folders on this machine, or repositories on the hub."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.extras import needed_for
 
 _PATIENCE_S = 5
-"""Timeout of the hub, unless an environment variable sets another."""
+"""Timeout of the hub in seconds, unless an environment variable sets another."""
 _PATIENCE_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 """A copy in the hub's cache has at least one of these files."""
 
 
 def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
-    """Find out where the files of a name are, before a library retries an unreachable hub again and again.
+    """Check whether only cached files are available, before a library retries an unreachable hub again and again.
 
     Args:
         name: a folder, or a name on the hub.
@@ -28,7 +28,7 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
 
     Raises:
         ConfigError: there is no such folder, and the hub has no such name or can't be reached. Names that look like
-            paths are not requested from the hub.
+            paths are not looked up on the hub.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
     if os.path.isdir(name):
@@ -44,7 +44,7 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
         )
     except Exception as error:  # the HTTP library's error; the library depends on the release of huggingface_hub
         if isinstance(error, HfHubHTTPError) and not isinstance(error, GatedRepoError | RepositoryNotFoundError):
-            return False  # the hub answers; the download shows whether the files exist
+            return False  # the hub responds; the download shows whether the files exist
         is_name = not isinstance(error, ValueError)
         if is_name and any(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES):
             return True
@@ -67,7 +67,7 @@ def local_folder(name: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         file = try_to_load_from_cache(name, _FILES[0])
-    except (ModuleNotFoundError, ValueError):  # not installed; or the path of a deleted folder, which is not a hub name
+    except (ModuleNotFoundError, ValueError):  # not installed, or the path of a deleted folder, not a hub name
         return None
     return Path(file).parent if isinstance(file, str) else None
 
@@ -78,6 +78,6 @@ def first_line(error: BaseException) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the same with a full stop, so that another sentence can follow."""
+    """Return the message of :func:`first_line` with a full stop, so that another sentence can follow."""
     text = first_line(error)
     return text if text[-1] in ".!?" else f"{text}."

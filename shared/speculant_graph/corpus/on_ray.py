@@ -1,7 +1,7 @@
-"""Tokenising on a Ray cluster: its workers read files and ranges of files and return their token ids.
+"""Tokenises on a Ray cluster: its workers read files or ranges of files and return their token ids.
 
-Tokenising takes most of a build's time, and token ids are small. The parts return in order, and the rest of the build
-runs on one machine, so the graph is the same. No other module depends on Ray.
+Tokenising takes most of a build's time, and token ids are small. The parts come back in order, and the rest of the
+build runs on one machine. So the graph is the same as without Ray. No other module depends on Ray.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from speculant_graph.extras import needed_for
 from speculant_graph.version import VERSION
 
 _RETRIES = 5
-"""Retries of a task whose worker died."""
+"""Maximum retries of a task after its worker died."""
 _AHEAD = 2
-"""Most tasks per core that run or wait to be written, so that their ids don't fill the object store."""
+"""Maximum number of tasks per core that run or wait to be written, so that their ids don't fill the object store."""
 _PATIENCE_S = 10
-"""Timeout of a connection to the cluster."""
+"""Timeout of a connection to the cluster, in seconds."""
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 _tokenizers: dict[str, CorpusTokenizer] = {}
-"""This worker's tokenizer, by the name of its object: loading it takes a second."""
+"""This worker's tokenizer, by the name of its object; cached, because loading it takes a second."""
 
 
 @contextmanager
@@ -44,8 +44,8 @@ def encoding_on_ray(address: str) -> Iterator[Encode]:
     """Connect to a cluster, and yield a function that encodes on it. Leaving the block cancels all tasks.
 
     Args:
-        address: as Ray takes it: ``auto``, ``host:port``, ``ray://host:port``; ``local`` starts a cluster of this
-            machine's cores, which ends with the block.
+        address: an address in Ray's form: ``auto``, ``host:port`` or ``ray://host:port``. ``local`` starts a cluster of
+            this machine's cores, which ends with the block.
 
     Raises:
         ConfigError: there is no such cluster, or it runs another release of Ray.
@@ -68,7 +68,7 @@ def encoding_on_ray(address: str) -> Iterator[Encode]:
 
 
 def _reach(address: str) -> None:
-    """Raise an OSError if no server listens at the address: Ray itself would retry for minutes."""
+    """Raise an OSError if no server listens at the address, because Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), _PATIENCE_S).close()
@@ -122,7 +122,7 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
     Args:
         shipped: a reference to the tokenizer.
         task: the task.
-        config: how to read it.
+        config: settings for reading its files.
         version: the caller's release.
 
     Raises:
@@ -144,7 +144,7 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
 
 
 def describe_file(source: Source, text_field: str) -> CorpusFile:
-    """Return the record of a file that several tasks read; workers run this, too.
+    """Return the metadata of a file that several tasks read. Workers run this, too.
 
     Raises:
         CorpusError: the file can't be read here.
@@ -167,7 +167,7 @@ def _encoded_at_once(tokenizer: CorpusTokenizer, task: Task, config: GraphConfig
 
 
 def _is_here_alone(source: Source) -> bool:
-    """Return whether only this machine has a file's bytes: it came through a pipe, or its text was extracted."""
+    """Return whether only this machine has a file's bytes, because it came through a pipe or its text was extracted."""
     return source.path == STANDARD_INPUT or source.stored is not None or source.extracted is not None
 
 

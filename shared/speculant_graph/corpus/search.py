@@ -25,12 +25,12 @@ FileState = Literal["missing", "changed", "unreadable", "not kept"]
 """Why a file of a corpus is not searched: it is missing, has changed, can't be read, or came through a pipe."""
 
 _ANY_ID = 1 << 32
-"""Ids were checked when the graph was built."""
+"""Allows all ids, because they were checked when the graph was built."""
 _BLOCK_BYTES = 1 << 20
 _AROUND = 256
 _SHOWN_BEFORE, _SHOWN = 30, 90
 _checked: dict[tuple[object, ...], bool] = {}
-"""Files whose digest matched the graph's, so that the next search does not compute it again."""
+"""Whether a file's digest matched the graph's; cached, so that the next search does not compute it again."""
 
 
 class Place(NamedTuple):
@@ -66,16 +66,16 @@ def find_places(
     most: int,
     max_seconds: float | None = None,
 ) -> Places:
-    """Search the files of a graph for the text of a context, block by block.
+    """Search the files of a graph's corpus for the text of a context, block by block.
 
-    A file is searched if its digest equals the graph's. If the tokenizer splits words in a known way, a match counts
-    only if its text has the tokens of the context.
+    A file is searched if its digest equals the digest in the graph. If texts of the tokenizer can be cut, a match
+    counts only if its text has the tokens of the context.
 
     Args:
-        files: files in the graph's metadata; relative names are relative to this process's folder.
+        files: files in the graph's metadata; relative names are relative to the working directory.
         context: token ids.
-        tokenizer: the graph's.
-        most: the search ends at this number of places.
+        tokenizer: the graph's tokenizer.
+        most: maximum number of places; the search then ends.
         max_seconds: time limit of the search.
     """
     searched = _Searched.of(context, tokenizer)
@@ -106,7 +106,7 @@ def find_places(
 
 
 class _OverdueError(Exception):
-    """A search took too long."""
+    """The search took too long."""
 
 
 class _Searched(NamedTuple):
@@ -119,11 +119,11 @@ class _Searched(NamedTuple):
     tokenizer: CorpusTokenizer
     is_cuttable: bool
     slack: int
-    """Possible error of token positions, in characters: 1 if the context begins inside of a character."""
+    """Possible error of token positions in characters: 1 if the context begins inside of a character."""
 
     @classmethod
     def of(cls, context: Sequence[TokenId], tokenizer: CorpusTokenizer) -> _Searched:
-        """Omit tokens that no text contains: tokens around documents, and partial characters."""
+        """Make it without the tokens that no text contains: tokens around documents, and partial characters."""
         borders = {tokenizer.bos_id, tokenizer.eos_id}
         token_ids = list(context)
         while token_ids and token_ids[-1] in borders:
@@ -181,7 +181,7 @@ def _places_in(file: CorpusFile, searched: _Searched, on_block: Callable[[int], 
 
 class _Occurrence(NamedTuple):
     position: int
-    """Characters of the text before it."""
+    """Number of characters of the text before it."""
     line: int
     column: int
     shown: str
@@ -216,7 +216,7 @@ def _occurrences(texts: Iterator[str], searched: _Searched) -> Iterator[_Occurre
 
 
 def _has_tokens(buffer: str, at: int, searched: _Searched, *, is_first: bool, is_last: bool) -> bool:
-    """Return whether an occurrence of a context's characters has its tokens, too."""
+    """Return whether an occurrence of a context's characters also has its tokens."""
     if searched.is_at_start:
         return is_first and at == 0
     if not searched.is_cuttable:
@@ -229,7 +229,7 @@ def _has_tokens(buffer: str, at: int, searched: _Searched, *, is_first: bool, is
     begin = start + sum(map(len, pieces[:first]))
     window = "".join(pieces[first:last])
     if begin > at or begin + len(window) < at + len(searched.text):
-        return True  # no position to cut at is near
+        return True  # there is no position to cut at nearby
     token_ids = searched.tokenizer.encode(window)
     wanted = list(searched.token_ids)
     for index in range(len(token_ids) - len(wanted) + 1):
@@ -270,7 +270,7 @@ def _places_in_records(file: CorpusFile, source: Source, searched: _Searched) ->
 
 
 def _position_in_raw(raw: str, start: int, text: str, position: int, needle: str) -> int:
-    """Return the position of a character of a record's text in its JSON, or the nearest known position."""
+    """Return the position of a text's character in the record's JSON, or the nearest known position."""
     for is_ascii in (False, True):
         whole, before = (json.dumps(part, ensure_ascii=is_ascii)[1:-1] for part in (text, text[:position]))
         value = raw.rfind(whole, 0, start + len(whole)) if start else -1  # another match in the same text

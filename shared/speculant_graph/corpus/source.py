@@ -39,9 +39,9 @@ class CorpusFile(NamedTuple):
     name: FileName
     """Its path as given; ``-`` is standard input."""
     size_bytes: int
-    """Its stored size in bytes."""
+    """Size of the stored file in bytes."""
     sha256: str
-    """Hex digest of its stored bytes."""
+    """Hex digest of the stored bytes."""
     encoding: str = UTF_8
     """Encoding of its text; meaningless for PDF."""
     text_field: str = ""
@@ -56,7 +56,7 @@ class SkippedFile(NamedTuple):
     reason: str
     """Its problem, or the problem of its first skipped record."""
     num_records: int = 0
-    """Number of skipped records, while others of the file were read; 0 if the whole file was skipped."""
+    """Number of skipped records if other records of the file were read; 0 if the whole file was skipped."""
 
     def __str__(self) -> str:
         """Return one line for people."""
@@ -65,7 +65,7 @@ class SkippedFile(NamedTuple):
 
 
 class Source:
-    """A file of the corpus while it is read from its beginning to its end, once."""
+    """A file of the corpus that is read once, from its beginning to its end."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Source:
         stored: Path | None = None,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
-        """Name the file; reading its documents opens it.
+        """Name the file; it is opened when its documents are read.
 
         Args:
             path: its path as given.
@@ -91,7 +91,7 @@ class Source:
         self.extracted: Path | None = None
         """File with its extracted text in UTF-8, if any."""
         self.span: tuple[int, int] | None = None
-        """First byte and end byte, if only a part of the file is read; such a file is UTF-8 and not gzipped."""
+        """First byte and end byte, if only a part of the file is read. Such a file is UTF-8 and not gzipped."""
         self.num_bytes = 0
         """Bytes of the stored file read so far."""
         self._on_bytes = on_bytes
@@ -105,7 +105,7 @@ class Source:
         return source
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state that another process needs to read the same file; a digest can't be pickled."""
+        """Return the state that another process needs to read the same file. A digest can't be pickled."""
         return {name: getattr(self, name) for name in ("path", "stored", "format", "encoding", "extracted", "span")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -120,11 +120,11 @@ class Source:
 
     @property
     def label(self) -> str:
-        """The file's name in messages to people."""
+        """Its name in messages to people."""
         return "standard input" if self.path == STANDARD_INPUT else self.name
 
     def size(self) -> int:
-        """Return the bytes of the whole stored file.
+        """Return the size of the whole stored file in bytes.
 
         Raises:
             CorpusError: it can't be read.
@@ -143,7 +143,7 @@ class Source:
             return stored.read(num_bytes)
 
     def describe(self, text_field: str) -> CorpusFile:
-        """Return the record of the file, after it was read completely.
+        """Return the metadata of the file, after it was read completely.
 
         Args:
             text_field: text field of its records.
@@ -167,11 +167,11 @@ class Source:
 
     @contextmanager
     def open(self) -> Iterator[Unpacked]:
-        """Open the file, unpacked.
+        """Open the file for reading its unpacked bytes.
 
         Raises:
-            CorpusError: the file can't be read, is damaged or is not in its encoding; errors inside of the block are
-                converted, too.
+            CorpusError: the file can't be read, is damaged or is not in its encoding; errors inside of the ``with``
+                block are converted, too.
         """
         with self._explained(), self._open_stored() as stored:
             counted = io.BufferedReader(_Counted(stored, self), _BLOCK_BYTES)
@@ -212,9 +212,9 @@ class Source:
 
     @contextmanager
     def open_text(self) -> Iterator[io.TextIOWrapper]:
-        r"""Open the file, unpacked and decoded, with line ends as ``\n``; errors as in :meth:`open`.
+        r"""Open the file for reading its decoded text, with line ends as ``\n``. Raises as :meth:`open`.
 
-        Invalid UTF-8 in JSON Lines becomes half surrogate pairs, as by ``surrogateescape``.
+        Invalid UTF-8 in JSON Lines becomes unpaired surrogates, as with ``surrogateescape``.
         """
         errors = "surrogateescape" if self.format == "lines" and self.encoding == UTF_8 else "strict"
         with self.open() as file:
@@ -235,14 +235,14 @@ class Source:
                 yield block
 
     def blocks(self) -> Iterator[bytes]:
-        """Read the file, unpacked, in blocks; errors as in :meth:`open`."""
+        """Read the unpacked file in blocks. Raises as :meth:`open`."""
         with self.open() as file:
             while block := file.read(_BLOCK_BYTES):
                 yield block
 
 
 class _Counted(io.RawIOBase):
-    """The stored bytes of a file; its source counts them as they are read."""
+    """The stored bytes of a file; its source counts them during reading."""
 
     def __init__(self, stored: IO[bytes], source: Source) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of a corpus in object storage: whatever fsspec opens, such as ``s3://bucket/text/`` or ``gs://bucket/a.jsonl``."""
+"""Files of a corpus in any storage that fsspec opens, such as ``s3://bucket/text/`` or ``gs://bucket/a.jsonl``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from speculant_graph.errors import CorpusError
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 _MAGIC = re.compile(r"[*?[]")
 EXTRA = "storage"
-"""Extra with the packages for such addresses."""
+"""Name of the extra with the packages for such addresses."""
 
 
 def address_of(path: Path) -> str | None:
-    """Return the address that a path stands for, as fsspec takes it; None if it is a path of this machine.
+    """Return the address that a path stands for, in fsspec's form; None if it is a path on this machine.
 
-    In a path an address's two slashes are one; no file of a machine has such a name by chance, so settings stay paths.
+    A path turns the two slashes of an address into one. No local file has such a name by chance, so settings can stay
+    paths.
     """
     found = _ADDRESS.fullmatch(str(path))
     if found is None:
@@ -30,14 +31,14 @@ def address_of(path: Path) -> str | None:
 
 
 def find_stored(address: str, is_text: Callable[[Path], bool]) -> list[tuple[Path, bool]]:
-    """Return the files that an address names, sorted, and whether it names each itself.
+    """Return the files that an address names, sorted, and for each whether the address names it directly.
 
     Args:
-        address: of a file, of a folder, which is searched with all below it, or a pattern.
-        is_text: whether a file of a folder is taken.
+        address: address of a file, of a folder, which is searched with all its subfolders, or a pattern.
+        is_text: returns whether to take a file of a folder.
 
     Raises:
-        CorpusError: nothing is there, it can't be read, or a package for such addresses is not installed.
+        CorpusError: there is no file, it can't be read, or a package for such addresses is not installed.
     """
     with _explained(address):
         storage, name = _storage(address)
@@ -47,10 +48,10 @@ def find_stored(address: str, is_text: Callable[[Path], bool]) -> list[tuple[Pat
         elif storage.isdir(name):
             names = storage.find(name)
         else:
-            storage.info(name)  # raises what is wrong with it
+            storage.info(name)  # raises the error of this address
             return [(Path(address), True)]
         num_above = len(name.rstrip("/")) if magic is None else magic.start() - 1
-        shown = (each for each in sorted(names) if "/." not in each[num_above:])  # without hidden ones
+        shown = (each for each in sorted(names) if "/." not in each[num_above:])  # without hidden files
         found = [Path(storage.unstrip_protocol(each)) for each in shown]
     taken = [path for path in found if magic is not None or is_text(path)]
     if not taken:
@@ -63,7 +64,8 @@ def open_stored(address: str) -> Iterator[IO[bytes]]:
     """Open a file for reading.
 
     Raises:
-        CorpusError: it can't be read, or a package for such addresses is not installed; so also inside of the block.
+        CorpusError: the file can't be read, or a package for such addresses is not installed. Errors inside of the
+            ``with`` block are converted, too.
     """
     with _explained(address):
         storage, name = _storage(address)
@@ -84,11 +86,11 @@ def _explained(address: str) -> Iterator[None]:
         yield
     except CorpusError:
         raise
-    except ImportError as error:  # of fsspec, or of what it needs for the address
+    except ImportError as error:  # fsspec, or a package that it needs for the address
         raise CorpusError(
             f"{address} needs a package that is not installed", fix=f'run: pip install "speculant-graph[{EXTRA}]"'
         ) from error
-    except Exception as error:  # every storage has its own
+    except Exception as error:  # every storage raises its own errors
         reason = "nothing is there" if isinstance(error, FileNotFoundError) else first_line(error)
         raise CorpusError(
             f"{address} can't be read ({reason})", fix="check the address and your access to it"

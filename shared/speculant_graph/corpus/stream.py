@@ -26,8 +26,8 @@ _SEPARATOR = np.array([DOCUMENT_SEPARATOR], np.uint32)
 # Small pieces keep all cores busy to the end of a batch.
 _PIECE_CHARACTERS = 1 << 16
 _WHOLE = 1 << 62
-# A generous bound of the memory per character in flight, as text and as ids, so that text takes a small part of a
-# build.
+# Upper bound of the memory per character in flight, as text and as ids. It is generous, so that text takes only a small
+# part of a build's memory.
 _BYTES_PER_CHARACTER = 32
 
 
@@ -36,11 +36,11 @@ class TokenStream:
     """A corpus as token ids."""
 
     path: Path
-    """File of the little-endian uint32 ids of all documents in order, with separators if used."""
+    """File of little-endian uint32 ids: all documents in order, with separators if used."""
     num_tokens: int
-    """Ids in the file without separators."""
+    """Number of ids in the file without separators."""
     num_documents: int
-    """Documents with tokens."""
+    """Number of documents with tokens."""
     files: tuple[CorpusFile, ...]
     """Files that were read, in order, including files without text."""
     skipped: tuple[SkippedFile, ...] = ()
@@ -52,13 +52,13 @@ class EncodedPart:
     """A part of a token stream."""
 
     token_ids: NDArray[np.uint32]
-    """Shape ``[num_ids]``, with the separators between its documents and before the first."""
+    """The ids, shape ``[num_ids]``, with the separators between its documents and before the first."""
     num_separators: int
-    """Ids that do not count as tokens."""
+    """Number of ids that are separators, not tokens."""
     num_documents: int
     """Number of documents that begin in it."""
     num_bytes: int
-    """Bytes of files read for it."""
+    """Number of bytes of files read for it."""
     files: tuple[CorpusFile, ...]
     """Files that end in it."""
 
@@ -73,10 +73,10 @@ def encode_sources(
     """Read and encode files, a batch at a time: an :data:`Encode`.
 
     Args:
-        tokenizer: makes the ids.
+        tokenizer: encodes the texts.
         sources: checked files, or parts of them.
         config: as in :func:`write_token_stream`.
-        jobs: cores for the tokenizer; 0: all.
+        jobs: number of cores for the tokenizer; 0 uses all.
     """
     corpus = _Corpus(tokenizer, config, jobs or num_cores())
     num_documents = num_files = num_bytes = 0
@@ -106,24 +106,24 @@ def write_token_stream(
     Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are used unchanged. Empty
     documents are left out. The stream does not depend on ``chunk_size``.
 
-    About ``chunk_size`` characters per core are in memory at a time. Some inputs are in memory whole, at any size: a
-    text without a position to cut at, such as one huge line of base64; a JSON record; a PDF, both its file and its
-    text; and every document, if the tokenizer's texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
+    About ``chunk_size`` characters per core are in memory at a time. Some inputs are whole in memory, at any size.
+    These are a text without a position to cut at, such as one huge line of base64; a JSON record; a PDF, both its file
+    and its text; and every document if the tokenizer's texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
 
     Args:
-        tokenizer: makes the ids.
+        tokenizer: encodes the texts.
         files: the files, in this order.
         path: the file to write; its content is undefined after an error. Its folder needs space for the data of
             standard input and pipes.
         config: ``chunk_size``, ``text_field``, ``encoding``, ``on_error`` and ``document_boundaries`` (one
-            :data:`DOCUMENT_SEPARATOR` between documents) are used; the tokenizer decides how special tokens are read.
+            :data:`DOCUMENT_SEPARATOR` between documents) are used. The tokenizer decides how special tokens are read.
         on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
         on_check: called with the bytes of checked files.
         encode: encodes the checked files.
 
     Raises:
-        CorpusError: files can't be read and the settings don't skip them; there is no text, or the tokenizer makes no
-            tokens of it.
+        CorpusError: files can't be read and the settings don't skip them, there is no text, or the tokenizer makes no
+            tokens from it.
         GraphError: the stream can't be written.
         ModuleNotFoundError: a required module is not installed.
     """
@@ -131,7 +131,7 @@ def write_token_stream(
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="corpus-") as kept:
             checked = check_corpus(files, config, tokenizer.fingerprint.vocabulary_size, Path(kept), on_check)
             return _write(tokenizer, checked, path, config, on_progress, encode)
-    except OSError as error:  # errors of reading are CorpusErrors
+    except OSError as error:  # errors while reading are CorpusErrors
         raise GraphError(
             f"{path} can't be written ({error.strerror}); free space there, or name another path"
         ) from error
@@ -171,7 +171,7 @@ def _write(
 
 @dataclass(slots=True)
 class _Batch:
-    """Consecutive pieces of text and ids of a stream."""
+    """Consecutive pieces of a stream, texts and ids."""
 
     items: list[str | NDArray[np.uint32]] = field(default_factory=list)
     size: int = 0
@@ -179,7 +179,7 @@ class _Batch:
     num_separators: int = 0
     """Ids that do not count as tokens."""
     bytes_read: int = 0
-    """Bytes of files read when it was closed."""
+    """Number of bytes of files read when it was complete."""
 
     def add(self, item: str | NDArray[np.uint32]) -> None:
         """Append a text, or ids of shape ``[num_ids]``."""
@@ -225,7 +225,7 @@ class _Corpus:
             yield batch
 
     def _items(self, document: Document, source: Source) -> Iterator[str | NDArray[np.uint32]]:
-        if source.span is not None and source.format == "text":  # part of one document
+        if source.span is not None and source.format == "text":  # it is a part of one document
             yield from self._items_of_part(document, source, *source.span)
             return
         items = items_of(document, self._tokenizer, self._piece_characters)
@@ -251,17 +251,17 @@ class _Corpus:
 
 
 def _leave_out(_: RecordError) -> None:
-    """Do nothing: the check has recorded the bad record."""
+    """Do nothing, because the check has recorded the bad record."""
 
 
 def items_of(
     document: Document, tokenizer: CorpusTokenizer, piece_characters: int
 ) -> Iterator[str | NDArray[np.uint32]]:
-    """Stream a document's items, none if it is empty: token ids, and texts to encode.
+    """Stream a document's items: token ids, and texts to encode. An empty document has none.
 
     Args:
         document: the document.
-        tokenizer: its BOS and EOS tokens wrap texts.
+        tokenizer: wraps texts in its BOS and EOS tokens.
         piece_characters: as in :func:`~speculant_graph.corpus.tokenize.cut_text`.
     """
     if document.token_ids is not None:

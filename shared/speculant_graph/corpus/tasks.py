@@ -13,27 +13,27 @@ from speculant_graph.corpus.source import UTF_8, Source
 from speculant_graph.corpus.tokenize import CUT
 
 TASK_BYTES = 16_000_000
-"""Approximate bytes of a task: some seconds of tokenising, so that little work is lost with a worker."""
+"""Approximate bytes of a task. Tokenising them takes some seconds, so little work is lost if a worker dies."""
 _WINDOW_BYTES = 1 << 18
 _CONTEXT = 8
-"""Characters at the start of a window in which no cut is made: the first bytes may be a partial character."""
+"""Characters at the start of a window without a cut: the first bytes may be a partial character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Files, or a part of one file, that are encoded together."""
+    """Files that are encoded together, or a part of one file."""
 
     sources: tuple[Source, ...]
     """The files; one source if it is a part of a file."""
     completes: Source | None = None
-    """The file of which this is the last part, if it has several parts."""
+    """The file if it has several parts and this is the last one; else None."""
 
 
 def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int = TASK_BYTES) -> Iterator[Task]:
     """Yield the tasks of checked files, in order.
 
-    Plain text and JSON Lines are divided if they are UTF-8 and not gzipped; every large file of another kind is one
-    task. Only some bytes around each border are read.
+    Plain text and JSON Lines are divided if they are UTF-8 and not gzipped. Every other large file is one task. Only
+    some bytes around each border are read.
 
     Args:
         sources: the files.
@@ -79,7 +79,7 @@ def _borders(source: Source, size: int, is_cuttable: bool, task_bytes: int) -> I
 
 
 def _cut_in_text(window: bytes) -> int | None:
-    # Partial characters at both ends become half surrogate pairs, each of which encodes to one byte again.
+    # Bytes of partial characters at both ends become surrogates; each encodes to one byte again.
     text = window.decode("utf-8", "surrogateescape")
     cut = CUT.search(text, _CONTEXT)
     return None if cut is None else len(text[: cut.start()].encode("utf-8", "surrogateescape"))

@@ -1,7 +1,7 @@
-"""Text to token ids and back, with the ``tokenizers`` library alone (never transformers).
+"""Converts text to token ids and back, with only the ``tokenizers`` library (never transformers).
 
-It also decides where a text may be cut without changing its ids, and defines two things that graph files, drafters and
-verifiers must agree on: a tokenizer's identity, and the encoding of prompts.
+This module also decides where a text may be cut without changing its ids. It defines the two things that graph files,
+drafters and verifiers must agree on: a tokenizer's identity, and the encoding of prompts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _SETTING = "graph.tokenizer_name"
 
-# GPT-style pre-tokenizers split text into words first, and no token crosses a word. Two positions begin a word in all
-# of them, in any context: the space between two letters, and a letter after a newline. The newline must follow a
-# visible character: GPT-2's \s+(?!\S) matches a longer run of blanks whole at the end of a text, but without its last
-# blank inside of one. It must be a letter, because o200k joins "/" to the newline before it.
+# GPT-style pre-tokenizers split text into words first, and no token crosses the border of a word. In all of them, in
+# any context, a word begins at two positions: at the space between two letters, and at a letter after a newline. The
+# newline must follow a visible character: at the end of a text, GPT-2's \s+(?!\S) matches a whole run of blanks, but
+# inside of a text it leaves out the last blank. A letter must follow, because o200k joins "/" to the newline before it.
 CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])|(?<=\S\n)(?=[^\W\d_])")
-# Tables of numbers have no such position, and must not fill the memory. The published patterns of GPT-2 and its
-# successors begin a word at two more positions: at a single space, and at any visible character except "/" after a
+# Tables of numbers have no such position, and must not fill the memory. With the published patterns of GPT-2 and its
+# successors, a word begins at two more positions: at a single space, and at any visible character except "/" after a
 # newline.
 _RARE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=[^\s/])")
 _PATIENCE = 1 << 18
@@ -50,12 +50,12 @@ _CUT_PROBES = (
 def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
     """Return the identity of a tokenizer.
 
-    The digest is SHA-256 over the vocabulary with added tokens in order of id, the merges and the names of
-    special tokens, as canonical JSON. A transformers tokenizer's ``backend_tokenizer`` has the digest of the
-    file it came from.
+    The digest is SHA-256 over canonical JSON. The JSON has the vocabulary with added tokens in order of id, the merges
+    and the names of special tokens. A transformers tokenizer's ``backend_tokenizer`` has the digest of the file from
+    which it was loaded.
 
     Args:
-        name: the name it was loaded by, for messages.
+        name: the name that it was loaded by, for messages.
         tokenizer: the tokenizer; it is not changed.
     """
     definition = json.loads(tokenizer.to_str())
@@ -74,7 +74,7 @@ def fingerprint_from(
 
     Args:
         name: its name, for messages; not part of the identity.
-        vocabulary: id of every token.
+        vocabulary: the id of every token.
         merges: pairs in the order in which they are merged, if the tokenizer has merges.
         special_tokens: tokens that ordinary text must not produce.
     """
@@ -95,8 +95,8 @@ def require_same(expected: Fingerprint, found: Fingerprint) -> None:
     """Refuse a tokenizer that differs from a graph's.
 
     Args:
-        expected: the graph's.
-        found: the caller's.
+        expected: the graph's fingerprint.
+        found: the caller's fingerprint.
 
     Raises:
         TokenizerMismatchError: the fingerprints differ.
@@ -122,7 +122,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[TokenId]:
     Raises:
         GraphError: the text has millions of equal characters in a row.
     """
-    if tokenizer.truncation is not None:  # set for its training
+    if tokenizer.truncation is not None:  # set for training
         tokenizer.no_truncation()
     if tokenizer.padding is not None:
         tokenizer.no_padding()
@@ -135,9 +135,9 @@ def encode_texts(
     """Return the token ids of texts.
 
     Args:
-        tokenizer: encodes them.
+        tokenizer: encodes the texts.
         texts: the texts.
-        add_special_tokens: whether its own template adds tokens around them.
+        add_special_tokens: whether the tokenizer's own template adds tokens around them.
 
     Raises:
         GraphError: a text has millions of equal characters in a row.
@@ -154,7 +154,7 @@ def encode_texts(
 
 
 class CorpusTokenizer:
-    """A tokenizer of corpora: it adds no special tokens to a text, and parses those in the text only on request."""
+    """A tokenizer of corpora. It adds no special tokens, and parses special tokens in a text only on request."""
 
     def __init__(
         self,
@@ -168,12 +168,12 @@ class CorpusTokenizer:
         """Take a tokenizer object and change its treatment of special tokens.
 
         Args:
-            name: the name it was loaded by.
+            name: the name that it was loaded by.
             tokenizer: the tokenizer itself.
             bos_id: id of the token that begins a document, if there is one.
             eos_id: id of the token that ends a document, if there is one.
-            revision: commit of the hub's repository that it comes from, if any.
-            special_tokens: how special tokens spelled out in a text are read; prompts are always parsed.
+            revision: commit of its repository on the hub, if any.
+            special_tokens: how special tokens spelled out in a text are read; in prompts they are always parsed.
         """
         tokenizer.encode_special_tokens = special_tokens == "text"
         tokenizer.no_truncation()
@@ -199,18 +199,18 @@ class CorpusTokenizer:
         Args:
             name_or_folder: folder or name.
             hf_token: access token, if it is gated on the hub.
-            special_tokens: how special tokens spelled out in a text are read. For callers that only encode prompts
-                "parse" saves one copy of the vocabulary.
+            special_tokens: how special tokens spelled out in a text are read. "parse" saves a copy of the vocabulary if
+                the caller encodes only prompts.
 
         Raises:
-            ConfigError: there is no such tokenizer, or no access to it.
+            ConfigError: there is no such tokenizer, or access to it is refused.
             ModuleNotFoundError: the extra ``build`` is not installed.
         """
         with needed_for("tokenizing text", "build"):
             from tokenizers import Tokenizer
         name, revision = os.path.expanduser(name_or_folder), ""
         if os.path.isdir(name):
-            name = str(Path(name).resolve())  # the graph stores it, and is read from other folders
+            name = str(Path(name).resolve())  # the graph stores this name, and may be read from other folders
             file, config_file = Path(name) / _TOKENIZER_FILE, Path(name) / _CONFIG_FILE
             if not file.is_file():
                 raise ConfigError(
@@ -219,11 +219,11 @@ class CorpusTokenizer:
         else:
             is_local = only_local(str(name_or_folder), _SETTING, hf_token)
             file, config_file = _download(name, hf_token, is_local=is_local)
-            revision = file.parent.name  # the hub's cache has one folder for each commit
+            revision = file.parent.name  # the hub's cache has one folder per commit
         try:
             tokenizer = Tokenizer.from_buffer(file.read_bytes())  # from_file opens only paths in UTF-8
             config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # the library raises plain Exception
             raise ConfigError(
                 f"tokenizer {name} can't be read ({first_line(error)})", fix="download it again", field=_SETTING
             ) from error
@@ -267,7 +267,7 @@ class CorpusTokenizer:
         """Whether texts may be encoded in the pieces of :func:`cut_text`.
 
         False for tokenizers that treat spaces as part of running text (SentencePiece), and for tokenizers with added
-        tokens that a cut could change: they encode documents whole.
+        tokens that a cut could change. These encode whole documents.
         """
         for token in self._tokenizer.get_added_tokens_decoder().values():
             is_text = token.special and self._tokenizer.encode_special_tokens
@@ -277,7 +277,7 @@ class CorpusTokenizer:
         return all(self.encode(left + right) == self.encode(left) + self.encode(right) for left, right in _CUT_PROBES)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included."""
+        """Return the text of token ids, including special tokens."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
@@ -289,13 +289,13 @@ def may_be_cut(token: str) -> bool:
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
     """Cut a text into non-empty pieces whose token ids, concatenated, are those of the whole text.
 
-    Pieces end where GPT-style tokenizers always separate words (:attr:`CorpusTokenizer.is_cuttable` is true for this
-    kind). They have at least ``chunk_size`` characters, except the last piece, and more where the text has no such
-    position.
+    Pieces end at positions where GPT-style tokenizers always separate words (:attr:`CorpusTokenizer.is_cuttable` is
+    true for them). They have at least ``chunk_size`` characters, except the last piece, and more if the text has no
+    such position.
 
     Args:
         texts: the text in blocks of any size.
-        chunk_size: least characters of a piece.
+        chunk_size: minimum number of characters in a piece.
     """
     pending = ""
     searched = rarely_searched = 0
@@ -326,12 +326,12 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
     """Load the tokenizer of a graph from its folder, or the hub's cache; nothing is downloaded.
 
     Args:
-        expected: the graph's.
+        expected: the graph's fingerprint.
         beside: another folder to search.
 
     Raises:
-        ConfigError: it is not on this machine, or can't be read.
-        TokenizerMismatchError: another tokenizer has replaced it.
+        ConfigError: the tokenizer is not on this machine, or can't be read.
+        TokenizerMismatchError: another tokenizer has taken its place.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
     if beside is not None:
@@ -384,7 +384,7 @@ def _download(name: str, hf_token: str | None, *, is_local: bool) -> tuple[Path,
         file = Path(hf_hub_download(name, _TOKENIZER_FILE, token=hf_token, local_files_only=is_local))
         try:
             config_file = Path(hf_hub_download(name, _CONFIG_FILE, token=hf_token, local_files_only=is_local))
-        except LocalEntryNotFoundError:  # the hub may have it, and without it special tokens would be missed silently
+        except LocalEntryNotFoundError:  # the hub may have it; without it, special tokens would be missed silently
             raise
         except EntryNotFoundError:
             config_file = file.with_name(_CONFIG_FILE)

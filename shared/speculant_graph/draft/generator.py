@@ -1,4 +1,4 @@
-"""Drafts from a graph, for one text at a time; ``draft`` works on token ids, ``generate`` takes text, too."""
+"""Drafts from a graph, one sequence at a time: ``draft`` takes token ids, ``generate`` also takes text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class DraftGenerator:
 
         Args:
             graph: the graph to draft from.
-            config: how to draft, and defaults of :meth:`generate`.
-            tokenizer: tokenises prompts that are text, as the verifier does; otherwise the graph's own is loaded by
-                name when needed.
+            config: drafting settings, and the defaults of :meth:`generate`.
+            tokenizer: encodes text prompts as the verifier does. None loads the graph's own tokenizer by name when it
+                is needed.
 
         Raises:
             TokenizerMismatchError: the tokenizer is not the graph's.
@@ -51,7 +51,7 @@ class DraftGenerator:
 
         Args:
             path: the file.
-            config: how to draft, and defaults of :meth:`generate`.
+            config: drafting settings, and the defaults of :meth:`generate`.
             hf_token: access token, if the graph's tokenizer is a gated one on the hub.
 
         Raises:
@@ -71,9 +71,9 @@ class DraftGenerator:
         """Draft tokens that may follow a prompt.
 
         Args:
-            prompt: text, encoded as the verifier does it, or token ids.
-            k: most tokens to draft; the configured number if None.
-            strategy: how to choose them; if None, the configured strategy if set, else ``greedy``.
+            prompt: token ids, or text, which is encoded as the verifier encodes it.
+            k: maximum number of tokens to draft; None uses the configured number.
+            strategy: how to choose them; None uses the configured strategy if one is set, else ``greedy``.
             seed: seed of the strategy ``sampling``.
 
         Raises:
@@ -97,18 +97,18 @@ class DraftGenerator:
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
 
-        ``greedy`` and ``sampling`` use the longest known context. Its order stays the same while the window slides,
-        until the window is unknown; then the longest known context is searched again. The other strategies draft from
-        ``context`` itself, too.
+        ``greedy`` and ``sampling`` start from the longest context in the graph. A window of this order slides over the
+        drafted tokens. If the graph does not know the window, they search again for the longest known context. The
+        other strategies also draft from ``context`` itself.
 
         Args:
             context: at least the last N tokens of the sequence, or all of them if there are fewer.
-            k: most tokens to draft, 0 to 2,048.
+            k: maximum number of tokens to draft, 0 to 2,048.
             strategy: ``greedy`` takes the most probable successor, the lowest id among equals; ``sampling`` draws from
                 the distribution of successors and returns it.
             seed: seed of the draws.
-            position: index in the sequence of the first token drafted, ``len(context)`` by default.
-            options: other differences from the configuration.
+            position: index of the first drafted token in the sequence, ``len(context)`` by default.
+            options: other options that differ from the configuration.
 
         Raises:
             ConfigError: the strategy needs more than a graph.

@@ -1,6 +1,7 @@
-"""The mixer's weights, which have the last word on drafted tokens; ``native/mixer/mixer.hpp`` says what they do.
+"""Weights of the mixer, a small network that makes the final probabilities of drafted tokens.
 
-They come with the package: ``mixer.bin``, 32-bit floats, which ``tests/models/train_mixer.py`` trains and writes.
+``native/mixer/mixer.hpp`` describes the network. The package contains the weights as 32-bit floats in ``mixer.bin``,
+which ``tests/models/train_mixer.py`` trains and writes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from speculant_graph._core import Calibration
 
 WEIGHTS_FILE = Path(__file__).with_name("mixer.bin")
-"""Where they are."""
+"""File of the weights."""
 
 
 @cache
@@ -24,5 +25,5 @@ def mixer_weights() -> NDArray[np.float32]:
 
 
 def first_calibration() -> Calibration:
-    """Return tables that know nothing yet, with the mixer."""
+    """Return untrained calibration tables, with the mixer's weights."""
     return Calibration(mixer_weights())

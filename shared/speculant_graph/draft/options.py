@@ -52,7 +52,7 @@ def options_of(config: DraftConfig) -> DraftOptions:
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
     warn_of_unread(config)
-    for name in sorted(given.keys() - {*REQUEST_OPTIONS, "k"}):  # the number of nodes comes with every step
+    for name in sorted(given.keys() - {*REQUEST_OPTIONS, "k"}):  # every step carries its number of nodes
         if name in READ_BY and not set(READ_BY[name]).intersection(NGRAM_STRATEGIES):
             continue  # a sidecar never reads it
         if given[name] != DraftConfig.model_fields[name].default:
@@ -96,7 +96,7 @@ def require_k(k: int) -> int:
 
 
 def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:
-    """Return settings, changed by options, for the core.
+    """Return the core's form of the settings, changed by a request's options.
 
     Raises:
         DraftRequestError: an option is out of its bounds.
@@ -138,7 +138,7 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
     """Refuse a strategy without a source to draft from.
 
     Raises:
-        ConfigError: the strategy needs a graph, or is a verifier's own.
+        ConfigError: the strategy needs a graph, or runs only in a verifier.
     """
     if config.strategy not in NGRAM_STRATEGIES:
         raise ConfigError(

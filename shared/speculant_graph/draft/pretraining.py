@@ -1,8 +1,7 @@
 """Calibration before the first request, learned from a held-out slice of the corpus.
 
-Most of the corpus is counted into a temporary graph. Pieces of the rest are drafted for as if they were requests, so
-that the tables learn how reliable contexts of each kind are in such text. The final graph counts the whole corpus,
-including the held-out pieces.
+Most of the corpus is counted into a temporary graph. Pieces of the rest are replayed as requests. The tables learn from
+them how reliable each kind of context is. The final graph counts the whole corpus, including the held-out pieces.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep, TokenId
 
 KEPT_VISITS = 5.0
-"""Cap of the visits in a row of the tables, so that requests, which differ from the corpus, soon count for more. (With
-all visits kept, drafts for first requests to edit code, which repeat their prompts, were 2 % worse than without
-pretraining.)"""
+"""Maximum visits in a row of the pretrained tables. Requests differ from the corpus, and with few visits they soon
+outweigh it. (Without this limit, drafts for the first code-editing requests, which repeat their prompts, were 2 % worse
+than without pretraining.)"""
 
 _CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session", "neural")))
 _PROMPT_SHARE = 4
@@ -39,20 +38,20 @@ _NODES = 8
 
 
 def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, model: UInt32Array | None = None) -> bytes:
-    """Learn from a corpus how reliable its contexts are; takes about a second for any size.
+    """Learn from a corpus how reliable its contexts are. This takes about a second for a corpus of any size.
 
     The result depends only on the stream, not on ``memory`` and ``jobs``.
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary
             files are in its folder.
-        metadata: of its graph; tokenizer, largest order and number of tokens are used.
+        metadata: metadata of its graph; only tokenizer, largest order and number of tokens are used.
         memory: memory limit in bytes.
         jobs: threads.
         model: the words of the graph's neural model, which was not trained on the pieces.
 
     Returns:
-        Tables for ``load_calibration``, about 50 kilobytes; nothing if the corpus is too small.
+        Tables for ``load_calibration``, about 50 kilobytes; empty if the corpus is too small.
 
     Raises:
         GraphError: an id is outside the vocabulary.
@@ -63,7 +62,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
         return b""
     slices = divide(token_ids.size)
     counted = _joined([token_ids[part] for part in slices.counted])
-    if not counted.size:  # with more documents than tokens, because some tokenizers drop characters
+    if not counted.size:  # happens with more documents than tokens: some tokenizers drop characters
         return b""
     pieces = [document for part in slices.held_out for document in _documents(token_ids[part])]
     calibration = Calibration()
@@ -87,7 +86,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
 
 
 def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
-    """Let a drafter learn from texts step by step, as from requests whose prompt is the first part."""
+    """Replay texts step by step as requests, each with its first part as the prompt, so that the drafter learns."""
     for piece in pieces:
         tokens = piece.tolist()
         position = len(tokens) // _PROMPT_SHARE
@@ -104,7 +103,7 @@ def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
 
 
 def _joined(parts: list[UInt32Array]) -> UInt32Array:
-    """Join parts by separators, with none adjacent or at the ends."""
+    """Join parts with separators; none are adjacent, and none is at an end."""
     separator = np.array([DOCUMENT_SEPARATOR], np.uint32)
     joined = np.concatenate([piece for part in parts for piece in (separator, part)])
     is_separator = joined == DOCUMENT_SEPARATOR

@@ -1,7 +1,7 @@
 """Drafts for many sequences, from a graph and from the sequences' own accepted text.
 
 A caller opens a sequence, extends it with accepted tokens, drafts for it, and closes it. Every draft uses all text
-known at that moment; accepted tokens improve the next draft. Depends on neither sockets nor models.
+known at that moment; accepted tokens improve the next draft. This module depends on neither sockets nor models.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from speculant_graph.strategies import STRATEGIES
 from speculant_graph.types import Draft, Feedback, SequenceStep, SourceName, TokenId
 
 MAX_NODES = 2_048
-"""Most nodes of a draft."""
+"""Maximum number of nodes of a draft."""
 MAX_SUPPORT = 1 << 27
-"""Entries of distributions that fit into a gigabyte."""
+"""Number of distribution entries that fit into a gigabyte."""
 NUM_SEEDS = 1 << 64
-"""Seeds and positions that the core distinguishes."""
+"""Number of distinct seeds, and of positions: the core stores them in 64 bits."""
 _MOST_KEPT = 256
 
 
@@ -44,7 +44,7 @@ def DraftRequest(
     options: DraftOptions = DEFAULT_OPTIONS,
     least_probability: float = 0.0,
 ) -> SequenceStep:
-    """Return a step that drafts for a sequence without adding tokens. An old name, removed in the next release."""
+    """Return a step that drafts for a sequence without adding tokens. Deprecated, removed in the next release."""
     return SequenceStep(session_id, (), node_budget, seed, options=options, least_probability=least_probability)
 
 
@@ -70,18 +70,18 @@ class SessionDrafter:
         """Make a drafter without sequences.
 
         Args:
-            graph: the corpus, or up to four graphs with one tokenizer as layers, each a separate source; None drafts
-                from the sequences alone. ``greedy`` and ``sampling`` draft from the layer with the longest match of a
+            graph: one graph, or up to four graphs with the same tokenizer as layers, each a separate source. None
+                drafts from the sequences alone. ``greedy`` and ``sampling`` use the layer with the longest match of a
                 sequence's end.
-            config: how to draft.
-            calibration: how reliable contexts are; updated by accepted tokens. Defaults to the store's saved
-                calibration, else to the graph's.
+            config: drafting settings.
+            calibration: tables of how reliable each kind of context is; accepted tokens update them. Defaults to the
+                store's saved calibration, else to the graph's.
             learned: accepted text of earlier sequences; a store in memory by default.
             vocabulary_size: without a graph, the size of the vocabulary if known.
-            max_session_tokens: tokens of one sequence that drafts may use, at least 256; older ones are forgotten.
-            num_threads: threads that draft for a large batch; 0: one per core that the process may use. The number
-                does not change drafts.
-            read_options: decodes options from the wire, for steps that the core answers.
+            max_session_tokens: tokens of one sequence that drafts may use, at least 256; older tokens are dropped.
+            num_threads: threads that draft for a large batch; 0 uses one per core that the process may use. Drafts do
+                not depend on it.
+            read_options: decodes options from the wire, for steps that the core handles.
 
         Raises:
             ConfigError: the configured strategy has no source to draft from, an argument has a wrong type, there are
@@ -110,7 +110,7 @@ class SessionDrafter:
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graphs)
         # Clients may send any options, so the cache is bounded.
         self.settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, has_graph))
-        """Settings of the core, by :class:`DraftOptions`."""
+        """Returns the core's settings for :class:`DraftOptions`; cached."""
         # Callbacks of the core must not refer to this drafter, or it would never be freed.
         self.core = _core.Drafter(
             tuple(each.core for each in graphs),
@@ -123,7 +123,7 @@ class SessionDrafter:
         """The core's drafter."""
         self.steps = _core.LocalSteps(self.core)
         """Its open sequences."""
-        self._memories: dict[int, Memory] = {}  # of open sequences' tenants; keeps them loaded
+        self._memories: dict[int, Memory] = {}  # by session; keeps the open sequences' memories loaded
 
     def __len__(self) -> int:
         """Number of open sequences."""
@@ -133,19 +133,19 @@ class SessionDrafter:
         """Begin a sequence.
 
         Args:
-            session_id: its number, not in use.
-            tenant: its tenant; it drafts from the accepted text of this tenant's earlier sequences.
+            session_id: its id, which must not be in use.
+            tenant: its tenant; drafts also use the accepted text of this tenant's earlier sequences.
             learn: whether later sequences of the tenant draft from this one's accepted and recycled tokens.
 
         Raises:
-            DraftRequestError: the number is in use.
+            DraftRequestError: the id is in use.
         """
         memory = self.learned.memory(tenant)  # may read from disk; no draft should wait for it
         self.steps.open(session_id, memory.core, self.learns(learn))
         self._memories[session_id] = memory
 
     def learns(self, wanted: bool) -> bool:
-        """Return whether later sequences learn from one opened with ``learn`` set to ``wanted``."""
+        """Return whether later sequences learn from a sequence that was opened with ``learn=wanted``."""
         return wanted and self.config.max_learned_tokens > 0
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
@@ -164,13 +164,13 @@ class SessionDrafter:
         self.steps.accept(session_id, _as_array(token_ids), is_prompt)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]] | Int64Array) -> None:
-        """Learn the target's most probable tokens at positions of the latest draft, before :meth:`accept`.
+        """Learn the target's most probable tokens at nodes of the latest draft; call this before :meth:`accept`.
 
         Args:
             session_id: the sequence.
-            nodes: per row, the node before it: 0 for the end of the sequence, j + 1 for node j of its latest draft,
-                accepted or not.
-            rows: per row the most probable next tokens, best first, shape ``[nodes, width]``; negative for none.
+            nodes: per row, the node that its tokens follow: 0 for the end of the sequence, j + 1 for node j of the
+                latest draft, accepted or not.
+            rows: per row, the most probable next tokens, best first, shape ``[nodes, width]``; negative: no token.
 
         Raises:
             DraftRequestError: there is no such sequence or node, the rows have invalid token ids, or their number
@@ -188,14 +188,14 @@ class SessionDrafter:
         max_support: int = MAX_SUPPORT,
         draft_id: int = 0,
     ) -> list[Draft]:
-        """Draft for a batch, in order.
+        """Draft for a batch; the drafts are in the order of the steps.
 
         Args:
-            steps: one step per sequence. ``token_ids`` is the whole sequence; its new tokens are accepted, and learned
-                once the drafts are made. If it is empty, the step drafts for the sequence without adding tokens.
-            options: how to draft where a step leaves it open.
-            max_support: most entries of all distributions together, among steps with equal options; a draft ends where
-                another distribution may not fit.
+            steps: one step per sequence. ``token_ids`` is the whole sequence; its new tokens are accepted before
+                drafting, and learned after it. If it is empty, the step adds no tokens.
+            options: values of the options that a step does not set.
+            max_support: maximum number of entries in all distributions together, for steps with equal options; a draft
+                ends if its next distribution may not fit.
             draft_id: identifies the drafts in later feedback.
 
         Raises:
@@ -231,15 +231,16 @@ class SessionDrafter:
         options: DraftOptions = DEFAULT_OPTIONS,
         max_support: int = MAX_SUPPORT,
     ) -> list[Draft]:
-        """Draft for sequences that are not open, from the corpus and their own last tokens, without keeping state.
+        """Draft for sequences that are not open, from the corpus and their last tokens; keep no state.
 
         Args:
             contexts: per sequence, its last tokens.
-            budgets: per sequence, most nodes.
-            seeds: per sequence, seed of ``sampling``.
-            positions: per sequence, index of the first token drafted.
-            options: how to draft.
-            max_support: most entries of all distributions together; a draft ends where another may not fit.
+            budgets: per sequence, the maximum number of nodes.
+            seeds: per sequence, the seed of ``sampling``.
+            positions: per sequence, the index of the first drafted token.
+            options: drafting options.
+            max_support: maximum number of entries in all distributions together; a draft ends if its next distribution
+                may not fit.
 
         Raises:
             DraftRequestError: an option is out of its bounds.
@@ -255,7 +256,7 @@ class SessionDrafter:
         )
 
     def num_bytes(self, session_id: int) -> int:
-        """Return a sequence's own memory in bytes.
+        """Return the memory that a sequence itself uses, in bytes.
 
         Raises:
             DraftRequestError: there is no such sequence.
@@ -300,8 +301,8 @@ def _layers(graph: NgramGraph | Sequence[NgramGraph] | None) -> tuple[NgramGraph
 def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
     """Return the calibration of the first graph.
 
-    The others are calibrated from scratch: a graph's own calibration assumes that it is alone, and made drafts up to
-    0.6 % worse (docs/experiments.md, "layers").
+    Calibration of the other graphs starts from scratch. A graph's own calibration assumes that there is no other graph,
+    and made drafts up to 0.6 % worse (docs/experiments.md, "layers").
     """
     if not graphs or not graphs[0].metadata.calibration:
         return first_calibration()

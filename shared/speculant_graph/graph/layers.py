@@ -1,4 +1,4 @@
-"""Graphs in layers: loads them and checks that they can be combined."""
+"""Loads several graphs as layers of one drafter, and checks that they can be combined."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def load_layers(
     """Open graph files that serve as layers of one drafter.
 
     Args:
-        paths: the files; the first one's neural model and calibration are used.
+        paths: the files; only the first one's neural model and calibration are used.
         tokenizer: their expected tokenizer, if known.
         verify: read and check whole files; see :meth:`NgramGraph.load`.
 
     Raises:
-        ConfigError: there are too many, or one is named twice.
+        ConfigError: there are too many files, or one is named twice.
         GraphFileError: a file can't be read.
         TokenizerMismatchError: their tokenizers differ from each other or from the expected one.
     """
@@ -39,7 +39,7 @@ def require_layers(graphs: Sequence[NgramGraph]) -> None:
     """Refuse graphs that can't be layers of one drafter.
 
     Raises:
-        ConfigError: there are too many, or one occurs twice.
+        ConfigError: there are too many graphs, or one occurs twice.
         TokenizerMismatchError: their tokenizers differ.
     """
     require_few(graphs)

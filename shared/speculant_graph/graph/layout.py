@@ -1,22 +1,22 @@
 """A graph's memory layout: a sorted forward trie of all n-grams of 1 to N+1 tokens, in 32-bit words.
 
 Level L holds one record per distinct L-gram, in lexicographic order of token ids. The children of a record are
-contiguous in level L+1 and sorted by token id: they are the tokens that follow the L-gram in the text, so a record of a
+contiguous in level L+1 and sorted by token id: they are the tokens that follow the L-gram in the text. So a record of a
 level L <= N is also the order-L context, and its children are the successor distribution.
 
 .. code-block:: text
 
     level 1..N   token | best << 21, cumulative, child, link      16 bytes
     level N+1    token, cumulative, link                          12 bytes
-    first        token id -> first record of level 1 with that token or a higher one
+    first        token id -> first record of level 1 with this token id or a higher one
     model        the words of a neural model, as in ``native/neural/model.hpp``; not every graph has one
 
-These arrays are in one block in this order, each aligned to 64 bytes.
+One block contains these arrays in this order, each aligned to 64 bytes.
 
-``cumulative`` is the running total of counts in the level: a count is the difference to the next record. ``child`` is
-the first child; the row ends at the next record's first child. ``link`` is the n-gram without its first token, one
-level up. ``best`` is the offset of the most frequent child in the row, all ones if it does not fit. Every level ends
-with one extra record.
+``cumulative`` is the running total of counts in the level: a record's count is the difference to the next record.
+``child`` is the index of the first child; the row of children ends at the next record's first child. ``link`` is the
+index of the n-gram without its first token, one level up. ``best`` is the offset of the most frequent child in its row,
+all ones if it does not fit. Every level ends with one extra record.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Int64Array = NDArray[np.int64]
 TOKEN_BITS = 21
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
 MAX_VOCABULARY = TOKEN_MASK
-"""Bound of token ids: 21 bits store the id, and the keys of a build store the id plus 1."""
+"""Upper bound of token ids: 21 bits store the id, and the keys of a build store the id plus 1."""
 MAX_NODES = 2**32 - 2
-"""Most tokens of a corpus, and most n-grams of a level: counts and indices have 32 bits."""
+"""Maximum number of tokens in a corpus, and of n-grams in a level: counts and indices have 32 bits."""
 
 TOKEN, CUMULATIVE, CHILD, LINK = 0, 1, 2, 3
-"""Columns of a record."""
+"""Columns (words) of a record."""
 INNER_WORDS, LEAF_WORDS = 4, 3
-"""Words of a record."""
+"""Number of words in a record of levels 1 to N, and of level N+1."""
 _ALIGNMENT_WORDS = 16
 
 
@@ -60,22 +60,22 @@ class Trie:
 
     @property
     def max_order(self) -> int:
-        """Longest context N."""
+        """Longest context N, in tokens."""
         return int(self.table.shape[0]) - 3
 
     @property
     def nodes_per_level(self) -> tuple[int, ...]:
-        """Distinct n-grams of 1 to N+1 tokens."""
+        """Number of distinct n-grams of 1 to N+1 tokens."""
         return tuple(self.table[: self.max_order + 1, 1].tolist())
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids are below it."""
+        """Size of the vocabulary: token ids are below it."""
         return int(self.table[self.max_order + 1, 1])
 
     @property
     def first(self) -> UInt32Array:
-        """Shape ``[vocabulary_size + 1]``."""
+        """The array ``first``, shape ``[vocabulary_size + 1]``."""
         start, size = self.table[self.max_order + 1].tolist()
         return self.words[start : start + size + 1]
 
@@ -92,7 +92,7 @@ class Trie:
 
 
 def record_words(length: int, max_order: int) -> int:
-    """Return the words of a record of n-grams of this length."""
+    """Return the number of words in a record of n-grams of this length."""
     return INNER_WORDS if length <= max_order else LEAF_WORDS
 
 
@@ -117,9 +117,9 @@ def trie_of(
 
     Args:
         words: the block, at least as long as :func:`array_offsets` returns.
-        nodes_per_level: distinct n-grams of 1 to N+1 tokens.
+        nodes_per_level: numbers of distinct n-grams of 1 to N+1 tokens.
         vocabulary_size: token ids are below it.
-        num_model_words: words of the neural model.
+        num_model_words: number of words of the neural model.
     """
     *offsets, num_words = array_offsets(nodes_per_level, vocabulary_size, num_model_words)
     offsets = offsets[: len(nodes_per_level) + 1]
@@ -130,10 +130,10 @@ def trie_of(
 
 
 def require_vocabulary(vocabulary_size: int) -> None:
-    """Refuse a vocabulary whose ids do not fit into a record.
+    """Refuse a vocabulary if its ids do not fit into a record.
 
     Raises:
-        GraphError: it is too large.
+        GraphError: the vocabulary is too large.
     """
     if not 0 < vocabulary_size <= MAX_VOCABULARY:
         raise GraphError(

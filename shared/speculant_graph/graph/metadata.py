@@ -37,21 +37,21 @@ class GraphMetadata:
     max_order: Annotated[int, Field(ge=1, le=10)]
     """Longest context N, in tokens."""
     num_tokens: Annotated[int, Field(ge=1)]
-    """Tokens counted, including the tokens that wrap documents."""
+    """Number of counted tokens, including the tokens that wrap documents."""
     num_documents: Annotated[int, Field(ge=0)]
-    """Documents counted: files, or records of JSON files."""
+    """Number of counted documents: files, or records of JSON files."""
     document_boundaries: bool
     """True if no n-gram crosses from one document into the next."""
     min_count: Annotated[int, Field(ge=1)]
     """N-grams with lower counts were pruned; 1 if none were."""
     nodes_per_level: tuple[_Number, ...]
-    """Distinct n-grams of 1 to N+1 tokens."""
+    """Numbers of distinct n-grams of 1 to N+1 tokens."""
     contexts_per_order: tuple[_Number, ...]
-    """Distinct contexts with a successor, for orders 1 to N."""
+    """Numbers of distinct contexts with a successor, for orders 1 to N."""
     head_token_ids: tuple[TokenId, ...]
-    """The first N tokens; a merge after another graph needs them for n-grams across the boundary."""
+    """The first N tokens; a merge needs them for n-grams across the boundary if another graph comes first."""
     tail_token_ids: tuple[TokenId, ...]
-    """The last N tokens; a merge before another graph needs them for n-grams across the boundary."""
+    """The last N tokens; a merge needs them for n-grams across the boundary if another graph follows."""
     built_at: str
     """Time of the build, ISO 8601, UTC."""
     build_seconds: float
@@ -67,11 +67,11 @@ class GraphMetadata:
     skipped: tuple[SkippedFile, ...] = ()
     """Files of the corpus that could not be read and were skipped, or in which records were skipped."""
     num_model_words: _Number = 0
-    """Words of the neural model; 0 if there is none."""
+    """Number of 32-bit words of the neural model; 0 if there is none."""
 
     @property
     def transitions_per_order(self) -> tuple[int, ...]:
-        """Distinct (context, next token) pairs, for orders 1 to N."""
+        """Numbers of distinct (context, next token) pairs, for orders 1 to N."""
         return self.nodes_per_level[1:]
 
     def summary(self, file_bytes: int) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def read_description(name: str | Path, text: bytes) -> tuple[GraphMetadata, list
         text: the description.
 
     Raises:
-        GraphFileError: it is from a release that this one can't read.
+        GraphFileError: it is from a release whose files this release can't read.
         Exception: it is not a description.
     """
     packed = json.loads(text.decode("ascii"))

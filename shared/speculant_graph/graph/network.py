@@ -1,7 +1,7 @@
 """A graph as a read-only :class:`networkx.DiGraph` whose nodes and edges are computed on access.
 
-NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here they are views of the arrays,
-so NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that they access.
+NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here they are views of the arrays.
+So NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that they access.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RECORDS_AT_A_TIME = 1 << 20
 
 
 class NgramDiGraph(_DiGraph):
-    """All tokens and contexts of an n-gram graph, with the counts of tokens after contexts.
+    """All tokens and contexts of an n-gram graph, with the counts of each context's successors.
 
     Nodes are tokens (int; attributes ``token_id``, ``text``, ``count``) and the contexts of 1 to N tokens that have
     successors (tuple; no attributes). Edges run from a context to a token that followed it: ``weight`` =
@@ -53,8 +53,9 @@ class NgramDiGraph(_DiGraph):
 
         Args:
             graph: the graph.
-            decode: token ids to text, for the attribute ``text``; the graph's tokenizer if None. If it is not on this
-                machine, the text is empty. It is loaded at the first access to a token, and never downloaded.
+            decode: converts token ids to text, for the attribute ``text``. None uses the graph's tokenizer, which is
+                loaded at the first access to a token and never downloaded. If it is not on this machine, the text is
+                empty.
         """
         super().__init__()
         metadata = graph.metadata
@@ -117,7 +118,7 @@ class _Nodes(Mapping[Node, Attributes]):
                 yield context
 
     def context(self, node: object) -> tuple[Ngram, Match]:
-        """Return a node as a context; KeyError if it is not one."""
+        """Return a node as a context; raise a KeyError if it is not one."""
         found = self._match(node)
         if found is None:
             raise KeyError(node)
@@ -130,7 +131,7 @@ class _Nodes(Mapping[Node, Attributes]):
         return None if match is None else (context, match)
 
     def edge(self, context: Ngram, node: object) -> Attributes:
-        """Return the attributes of the edge from a context to a token; KeyError if there is none."""
+        """Return the attributes of the edge from a context to a token; raise a KeyError if there is none."""
         token_id = _token_of(node)
         weight = 0.0 if token_id is None else self.ngrams.probability(context, token_id)
         if token_id is None or not weight:
@@ -147,7 +148,7 @@ class _Nodes(Mapping[Node, Attributes]):
 
     @cached_property
     def num_contexts(self) -> Int64Array:
-        """How many contexts each token followed, shape ``[ids]``; cached, because it takes a pass over all contexts."""
+        """Number of contexts before each token, shape ``[ids]``; cached, because it takes a pass over all contexts."""
         sums: Int64Array = np.zeros(TOKEN_MASK + 1, np.int64)
         for _, _, token_ids in self.records():
             sums += np.bincount(token_ids, minlength=sums.size)
@@ -155,7 +156,7 @@ class _Nodes(Mapping[Node, Attributes]):
 
 
 class _Neighbours(Mapping[Node, Mapping[Any, Attributes]]):
-    """Node -> its neighbours on one side."""
+    """Node -> its successors, or its predecessors."""
 
     def __init__(self, nodes: _Nodes, neighbours_of: Callable[[Any], Mapping[Any, Attributes]]) -> None:
         self._nodes, self._of = nodes, neighbours_of

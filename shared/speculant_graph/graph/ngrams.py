@@ -1,6 +1,7 @@
 """The read-only n-gram graph and its lookups: the hot path of drafting.
 
-Depends on neither text nor strategies. Arrays may be memory-mapped and shared between processes and threads.
+This module depends on neither text nor strategies. Arrays may be memory-mapped and shared between processes and
+threads.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Successors:
     """The successors of a context, by ascending token id."""
 
     token_ids: UInt32Array
-    """Shape ``[s]``, ascending; a copy."""
+    """Token ids, shape ``[s]``, ascending; a copy."""
     counts: UInt32Array
     """Counts, shape ``[s]``; all positive."""
 
@@ -59,11 +60,11 @@ class Successors:
 
     @property
     def probabilities(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Shape ``[s]``, P(token | context) = count / total."""
+        """P(token | context) = count / total, shape ``[s]``."""
         return self.counts / max(1, self.total)
 
     def most_common(self, n: int | None = None) -> list[tuple[TokenId, int]]:
-        """Return the n most frequent successors with their counts, ties by lower id; all if None."""
+        """Return the n most frequent successors (all if None) with their counts; ties are ordered by id."""
         size = None if n is None else _whole(n, "n")
         ranked = np.argsort(-self.counts.astype(np.int64), kind="stable")[:size]
         return list(zip(self.token_ids[ranked].tolist(), self.counts[ranked].tolist(), strict=True))
@@ -76,7 +77,7 @@ _NETWORKX_NAMES = frozenset({
     "number_of_nodes", "order", "out_degree", "out_edges", "pred", "predecessors", "remove_edge", "remove_node",
     "reverse", "size", "subgraph", "succ", "to_directed", "to_undirected",
 })  # fmt: skip
-"""Names of a :class:`networkx.DiGraph`; the error for them points to the view."""
+"""Attributes of a :class:`networkx.DiGraph`; the error for them points to the networkx view."""
 _NO_IDS = "look-ups take a sequence of token ids; encode text with the graph's tokenizer first"
 NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 
@@ -84,7 +85,7 @@ NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 class NgramGraph:
     """All contexts of 1 to N tokens of a corpus, and how often each token followed them.
 
-    Every lookup takes any integers as token ids; one outside the vocabulary is unknown. Anything but a sequence of
+    Every lookup takes any integers as token ids; ids outside the vocabulary are unknown. Anything but a sequence of
     integers raises :class:`~speculant_graph.errors.GraphError`.
     """
 
@@ -95,7 +96,7 @@ class NgramGraph:
         self.max_order = trie.max_order
         self.vocabulary_size = trie.vocabulary_size
         self.core = _core.Trie(trie.words, trie.table, trie.model)
-        """The look-ups."""
+        """The core's trie, which does the lookups."""
 
     def __repr__(self) -> str:
         """Return the graph's sizes as text."""
@@ -112,13 +113,13 @@ class NgramGraph:
     def load(cls, path: str | Path, *, verify: bool = False, complete: bool = False) -> NgramGraph:
         """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
-        An untrusted file is safe to open: it is not unpickled, no code in it runs, and lookups check every index from
-        it. Publish new graphs by renaming, never by writing into an open file.
+        An untrusted file is safe to open: it is not unpickled, no code in it runs, and lookups check every index that
+        they read from it. To publish a new graph, rename its file; never write into an open file.
 
         Args:
-            path: the file; by :meth:`save`, a build, or ``pickle.dump(graph, file, protocol=5)``.
-            verify: read all arrays and compare their checksums, which also brings the file into memory.
-            complete: also check every condition that builds guarantee.
+            path: the file, written by :meth:`save`, by a build, or by ``pickle.dump(graph, file, protocol=5)``.
+            verify: read all arrays and compare their checksums; this also brings the file into memory.
+            complete: also check all conditions that every built graph fulfils.
 
         Raises:
             GraphFileError: the file is not a graph, damaged, or of a version that this release can't read.
@@ -158,7 +159,7 @@ class NgramGraph:
         return Successors(*self.core.read(match.order + 1, low, high))
 
     def probability(self, context: Sequence[TokenId], token_id: TokenId) -> float:
-        """Return P(token | exactly this context): its share of all successors' counts; 0 if never seen."""
+        """Return P(token | exactly this context): its share of all successors' counts; 0 if it was never seen."""
         match = self.match_order(context, _num_tokens(context))
         if match is None:
             return 0.0
@@ -191,7 +192,7 @@ class NgramGraph:
         """Return n-grams of one length in lexicographic order.
 
         Args:
-            length: tokens of an n-gram, 1 to N+1.
+            length: number of tokens in an n-gram, 1 to N+1.
             start: index of the first n-gram.
             stop: index after the last; to the end if None.
 
@@ -216,7 +217,7 @@ class NgramGraph:
         n = min(max(_whole(n, "n"), 0), counts.size)
         if not n:
             return []
-        # All n-grams at least as frequent as the n-th, then a stable sort: ties are in lexicographic order.
+        # Take all n-grams at least as frequent as the n-th, then sort them stably: ties stay in lexicographic order.
         threshold = np.partition(counts, counts.size - n)[counts.size - n]
         nodes = np.flatnonzero(counts >= threshold)
         nodes = nodes[np.argsort(-counts[nodes].astype(np.int64), kind="stable")][:n]
@@ -278,7 +279,7 @@ class NgramGraph:
 
 
 class ContextIndex(Mapping[tuple[int, ...], int]):
-    """Every context that has successors -> its order; a lookup takes at most N searches in short rows."""
+    """Every context with successors -> its order; a lookup takes at most N searches in short rows."""
 
     def __init__(self, graph: NgramGraph) -> None:
         """Make an index of a graph."""

@@ -21,9 +21,9 @@ def cache_folder() -> Path:
 
 
 def local_graph(path: Path) -> Path:
-    """Return the absolute local path of a graph file; a file at an address is downloaded unless the cache has it.
+    """Return the absolute local path of a graph file. A file at an address is downloaded unless the cache has it.
 
-    Older downloads from the address are removed; processes that have mapped one keep it.
+    Older downloads from the same address are removed; processes that have mapped one can still read it.
 
     Raises:
         GraphFileError: the address has no file, it can't be read or stored, its checksums are wrong, or a package for
@@ -36,8 +36,8 @@ def local_graph(path: Path) -> Path:
         import fsspec
 
         storage, name = fsspec.core.url_to_fs(address)
-        version = str(storage.ukey(name))  # a hash of content, or of time and size; the file is not read for it
-    except ImportError as error:  # of fsspec, or of a package that it needs for the address
+        version = str(storage.ukey(name))  # a hash of content, or of time and size; it does not read the file
+    except ImportError as error:  # fsspec, or a package that it needs for the address
         raise GraphFileError(
             f"{address} needs a package that is not installed", fix=f'run: pip install "speculant-graph[{EXTRA}]"'
         ) from error

@@ -1,7 +1,7 @@
 """The graph file: a pickle of a graph, opened without unpickling.
 
-It contains one function call, byte for byte as CPython's pickler writes it for protocol 5 (or 4, which differs in one
-byte), so ``pickle.load`` makes that call:
+The pickle contains one function call, byte for byte as CPython's pickler writes it for protocol 5 (or 4, which differs
+in one byte). So ``pickle.load`` makes this call:
 
 .. code-block:: text
 
@@ -12,8 +12,8 @@ byte), so ``pickle.load`` makes that call:
     BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes, outside of a frame
     FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
-A pickle is a program, and anyone may have written the file. The reader does not run it: it lets the pickler write the
-bytes that must surround text and block, and refuses a file in which one of them differs.
+A pickle is a program, and anyone may have written the file. The reader does not run it. Instead, the pickler writes the
+bytes that must surround text and block, and the reader refuses a file with any other bytes there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NewGraphFile:
     """A graph file under construction; its arrays are filled in place."""
 
     def __init__(self, path: Path, file: BinaryIO, metadata: GraphMetadata) -> None:
-        """Lay out the file of a graph whose sizes are known, and allocate its space on disk.
+        """Lay out the file of a graph with known sizes, and allocate its space on disk.
 
         Args:
             path: the file's final path.
@@ -74,15 +74,16 @@ class NewGraphFile:
         self._start, self._num_bytes = len(before), len(before) + self._block_bytes + len(after)
         num_levels = len(metadata.nodes_per_level)
         self.level_offsets = tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[:num_levels])
-        """Where the records of each level begin, in bytes."""
+        """Byte offset of the records of each level."""
         with writing(path):
-            # Space is allocated now: a full disk is an error here, but kills a process that writes through a map.
+            # Allocate the space now: here a full disk is an error, but it kills a process that writes through a memory
+            # map.
             os.posix_fallocate(file.fileno(), 0, self._num_bytes)
             file.seek(-len(after), os.SEEK_END)
             write_all(file, after)
 
     def map(self) -> Trie:
-        """Map the arrays, writable."""
+        """Map the arrays into memory, writable."""
         block = self._block(mmap.ACCESS_WRITE)
         return trie_of(np.frombuffer(block, _DTYPE), *self._sizes)
 
@@ -91,7 +92,7 @@ class NewGraphFile:
 
         Args:
             contexts_per_order: see :class:`GraphMetadata`.
-            build_seconds: as there.
+            build_seconds: see :class:`GraphMetadata`.
             jobs: threads that compute checksums.
 
         Raises:
@@ -115,13 +116,13 @@ class NewGraphFile:
 
 @contextmanager
 def new_graph_file(path: Path, folder: Path, metadata: GraphMetadata) -> Iterator[NewGraphFile]:
-    """Yield a new graph file in a folder, and move it to its path at the end; after an error it is removed."""
+    """Yield a new graph file in a folder, and move it to its path at the end. After an error, remove it."""
     with replacing(path, _check, folder) as temporary, temporary.open("xb+", buffering=0) as file:
         yield NewGraphFile(path, file, metadata)
 
 
 def checked_output(path: str | Path) -> Path:
-    """Return the path for writing a graph file: ``path``, or its target if it is a link.
+    """Return the path to write a graph file to: ``path``, or its target if it is a link.
 
     Raises:
         GraphFileError: the path exists and is not a graph, or its folder does not exist or can't be written.
@@ -136,13 +137,13 @@ def checked_output(path: str | Path) -> Path:
         raise GraphFileError(f"folder {path.parent} can't be written; choose another path")
     if path.exists() and path.stat().st_size:
         with writing(path), path.open("rb") as file:
-            if not _is_graph(file.read(_CALL_START + len(_call()))):  # a user's text file, named by mistake
+            if not _is_graph(file.read(_CALL_START + len(_call()))):  # a text file of the user, named by mistake
                 raise GraphFileError(f"{path} exists and is not a graph; remove it or choose another path")
     return path
 
 
 def check_description(metadata: GraphMetadata) -> None:
-    """Refuse metadata that readers would refuse, before the build does its work.
+    """Refuse metadata that readers would refuse, before the build starts its work.
 
     Raises:
         GraphFileError: there are too many files in the corpus, or the calibration is too large.
@@ -179,7 +180,7 @@ def read_graph(path: str | Path, *, verify: bool, complete: bool) -> tuple[Trie,
 
 
 def check_graph(trie: Trie, metadata: GraphMetadata) -> None:
-    """Refuse arrays and metadata that no build writes, in time linear in their size.
+    """Refuse arrays and metadata that no build writes. Takes time linear in their size.
 
     Raises:
         GraphFileError: they are inconsistent.
@@ -205,7 +206,7 @@ def _adds_up(totals: list[int], metadata: GraphMetadata) -> bool:
 
 
 def pickled(trie: Trie, metadata: GraphMetadata, protocol: int) -> tuple[bytes, str, Any]:
-    """Return the arguments with which :func:`graph_from_pickle` restores a graph.
+    """Return the arguments of :func:`graph_from_pickle` that restore a graph.
 
     With protocol 5 the arrays are not copied, unless they are tiny.
 
@@ -244,7 +245,7 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
     """Return a graph's description, space-padded so that the next block is aligned.
 
-    Its size depends neither on the numbers that are known last nor on the checksums.
+    Its size depends neither on the checksums nor on the numbers that are known only at the end.
 
     Raises:
         GraphFileError: it is larger than readers accept.
@@ -277,7 +278,7 @@ def around(text: bytes, block_bytes: int, protocol: int = 5) -> tuple[bytes, byt
 
 
 class _Call:
-    """An object that is pickled like a graph."""
+    """A stand-in that is pickled like a graph."""
 
     def __init__(self, arguments: tuple[bytes, str, Any]) -> None:
         self._arguments = arguments
@@ -292,7 +293,7 @@ def _arguments(text: bytes, block: Any) -> tuple[bytes, str, Any]:
 
 @cache
 def _call() -> bytes:
-    """Return the bytes in every file that name the function."""
+    """Return the bytes that name the function; they are the same in every file."""
     text = b" " * 256
     before, _ = around(text, MIN_BLOCK_BYTES)
     return before[_CALL_START : before.index(b"C\x20" + hashlib.sha256(text).digest())]
@@ -321,7 +322,8 @@ def read_container(path: Path) -> tuple[bytes, memoryview]:
     call_end = _CALL_START + len(_call())
     if not _is_graph(bytes(view[:call_end])):
         raise GraphFileError(foreign)
-    # After the call: 34 bytes of checksum, a MEMOIZE, 5 bytes of opcode and size; text; a MEMOIZE, opcode and size.
+    # After the call come 34 bytes of checksum, a MEMOIZE, 5 bytes of opcode and size, the text, a MEMOIZE, opcode and
+    # size.
     text_start = call_end + 40
     text_end = text_start + int.from_bytes(view[text_start - 4 : text_start], "little")
     block_start = text_end + (10 if bytes(view[text_end + 1 : text_end + 2]) == b"\x8e" else 6)
@@ -360,7 +362,7 @@ def _opened(name: str | Path, text: bytes, block: memoryview, *, verify: bool) -
 
 
 def _spans(block: memoryview, offsets: tuple[int, ...]) -> list[memoryview]:
-    """Cut a block into its arrays, each with the zeros after it."""
+    """Cut a block into its arrays, each with its padding zeros."""
     starts = [_WORD_BYTES * offset for offset in offsets[:-1]]
     return [block[start:stop] for start, stop in zip(starts, [*starts[1:], block.nbytes], strict=True)]
 

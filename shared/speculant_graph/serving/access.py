@@ -1,7 +1,7 @@
-"""The clients that may call a server, and their tenants and graphs: a TOML file.
+"""Reads the access file, a TOML file of the clients that may call a server, with their tenants and graphs.
 
-The file has only digests of tokens, so that its readers can't use them. Without a file every client that can connect
-may do everything. Does not depend on gRPC.
+The file has only digests of tokens, so nobody who reads it can use them. Without a file, every client that can connect
+may do everything. This module does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from speculant_graph.errors import AccessError, ConfigError, UnauthenticatedErro
 from speculant_graph.validation_messages import humanise
 
 REQUEST_ID_KEY = "x-request-id"
-"""Metadata key, and HTTP header, of a client's call id."""
+"""Metadata key and HTTP header of a call's id, which the client may choose."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ALL = "*"
-"""Stands for every tenant, or every graph."""
+"""Stands for all tenants or all graphs."""
 
 _HEX_DIGITS = frozenset("0123456789abcdef")
 _UNKNOWN_CLIENT = "the server does not know this client; send the token or the certificate that its access file names"
@@ -82,7 +82,7 @@ class Principal(BaseModel):
         """Return the tenant of a request: the named one, or the client's only tenant.
 
         Raises:
-            AccessError: the request names another client's tenant, or none although the client has several.
+            AccessError: the request names another client's tenant, or names none although the client has several.
         """
         if self.owns_tenant(tenant):
             return tenant
@@ -98,10 +98,11 @@ class Principal(BaseModel):
     def require_graph(self, name: str) -> str:
         """Return the graph of a request: the named one, or the client's only graph; "" for any.
 
-        Layers, names joined by '+', must all be the client's.
+        If the name joins several layers by '+', the client must have access to all of them.
 
         Raises:
-            AccessError: the request names a graph that is not the client's, or none although the client has several.
+            AccessError: the request names a graph that is not the client's, or names none although the client has
+                several.
         """
         if name and not all(map(self.may_use_graph, name.split("+"))):
             raise AccessError("this client has no graph of this name", fix="name one of its graphs", field="graph")
@@ -113,7 +114,7 @@ class Principal(BaseModel):
         return only
 
     def owns_tenant(self, tenant: str) -> bool:
-        """Return whether a tenant is the client's."""
+        """Return whether a tenant belongs to the client."""
         return ALL in self.tenants or tenant in self.tenants
 
     def may_use_graph(self, name: str) -> bool:
@@ -124,7 +125,7 @@ class Principal(BaseModel):
         """Refuse a client that is not an administrator.
 
         Raises:
-            AccessError: it is not.
+            AccessError: the client is not an administrator.
         """
         if not self.admin:
             raise AccessError("the client is not an administrator; set admin = true for it in the access file")
@@ -151,7 +152,7 @@ class _AccessFile(BaseModel):
 
 
 class AccessPolicy:
-    """Identifies clients."""
+    """Identifies the clients of a server's calls."""
 
     def __init__(self, clients: Sequence[Principal] | None = None) -> None:
         """Make a policy; :meth:`load` is the usual way.
@@ -186,15 +187,15 @@ class AccessPolicy:
     def authenticate(self, authorization_header: str | None, certificate_names: Sequence[str]) -> Principal:
         """Find the client of a call.
 
-        A sent token takes precedence over the certificate, so that a wrong token is never accepted because of it. A
-        client whose entry has both must present both.
+        A token takes precedence over the certificate, so that a valid certificate never makes a wrong token acceptable.
+        A client must present both if its entry has both.
 
         Args:
             authorization_header: value of the metadata ``authorization``: "Bearer" and the token.
             certificate_names: names in the client's verified certificate.
 
         Raises:
-            UnauthenticatedError: the caller is no client in the file.
+            UnauthenticatedError: the caller is not a client in the file.
         """
         if self._clients is None:
             return ANONYMOUS
@@ -205,7 +206,7 @@ class AccessPolicy:
             raise UnauthenticatedError(_UNKNOWN_CLIENT)
         digest = hashlib.sha256(_bearer_token(authorization_header).encode(errors="replace")).hexdigest()
         found = None
-        for client in self._clients:  # all clients, so that the time does not reveal a position
+        for client in self._clients:  # checks all clients, so that the time does not reveal a position
             if hmac.compare_digest(client.token_sha256 or "", digest):
                 found = client
         if found is None or found.certificate_name not in (None, *certificate_names):
@@ -214,7 +215,7 @@ class AccessPolicy:
 
 
 def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return the call's id: the client's if it is valid, else a random one.
+    """Return the call's id: the client's own id if it is valid, else a random one.
 
     Args:
         metadata: the call's metadata, or a request's headers.
@@ -255,7 +256,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _explain(error: ValidationError) -> str:
     """Return the location of pydantic's error, counted from 1, without any value."""
     errors = error.errors(include_input=False, include_url=False, include_context=False)
-    # A misspelt key comes first, because it causes the missing one.
+    # A misspelt key comes first, because it is the cause of a missing key.
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     where = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
     return f"{where}: {humanise(first)}"

@@ -1,7 +1,7 @@
-"""gRPC code that all servers share: an interceptor of every call, and a server with health and reflection.
+"""gRPC code that all servers share: an interceptor for every call, and a server with health and reflection.
 
 The interceptor determines a call's client and id, checks capacity, and turns an error into one line. Methods take and
-return bytes, so our code parses them, and gRPC never sends the text of a Python exception.
+return bytes. So our code parses the messages, and gRPC never sends the text of a Python exception.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _AUTHORIZATION = "authorization"
 _HANDSHAKE_TIMEOUT_MS = 5_000
 _KEEPALIVE_MS = 30_000
 _LEAST_PING_MS = 5_000
-"""Clients may ping this often, with or without a running call. The documented 10 s allow for late timers. gRPC's own
-bounds, five minutes and two hours, would end connections of clients with usual settings."""
+"""Minimum time between pings of a client, with or without a running call. The documentation says 10 s, to allow for
+late timers. gRPC's own limits, five minutes and two hours, would end connections of clients with usual settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,19 @@ class Call:
 
 
 Method = Callable[[Any, Call], Awaitable[Any]]
-"""Takes a request's bytes (unused for a stream), and returns the response's bytes or writes to the call's context."""
+"""Takes the bytes of a request (unused for a stream). Returns the bytes of the response, or writes to the call's
+context."""
 
 
 class CallInterceptor:
-    """Admits calls."""
+    """Admits calls of known clients, up to a maximum number."""
 
     def __init__(self, policy: AccessPolicy, max_concurrent: int) -> None:
         """Make an interceptor.
 
         Args:
             policy: the clients that may call.
-            max_concurrent: most concurrent calls, including streams.
+            max_concurrent: maximum number of concurrent calls, including streams.
         """
         self.policy = policy
         self._max_concurrent = max_concurrent
@@ -83,7 +84,7 @@ class CallInterceptor:
         return grpc.unary_stream_rpc_method_handler(self._intercepted(name, method))
 
     def stream(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Return the handler of a method with streams both ways."""
+        """Return the handler of a method with a stream of requests and a stream of responses."""
         return grpc.stream_stream_rpc_method_handler(self._intercepted(name, method))
 
     def _intercepted(self, name: str, method: Method) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -149,7 +150,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
 
 
 def log_failure(method: str, error: Exception) -> grpc.StatusCode:
-    """Log a failed call or step: our own failures as errors with their traceback, a client's at level DEBUG."""
+    """Log a failed call or step: our own failures as errors with a traceback, a client's at level DEBUG."""
     code, _ = to_status(error)
     if code is grpc.StatusCode.INTERNAL:
         logger.opt(exception=error).error("{} failed", method)
@@ -159,7 +160,7 @@ def log_failure(method: str, error: Exception) -> grpc.StatusCode:
 
 
 class GrpcEndpoint:
-    """One server, from its first address to the end of its last call."""
+    """One gRPC server, from its first address to the end of its last call."""
 
     def __init__(
         self,
@@ -180,8 +181,8 @@ class GrpcEndpoint:
             health_service: reports the served names.
             handlers: handlers of the service's methods.
             service_name: the service's name, for reflection.
-            max_calls: most calls over one connection.
-            max_message_bytes: largest message received or sent.
+            max_calls: maximum number of concurrent calls over one connection.
+            max_message_bytes: largest message to receive or send, in bytes.
         """
         self._access, self._credentials = access, credentials
         self._paths: list[Path] = []
@@ -205,14 +206,14 @@ class GrpcEndpoint:
         reflection.enable_server_reflection(names, self._server)
 
     async def listen(self, addresses: str, option: str) -> list[str]:
-        """Serve on addresses, separated by commas; return them, with the chosen ports instead of port 0.
+        """Serve on addresses; return them, with the chosen ports instead of port 0.
 
         Args:
-            addresses: the addresses.
+            addresses: the addresses, separated by commas.
             option: the setting's name.
 
         Raises:
-            ConfigError: one is malformed or in use; those before it are bound.
+            ConfigError: an address is malformed or in use; the addresses before it stay bound.
         """
         bound = [self._bind(address.strip(), option) for address in addresses.split(",")]
         warn_of_exposure(self._access, bound)
@@ -228,7 +229,7 @@ class GrpcEndpoint:
         await self._server.stop(None)
 
     def close(self) -> None:
-        """Remove sockets and locks; the server must have stopped."""
+        """Remove sockets, and release their locks; the server must have stopped."""
         for path in self._paths:
             path.unlink(missing_ok=True)
         for lock in self._locks:
@@ -237,13 +238,13 @@ class GrpcEndpoint:
 
     def _bind(self, address: str, option: str) -> str:
         path = socket_path(address)
-        # Every client that can connect can draft and open sessions, so only this user's may connect.
+        # Every client that can connect can draft and open sessions, so only processes of this user may connect.
         previous_mask = os.umask(0o077)
         try:
             if path is not None:
                 self._locks.append(lock_socket(path, option))
             else:
-                bind_tcp(address, option).close()  # gRPC gives no reason, and accepts one of a name's addresses
+                bind_tcp(address, option).close()  # gRPC gives no reason, and accepts any one of a name's addresses
             if path is None and self._credentials is not None:
                 port = self._server.add_secure_port(grpc_target(address), self._credentials)
             else:

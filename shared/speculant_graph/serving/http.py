@@ -1,8 +1,8 @@
 """HTTP code that all servers share: the server, and the middleware for every request.
 
-The server is uvicorn in an existing event loop, without its signals, logs and process. The application has one ASGI
-middleware, for the request's id, client, capacity and size. It is not a web framework's middleware, because such
-middleware hides a client's disconnect from the endpoint.
+The server is uvicorn in an existing event loop, without its signal handlers, logs and process management. One ASGI
+middleware around the application handles the request's id, client, capacity and size. It does not use a web framework's
+middleware, which would hide a client's disconnect from the endpoint.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PRINCIPAL = "speculant.principal"
 """Key in a request's scope for its client."""
 
 _CLIENT_LEFT = 499
-"""The status that proxies log if a client disconnects before a response."""
+"""Status that proxies log if a client disconnects before the response."""
 _MAX_DISCARDED = 16
-"""Up to this multiple of the allowed size, a too large body is read and discarded, because most clients read the
-response only after sending all of it."""
+"""A body that is too large is read and discarded up to this multiple of the allowed size. The reason: most clients read
+the response only after they have sent the whole body."""
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
-"""Bounds of a request's first line and headers, which arrive before the client is known."""
+"""Limits of a request's first line and headers, which arrive before the client is known."""
 _KEEP_ALIVE_S = 30
 
 
@@ -56,7 +56,7 @@ class HttpServer:
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Make a server; :meth:`start` opens it.
+        """Make a server; :meth:`start` starts it.
 
         Args:
             app: the application.
@@ -84,7 +84,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # its messages are about clients; the middleware logs our own failures
+            log_level="critical",  # uvicorn's messages are about clients; the middleware logs our own failures
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -102,7 +102,7 @@ class HttpServer:
         return f"{self._address.rpartition(':')[0]}:{listening.getsockname()[1]}"
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for running responses. The application refuses new requests once it reports a problem.
+        """Wait for running responses. The application refuses new requests as soon as it reports a problem.
 
         Args:
             timeout_s: longest wait in seconds.
@@ -147,7 +147,7 @@ class HttpThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.start(), self._loop))
 
     async def close(self) -> None:
-        """Stop listening, and close all connections; valid after a failed start, or none."""
+        """Stop listening, and close all connections. Valid also without a start, or after a failed one."""
         if self._loop is None or self._thread is None:
             return
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.close(), self._loop))
@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """A connection: it passes on the names in its client's certificate, and bounds the heads of its requests."""
+    """A connection. It stores the names in its client's certificate, and limits the heads of its requests."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -216,12 +216,12 @@ def _names_in(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """The middleware's requirements; requests to paths without one of the prefixes pass unchecked."""
+    """The requirements of the middleware. It does not check requests whose paths have none of the prefixes."""
 
     prefixes: tuple[str, ...]
     """Prefixes of the paths for known clients."""
     max_requests: int
-    """Most concurrent requests."""
+    """Maximum number of concurrent requests."""
     max_body_bytes: int
     """Longest body in bytes."""
     body_timeout_s: float = 60.0
@@ -229,7 +229,7 @@ class AccessRules:
 
 
 class AccessMiddleware:
-    """Admits requests."""
+    """Admits requests of known clients, within the limits of :class:`AccessRules`."""
 
     def __init__(
         self,
@@ -245,10 +245,10 @@ class AccessMiddleware:
         Args:
             app: the application.
             rules: the requirements.
-            read_policy: returns the present access policy.
-            refuse: makes the response to a ``SpeculantError``, or to any other failure of ours.
-            read_problem: returns why no client may call; None if the server is ready.
-            count_request: called with path and status for every finished request with one of the prefixes.
+            read_policy: returns the current access policy.
+            refuse: makes the response to a ``SpeculantError``, or to any other internal failure.
+            read_problem: returns why no client may call now; None if the server is ready.
+            count_request: called with path and status of every finished request whose path has one of the prefixes.
         """
         self._app, self._rules = app, rules
         self._read_policy, self._refuse, self._read_problem = read_policy, refuse, read_problem
@@ -256,7 +256,7 @@ class AccessMiddleware:
         self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve."""
+        """Serve a request; refuse a WebSocket."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close"})
@@ -309,7 +309,7 @@ class AccessMiddleware:
             raise OverloadError("too many requests are running", 1.0, fix="try again in a second")
 
     async def _whole_body(self, receive: Receive, headers: dict[str, str]) -> Receive:
-        """Read the body, and return a function that replays it."""
+        """Read the whole body, and return a ``receive`` function that replays it."""
         most = self._rules.max_body_bytes
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most * _MAX_DISCARDED:

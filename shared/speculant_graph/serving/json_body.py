@@ -23,7 +23,7 @@ _Path = tuple["_Path", object] | None
 
 
 class JsonBodyError(DraftRequestError):
-    """A body is not valid JSON; ``field`` is the path of the wrong value, if there is one."""
+    """A body is not valid JSON; ``field`` is the path of the wrong value, if known."""
 
 
 class _Doubled(dict[str, Any]):
@@ -55,8 +55,8 @@ def read_json(body: bytes) -> Any:
     """Return the value in a body.
 
     Raises:
-        JsonBodyError: it is not UTF-8, not JSON, or nested too deeply; a string has half of a surrogate pair, which
-            UTF-8 can't encode; a number is not finite or has too many digits; or an object repeats a name.
+        JsonBodyError: it is not UTF-8, not JSON, or nested too deeply; a string has an unpaired surrogate, which UTF-8
+            can't encode; a number is not finite or has too many digits; or an object repeats a name.
     """
     if not body.strip():
         raise JsonBodyError("the body is empty; send a JSON object")
@@ -86,7 +86,7 @@ def read_json(body: bytes) -> Any:
         raise JsonBodyError(f"the body is no JSON: it breaks at character {error.pos + 1}; correct it there") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError:  # Python's bound, because longer numbers take long to parse
+    except ValueError:  # Python's limit, because longer numbers take long to parse
         raise JsonBodyError("the body has a whole number of more than 4300 digits; send a smaller one") from None
     if is_odd or _HALF_ESCAPE.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
         _check(value)
@@ -94,14 +94,14 @@ def read_json(body: bytes) -> Any:
 
 
 def escape_half_pairs(text: str) -> str:
-    """Return JSON text with half surrogate pairs, which UTF-8 can't encode, as escapes."""
+    """Return JSON text with escapes for unpaired surrogates, which UTF-8 can't encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_model_json(text: str) -> Any:
-    """Return JSON that a model wrote, ready for a tokenizer: half surrogate pairs become replacement characters.
+    """Return JSON that a model wrote, ready for a tokenizer: unpaired surrogates become replacement characters.
 
-    Text that is not JSON, or nested too deeply, is returned unchanged.
+    Text is returned unchanged if it is not JSON or is nested too deeply.
     """
     try:
         value = json.loads(text)
@@ -132,7 +132,7 @@ def _decoded(body: bytes) -> str:
 
 
 def _check(value: Any) -> None:
-    """Refuse a value with a problem, and report the first in the order of the text.
+    """Refuse a value with problems, and report the first one in the text.
 
     Raises:
         JsonBodyError: it has a problem.

@@ -1,4 +1,4 @@
-"""Binds addresses of a server without taking them from another server, releases them, and encrypts with TLS."""
+"""Binds a server's addresses without taking them from another server, releases them, and sets up TLS."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def failure_of(address: str, reason: str, option: str) -> ConfigError:
 def lock_socket(path: Path, option: str) -> int:
     """Lock a socket's path for this process, and remove the socket file of a killed server.
 
-    gRPC would bind over any socket file, and so take the address from a running server.
+    Without the lock, gRPC would replace any socket file, and so take the address from a running server.
 
     Returns:
-        The lock, a file that stays.
+        File descriptor of the lock; the lock file is not removed.
 
     Raises:
         ConfigError: another server has the path, or a file there is not a socket.
@@ -79,7 +79,7 @@ def lock_socket(path: Path, option: str) -> int:
                 raise ConfigError(
                     f"{path} exists and is not a socket", fix="choose another path with {field}", field=option
                 )
-            with socket.socket(socket.AF_UNIX) as probe:  # of a program that takes no such lock
+            with socket.socket(socket.AF_UNIX) as probe:  # finds a program that takes no such lock
                 probe.settimeout(_PROBE_S)
                 if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
                     raise taken
@@ -94,7 +94,7 @@ def lock_socket(path: Path, option: str) -> int:
 
 
 def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
-    """Return the TLS context of HTTP, or None if no certificate is set; it requires client certificates as gRPC does.
+    """Return the TLS context of HTTP; None if no certificate is set. It requires client certificates as gRPC does.
 
     Raises:
         ConfigError: a file is missing, is not PEM, or does not match the others; the message names the setting.
@@ -115,7 +115,7 @@ def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
     no_key = "is not the unencrypted private key (PEM) of access.tls_certificate"
     with explained("access.tls_key", f"'{key}'", no_key, "name it"):
-        context.load_cert_chain(certificate, key, password=lambda: b"")  # without it OpenSSL prompts on the terminal
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # otherwise OpenSSL prompts on the terminal
     if authorities is not None:
         with explained("access.tls_client_ca", f"'{authorities}'", *no_certificate):
             context.load_verify_locations(authorities)
@@ -124,12 +124,13 @@ def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
 
 
 def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
-    """Return the credentials of gRPC's TCP addresses, or None if no certificate is set.
+    """Return the credentials of gRPC's TCP addresses; None if no certificate is set.
 
-    With ``tls_client_ca`` only clients with a certificate from one of its authorities can connect.
+    With ``tls_client_ca``, only clients with a certificate from one of its authorities can connect.
 
     Raises:
-        ConfigError: see :func:`tls_context`; gRPC itself would fail when a client connects, without a report.
+        ConfigError: see :func:`tls_context`. gRPC itself would fail only when a client connects, and would not report
+            it.
     """
     if tls_context(config) is None or config.tls_certificate is None or config.tls_key is None:
         return None
@@ -141,9 +142,10 @@ def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
 
 
 def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
-    """Warn of addresses that are open to every client, and of addresses where keys travel unencrypted.
+    """Warn of addresses that are open to every client, and of addresses at which keys travel unencrypted.
 
-    Loopback addresses are neither. It is only a warning, because the network or a proxy may protect the server.
+    There is no warning for loopback addresses. It is not an error, because the network or a proxy may protect the
+    server.
     """
     is_open = config.file is None and config.tls_client_ca is None
     if not is_open and (config.file is None or config.tls_certificate is not None):
@@ -166,7 +168,7 @@ def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
 def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
     """Return the common name and the DNS names of the client's certificate.
 
-    There are none without ``tls_client_ca``, because only with it clients prove that they own the certificate.
+    There are none without ``tls_client_ca``: clients prove that they own a certificate only if it is set.
 
     Args:
         auth_context: the value of ``ServicerContext.auth_context()``.

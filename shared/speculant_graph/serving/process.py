@@ -1,4 +1,4 @@
-"""Runs a server in its own process, with an event loop and signals that stop it or reload its files."""
+"""Runs a server in its own process, with an event loop and signal handlers that stop it or reload its files."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ _UNINTERRUPTIBLE = "speculant-uninterruptible"
 
 
 class Server(Protocol):
-    """The interface of a server."""
+    """Interface of a server."""
 
     async def start(self) -> None:
-        """Start serving; returns when the server is ready."""
+        """Start serving; return when the server is ready."""
 
     async def stop(self) -> None:
-        """Let running calls finish, and release resources. Called once, also if the start failed or was cancelled."""
+        """Let running calls finish, and release resources. Called once, even if the start failed or was cancelled."""
 
     async def force_stop(self) -> None:
-        """Cancel running calls. Called while :meth:`stop` runs, which then returns soon."""
+        """Cancel running calls. Called while :meth:`stop` runs; it then returns soon."""
 
     async def reload(self) -> None:
-        """Read files again."""
+        """Read the server's files again."""
 
 
 def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     """Serve until SIGTERM or SIGINT, and reload files on SIGHUP. A second SIGTERM or SIGINT cancels running calls.
 
-    Work of :func:`in_uninterruptible_thread` that still runs at the end stops with the process; the exit status is 0.
+    Work in :func:`in_uninterruptible_thread` that still runs at the end is stopped with the process. The exit status is
+    0.
 
     Args:
         make_server: makes the server, in the event loop.
         name: its name, for messages.
 
     Raises:
-        SpeculantError: it can't be made or started.
+        SpeculantError: the server can't be made or started.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(make_server, name))

@@ -1,1 +1,1 @@
-"""The explorer: look-ups of a text in a graph, and their page, served by the sidecar or saved as a file."""
+"""The explorer: looks up a text in a graph and shows the result as a page, served by the sidecar or saved as a file."""

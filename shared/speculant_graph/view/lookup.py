@@ -1,4 +1,4 @@
-"""Look-ups of a text in a graph, for the explorer."""
+"""Looks up a text in a graph, for the explorer."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ CONTROL_PICTURES = {
 }
 """Symbols that the page shows for invisible characters, by character."""
 _SHOWN_TOKENS = 64
-"""Most tokens of the text that the answer lists individually."""
+"""Maximum number of tokens of the text that the response lists individually."""
 _MOST_BRANCHES = 64
 _SEARCH_S = 5.0
-"""Time limit of a search in seconds, because other look-ups wait for it."""
+"""Time limit of a search in seconds, because other lookups wait for it."""
 _DIGITS = 6
 """Significant digits of probabilities."""
 
 
 class GraphLookup:
-    """Answers questions about a graph. Not safe to share between threads."""
+    """Answers questions about a graph. Not thread-safe."""
 
     def __init__(
         self, graph: NgramGraph, draft: DraftConfig, tokenizer: CorpusTokenizer | None, text_problem: str = ""
@@ -67,9 +67,9 @@ class GraphLookup:
         self._draft = draft
         self._tokenizer = tokenizer
         self._text_problem = text_problem
-        # The sources of a request without a session: no text of other clients.
+        # Use the sources of a request without a session: they contain no text of other clients.
         sources = draft.sources & {"corpus", "session", "neural"} or {"corpus"}
-        # The maximum of branches, for blends; drafts use the configured number.
+        # Blends use the maximum number of branches; drafts use the configured number.
         config = draft.model_copy(update={"sources": frozenset(sources), "max_branches": _MOST_BRANCHES})
         self._drafter = SessionDrafter(graph, config)
 
@@ -77,7 +77,7 @@ class GraphLookup:
         """Answer a question; see docs/explorer.md for the fields.
 
         Raises:
-            DraftRequestError: it has text but there is no tokenizer, or ids outside its vocabulary.
+            DraftRequestError: the question has text but there is no tokenizer, or it has ids outside the vocabulary.
         """
         whole = self._token_ids(question)
         token_ids = whole[-MAX_TOKENS:]
@@ -182,7 +182,7 @@ class GraphLookup:
         return {"strategy": strategy, "budget": budget, "ended_early": draft.terminated_early, "nodes": nodes}
 
     def _longest_match(self, context: list[TokenId], token_id: TokenId) -> dict[str, Any]:
-        """Return the counts of a token in the longest context that it follows."""
+        """Return the counts of a token after the longest context that it follows."""
         for order in range(min(self._graph.max_order, len(context)), 0, -1):
             probability = self._graph.probability(context[-order:], token_id)
             if probability:
@@ -203,7 +203,7 @@ def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool
     Args:
         graph: the graph.
         name: its name in questions.
-        generation: number of its loads.
+        generation: how many times it was loaded.
         is_default: whether the page shows it first.
     """
     metadata = graph.metadata

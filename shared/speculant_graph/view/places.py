@@ -1,4 +1,4 @@
-"""Finds the end of a text in the files that a graph was built from, for commands and the explorer."""
+"""Finds the last tokens of a text in the files that a graph was built from, for commands and the explorer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def locate(
         graph: the graph.
         tokenizer: the graph's.
         token_ids: the text.
-        most: the search ends at this number of places.
+        most: maximum number of places; the search then ends.
         max_seconds: time limit of the search.
     """
     match = graph.match(token_ids[-graph.max_order :])

@@ -1,4 +1,4 @@
-"""The explorer's requests, with the bounds of their fields."""
+"""The explorer's requests, with the limits of their fields."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class Question(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     text: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
-    """The context, as text; or"""
+    """The context as text; a question has either this or ``token_ids``."""
     token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=MAX_TOKENS)] | None = None
-    """as token ids."""
+    """The context as token ids."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
-    """Most successors shown of a context."""
+    """Maximum number of successors to show per context."""
     strategy: NgramStrategyName | None = None
     """Drafting strategy; None for the server's setting."""
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None
-    """Most nodes of the draft; None for the server's setting, or the most allowed."""
+    """Maximum number of nodes in the draft; None for the server's setting, limited by the page."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the strategy ``sampling``."""
     places: Annotated[int, Field(ge=0, le=MAX_PLACES)] = 0
-    """Most places of the longest known suffix in the files of the corpus; 0 disables the search."""
+    """Maximum number of places of the longest known suffix in the corpus files; 0 disables the search."""
 
     @classmethod
     def read(cls, body: bytes) -> Question:
         """Read a question.
 
         Raises:
-            DraftRequestError: it is invalid; one line that ends with the fix.
+            DraftRequestError: the question is invalid; the message is one line that ends with the fix.
         """
         try:
             question = cls.model_validate(read_json(body))

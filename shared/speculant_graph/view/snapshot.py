@@ -18,7 +18,8 @@ _EXPORT = re.compile(r"^export ((?:const|function|class) (\w+))", re.MULTILINE)
 def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: str) -> str:
     """Return the page.
 
-    It loads no other file, and its security policy forbids loading; text of the graph is data in it, never markup.
+    The page loads no other file, and its security policy forbids loading. Text of the graph is data in it, never
+    markup.
 
     Args:
         listed: the page's initial data, from :func:`~speculant_graph.view.lookup.listed`.
@@ -43,7 +44,7 @@ def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: 
             f"<script>{script}</script>\n</body>"
         ),
     }
-    # In one pass, so that inserted text is not replaced again.
+    # Replace all in one pass, so that inserted text is not replaced again.
     return re.sub("|".join(map(re.escape, replacements)), lambda found: replacements[found[0]], _part("index.html"))
 
 

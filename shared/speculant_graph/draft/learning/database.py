@@ -33,17 +33,17 @@ DELETE FROM texts WHERE id < (
 )
 """
 _PATIENCE_S = 1.0
-"""How long to wait for another process that holds the database: a backup, or another learner."""
+"""Seconds to wait for another process that has locked the database: a backup, or another sidecar."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4").tobytes()
 _HIGHEST_ID = 1 << 62
-"""Ids are milliseconds, so a higher id is damage; ids after it would soon exceed 64 bits."""
+"""Ids are milliseconds, so an id this high means damage; later ids would soon exceed 64 bits."""
 
 
 class Database:
     """An open database: texts as little-endian 32-bit token ids, oldest first, and states by name.
 
-    The id of a text is the time when it was added, in milliseconds since 1970, or one more than the id before it. Ids
-    increase even if all earlier texts are removed or the clock is set back, so a range of ids identifies its texts
+    The id of a text is the time when it was added, in milliseconds since 1970, or the previous id plus one. Ids
+    increase even if all earlier texts are removed or the clock is set back. So a range of ids identifies its texts
     permanently.
     """
 
@@ -60,13 +60,13 @@ class Database:
 
         Args:
             path: its file.
-            max_tokens: most tokens that :meth:`texts` returns, from the newest texts.
+            max_tokens: maximum number of tokens that :meth:`texts` returns, from the newest texts.
             is_exclusive: whether to exclude other processes.
-            kept_tokens: tokens to keep, the oldest removed first; None: ``max_tokens``.
-            last_id: new texts get ids above it.
+            kept_tokens: number of tokens to keep; the oldest are removed first. None: ``max_tokens``.
+            last_id: new texts get higher ids.
 
         Raises:
-            ConfigError: it has another format.
+            ConfigError: the database has another format.
             sqlite3.Error: it can't be opened, is damaged, or in use.
             OSError: it can't be created.
         """
@@ -95,11 +95,11 @@ class Database:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all texts."""
+        """Number of tokens in all texts."""
         return self._num_bytes // ID_BYTES
 
     def add(self, token_ids: bytes) -> None:
-        """Add a text. Beyond twice ``kept_tokens``, remove the oldest texts that are wholly beyond ``kept_tokens``."""
+        """Add a text. If the texts exceed twice ``kept_tokens``, remove the oldest down to about ``kept_tokens``."""
         text_id = max(self._last_id + 1, time.time_ns() // 1_000_000)
         self._connection.execute("INSERT INTO texts VALUES (?, ?)", (text_id, token_ids))
         self._last_id = text_id
@@ -109,13 +109,13 @@ class Database:
             self._num_bytes = self._counted()
 
     def texts(self) -> list[bytes]:
-        """Return the newest texts of at most ``max_tokens``, oldest first; the first may be truncated at its start."""
+        """Return the newest texts, at most ``max_tokens``, oldest first; the first may be truncated at its start."""
         found: list[bytes] = []
         capacity = self._max_bytes
         for (text,) in self._connection.execute("SELECT CAST(token_ids AS BLOB) FROM texts ORDER BY id DESC"):
             if not capacity:
                 break
-            if text:  # not NULL after damage
+            if text:  # damage may make it NULL
                 found.append(text[max(0, len(text) - capacity) :])
                 capacity -= len(found[-1])
         return found[::-1]
@@ -142,11 +142,11 @@ class Database:
         self._num_bytes = self._counted()
 
     def put(self, name: str, content: bytes) -> None:
-        """Set a state."""
+        """Store a state under a name."""
         self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content))
 
     def get(self, name: str) -> bytes | None:
-        """Return a state, or None."""
+        """Return the state of a name; None if there is none."""
         row = self._connection.execute("SELECT CAST(content AS BLOB) FROM states WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
@@ -178,7 +178,7 @@ def write_documents(
     Args:
         file: the output.
         rows: texts with their ids.
-        vocabulary_size: ids at or above it, which only damage produces, split a text.
+        vocabulary_size: ids at or above it come only from damage; a text is split at them.
 
     Returns:
         First and last id of the rows, and the numbers of written tokens and documents.

@@ -1,4 +1,4 @@
-"""Runs the processes of folds, one at a time, and reports when one has ended."""
+"""Runs folds as processes, one at a time, and reports the end of each."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class FoldJob:
     """The work of one fold."""
 
     folder: str
-    """Its own folder with the text, ``tokens``, and at the end the graph, ``graph``."""
+    """The fold's folder. It contains the text, ``tokens``, and after the fold the graph, ``graph``."""
     num_documents: int
-    """Documents in the text, with separators between them."""
+    """Number of documents in the text; separators are between them."""
     tokenizer: Fingerprint
     """Tokenizer of the text."""
     older: tuple[str, ...] = ()
-    """Graph files of the text before it, oldest first."""
+    """Graph files of the older text to merge, oldest first."""
 
     def to_json(self) -> str:
         """Return the job as JSON."""
@@ -56,12 +56,12 @@ class FoldJob:
 
     @property
     def graph(self) -> Path:
-        """The result."""
+        """The resulting graph file."""
         return Path(self.folder) / "graph"
 
     @property
     def damaged(self) -> Path:
-        """Holds the path of an older file that is damaged."""
+        """File with the path of a damaged older file."""
         return Path(self.folder) / "damaged"
 
 
@@ -78,27 +78,27 @@ class Fold:
     last: int
     """Highest id of the rows."""
     num_tokens: int
-    """Number of their tokens."""
+    """Number of tokens in the rows."""
     older: tuple[Layer, ...]
-    """The files that it merges."""
+    """The graph files that it merges."""
     process: subprocess.Popen[bytes] | None = None
     is_cancelled: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of the two above."""
+    """Guards ``process`` and ``is_cancelled``."""
 
     @property
     def folder(self) -> Path:
-        """Its own folder."""
+        """The fold's folder."""
         return Path(self.job.folder)
 
 
 def hidden_folder(folder: Path) -> Path:
-    """Make a folder for a fold, for this user alone."""
+    """Make a folder for a fold; only this user can access it."""
     return Path(tempfile.mkdtemp(prefix=HIDDEN, dir=folder))
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file, created with access for this user only, regardless of the umask; an ``opener`` of :func:`open`."""
+    """Open a file; an ``opener`` of :func:`open`. Only this user can access a new file, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 
@@ -107,13 +107,14 @@ def run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
 
     Args:
         fold: the fold.
-        on_end: called in a thread with the fold, the exit status and the duration in seconds; not after :func:`cancel`.
+        on_end: called in a thread with the fold, the exit status and the duration in seconds; never after
+            :func:`cancel`.
     """
     threading.Thread(target=_run, args=(fold, on_end), name="fold", daemon=True).start()
 
 
 def cancel(fold: Fold) -> None:
-    """End a fold at once; its process is gone when this returns."""
+    """Kill the process of a fold; it has ended when this returns."""
     with fold.lock:
         fold.is_cancelled = True
         if fold.process is not None:

@@ -1,7 +1,7 @@
 """The process of a fold: ``python -m speculant_graph.draft.learning.fold_worker JOB`` counts text into a graph file.
 
-It reads and writes in its job's folder and reads older graph files. It ends when its parent ends, which closes its
-standard input.
+It reads and writes in its job's folder and reads older graph files. It ends with its parent, because then its standard
+input closes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 
 MAX_ORDER = 5
-"""Longest context, as in graphs by default."""
+"""Longest context in tokens: the default of graphs."""
 _MEMORY = 512_000_000
 _LOWEST_PRIORITY = 19
 
@@ -47,7 +47,7 @@ def fold(job: FoldJob) -> None:
 
 
 def merge_older(job: FoldJob, newest: Path) -> None:
-    """Merge the older files of a job with a graph, which is removed; the result is ``job.graph``.
+    """Merge the older files of a job with the graph ``newest`` into ``job.graph``; remove ``newest``.
 
     Raises:
         GraphFileError: an older file is damaged, or the folder can't be written.

@@ -37,7 +37,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 RETRY_S = 60.0
-"""Delay after a failed fold before the tenant's next one."""
+"""Seconds between a failed fold and the tenant's next one."""
 
 
 class Folding:
@@ -54,7 +54,7 @@ class Folding:
         on_graphs: Callable[[str, tuple[NgramGraph, ...]], None],
         on_fold: Callable[[float, bool], None],
     ) -> None:
-        """Make it without reading the folder.
+        """Set up folding without reading the folder.
 
         Args:
             learned: the folder.
@@ -122,7 +122,7 @@ class Folding:
         return self._fold is not None or bool(self._wanted)
 
     def close(self, name: str) -> None:
-        """Drop the list of a tenant's files; a fold continues."""
+        """Drop the list of a tenant's files; a running fold continues."""
         self._layers.pop(name, None)
 
     def announce(self, name: str) -> None:
@@ -193,7 +193,7 @@ class Folding:
                 fold_process.run(self._fold, self._end_soon)
 
     def _prepared(self, name: str) -> Fold | None:
-        """Write the oldest text of a tenant for the process of the fold; None if there is none."""
+        """Write the oldest text of a tenant to a new fold's folder; None if there is none."""
         database = self._database_of(name)
         # The previous fold may have failed between publishing and removing, so the folder is read again.
         known = self._layers[name]
@@ -227,7 +227,7 @@ class Folding:
         self._put(lambda: self._end(fold, status, seconds))
 
     def _end(self, fold: Fold, status: int, seconds: float) -> None:
-        """Publish the graph of a finished process, or log why there is none."""
+        """Publish the graph of a finished fold, or log why there is none."""
         if fold is not self._fold:
             return  # cancelled just after its process had ended
         try:
@@ -246,7 +246,7 @@ class Folding:
         if status == 0:
             logger.info("folded {:,} learned tokens of a tenant into a graph in {:.1f} s", fold.num_tokens, seconds)
             self._retry_s.pop(fold.name, None)
-            self._wanted[fold.name] = None  # there may be more text by now
+            self._wanted[fold.name] = None  # more text may have come meanwhile
         self._on_fold(seconds, status == 0)
         self._begin()
 

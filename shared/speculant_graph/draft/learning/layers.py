@@ -2,20 +2,20 @@
 
 1. New text is stored as rows of the tenant's database. Row ids only increase, so a range of ids identifies text
    permanently.
-2. Beyond ``fold.young_tokens`` the oldest half of the rows becomes one graph file (:mod:`.folding`): a fold.
+2. If the rows exceed ``fold.young_tokens``, a fold turns the oldest half into one graph file (:mod:`.folding`).
 3. A graph file's name, ``FIRST-LAST.graph``, is the only record of the ids that it covers.
 4. A fold also merges existing files, newest first, while the next file has less than :data:`RATIO` times the tokens
-   merged so far: n folds leave about log8(n) + 1 files. The ratio is as large as 8 because files cost more than
-   writing: a file makes every draft of the tenant a sixth to a third slower, while a merge of a million tokens takes
-   half a second of an idle core, once. A token is written about seven times (with 2, three times, into six files
-   instead of three).
-5. If text is to be forgotten, no file grows beyond half of the tokens or days that are kept (:data:`SHARE`), because
-   whole files are deleted, oldest first.
+   merged so far. So n folds leave about log8(n) + 1 files. The ratio is as large as 8 because a file costs more than a
+   merge. A file makes every draft of the tenant a sixth to a third slower. A merge of a million tokens takes half a
+   second of an idle core, once. With 8, a token is written about seven times, and there are three files; with 2, three
+   times and six files.
+5. If tokens or days are limited, no file grows beyond half of the limit (:data:`SHARE`), because the oldest files are
+   deleted whole.
 6. A fold works in a hidden folder, in a process that publishes nothing. If the process is killed, nothing changes.
 7. The owner of the folder publishes the result by one rename. The fold takes effect at this rename.
 8. Then the owner removes the covered rows (one transaction) and the covered files. If it is killed between these
    steps, covered rows or files and hidden folders remain; opening the tenant removes them first.
-9. So text is in rows, or in exactly one valid file: one that can be read and that no other file covers.
+9. So every text is in rows or in exactly one valid file. A file is valid if it can be read and no other file covers it.
 10. Forgetting a tenant ends its fold and removes its database and files, including the fold's hidden folder.
 """
 
@@ -33,10 +33,10 @@ from speculant_graph.graph.ngrams import NgramGraph
 RATIO = 8
 """A fold merges a file that has less than this many times the tokens merged so far."""
 SHARE = 2
-"""One file has at most a SHARE-th of the tokens or days that are kept."""
+"""One file has at most 1 / SHARE of the kept tokens or days."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
-"""Prefix of the names of the folders in which folds work."""
+"""Name prefix of the folders of running folds."""
 _NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})\.graph")
 
 
@@ -49,7 +49,7 @@ class Layer:
     first: int
     """The lowest id of the covered rows: milliseconds since 1970, see :class:`.database.Database`."""
     last: int
-    """The highest one."""
+    """The highest id of the covered rows."""
     num_tokens: int
     """Number of tokens in these rows."""
     num_documents: int
@@ -88,9 +88,9 @@ class Found:
     layers: tuple[Layer, ...]
     """The valid files, oldest first."""
     covered: tuple[Path, ...] = ()
-    """Files that another one covers."""
+    """Files that another file covers."""
     damaged: tuple[tuple[Path, GraphFileError], ...] = ()
-    """Files that can't be read, and why."""
+    """Files that can't be read, with their errors."""
 
 
 def folder_of(learned: Path, name: str) -> Path:
@@ -115,7 +115,7 @@ def find_layers(folder: Path) -> Found:
             layers.append(Layer.read(path))
         except GraphFileError as error:
             damaged.append((path, error))
-    # Of two files with the same first id the longer comes first, so that a file comes after the file that covers it.
+    # Of two files with the same first id the longer comes first. So a file always comes after the file that covers it.
     ordered = sorted((each for each in layers if each is not None), key=lambda each: (each.first, -each.last))
     kept: list[Layer] = []
     covered = []
@@ -132,7 +132,7 @@ def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iter
 
     Args:
         rows: ids and texts, oldest first.
-        config: how much is kept.
+        config: limits of the kept text.
     """
     first = None
     for row_id, text in rows:
@@ -147,9 +147,9 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
 
     Args:
         layers: the files, oldest first.
-        num_tokens: tokens that are folded.
+        num_tokens: tokens to fold.
         last: the highest id of their rows.
-        config: how much is kept.
+        config: limits of the kept text.
     """
     most_tokens = config.max_tokens // SHARE
     index, total = len(layers), num_tokens
@@ -166,12 +166,12 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
 
 
 def kept_from(layers: Sequence[Layer], now_ms: int, config: FoldConfig) -> int:
-    """Return the index of the first file to keep; age or size excludes older files.
+    """Return the index of the first file to keep; older files exceed the limit of age or size.
 
     Args:
         layers: the files, oldest first.
         now_ms: the time, in milliseconds since 1970.
-        config: how much is kept.
+        config: limits of the kept text.
     """
     index, total = len(layers), 0
     while index:
@@ -190,5 +190,5 @@ def _longest_ms(config: FoldConfig) -> float:
 
 
 def oldest_ms(now_ms: int, config: FoldConfig) -> int:
-    """Return the lowest id that is kept."""
+    """Return the lowest id to keep."""
     return now_ms - round(config.max_days * MS_PER_DAY) if config.max_days else 0

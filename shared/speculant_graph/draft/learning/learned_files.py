@@ -2,9 +2,9 @@
 
 Graph files of a tenant's older text (:mod:`.folding`) are in a folder of the same name.
 
-One thread does all the work, in order, so that a caller waits for the disk only if it needs a result. A damaged
-database is renamed, and its tenant starts with an empty one. A change is committed to the write-ahead log, which
-survives the end of the process; :meth:`Database.sync` writes it to the disk itself.
+One thread does all the work in order, so a caller waits for the disk only if it needs a result. A damaged database is
+renamed, and its tenant starts with an empty one. A change is committed to the write-ahead log, which survives the end
+of the process; :meth:`Database.sync` writes it to the disk itself.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from speculant_graph.types import Fingerprint
 NO_FOLDS = FoldConfig(enabled=False)
 """Settings without folds."""
 MAX_OPEN_DATABASES = 32
-"""Most databases kept open; beyond it the least recently used are closed."""
+"""Maximum number of open databases; beyond it the least recently used are closed."""
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
 _LOOK_S = 0.01
 _SWEEP_S = 3_600.0
-"""How often the age of all tenants' text is checked; ages are in days."""
+"""Seconds between checks of the age of all tenants' text; age limits are in days."""
 # The last message means that a table is missing or malformed.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
@@ -50,10 +50,10 @@ _Result = TypeVar("_Result")
 
 
 class LearnedFiles:
-    """Text learned with one tokenizer; this process alone uses the folder until it is closed.
+    """Text learned with one tokenizer; only this process uses the folder until it is closed.
 
     Safe to use from several threads. After :meth:`close` every method except :meth:`close` raises a ``ConfigError``.
-    Failed reads and writes are skipped; the first of several in a row is logged.
+    Failed reads and writes are skipped; only the first failure in a row is logged.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class LearnedFiles:
         on_graphs: Callable[[str, tuple[NgramGraph, ...]], None] = lambda _name, _graphs: None,
         on_fold: Callable[[float, bool], None] = lambda _seconds, _is_done: None,
     ) -> None:
-        """Open or create a folder, for this user only.
+        """Open or create a folder; only this user can access it.
 
         Args:
             folder: the folder; other files in it are not touched.
             tokenizer: the tokenizer of the ids.
-            max_tokens: tokens kept for each tenant, the oldest removed first; with folds, the most tokens that
-                :meth:`load` returns.
+            max_tokens: number of tokens kept for each tenant; the oldest are removed first. With folds, the maximum
+                number that :meth:`load` returns.
             fold: whether and when older text becomes graphs, and how much of them is kept.
-            on_graphs: called in a thread of this object with the name of a tenant's files (:func:`name_of`) and its
-                graphs, oldest first, by :meth:`announce` and when they have changed.
+            on_graphs: called with the name of a tenant's files (:func:`name_of`) and its graphs, oldest first.
+                :meth:`announce` and every change of the graphs call it, in a thread of this object.
             on_fold: called in the same thread with the duration of every finished fold in seconds, and whether it
                 succeeded.
 
         Raises:
-            ConfigError: another process has the folder, it can't be read or written, or it has another format.
+            ConfigError: another process uses the folder, or it can't be read or written, or it has another format.
             TokenizerMismatchError: its text was learned with another tokenizer.
         """
         self.folder = folder
@@ -88,7 +88,7 @@ class LearnedFiles:
         self.is_closed = False
         """Whether it refuses further work."""
         self._max_tokens = max_tokens
-        # With folds only their own limit removes text; without that limit, a number that no database reaches.
+        # With folds, only ``fold.max_tokens`` removes text; without that limit, use a number that no database reaches.
         self._kept_tokens = (fold.max_tokens or 1 << 40) if fold.enabled else max_tokens
         self._folding = Folding(
             folder, tokenizer, fold, self._database, self._put_if_open, on_graphs=on_graphs, on_fold=on_fold
@@ -97,9 +97,9 @@ class LearnedFiles:
         self._next_sweep_s = 0.0
         self._open: OrderedDict[str, Database] = OrderedDict()  # least recently used first
         self._failing: set[str] = set()
-        self._lock = Lock()  # held briefly, so that no work is queued after the end
+        self._lock = Lock()  # held briefly, so that no work is queued after closing
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # The thread runs until the interpreter exits, when engines close their stores.
+        # A daemon thread still runs at interpreter exit, when engines close their stores.
         self._worker = Thread(target=self._do_work, name="learned", daemon=True)
         self._worker.start()
         try:
@@ -127,7 +127,7 @@ class LearnedFiles:
 
         Args:
             tenant: any text.
-            token_ids: shape ``[n]``; beyond the budget the last ones are kept.
+            token_ids: shape ``[n]``; if they exceed the budget, the last ones are kept.
         """
         content = token_ids[max(token_ids.size - self._kept_tokens, 0) :].astype("<i4").tobytes()
         if content:
@@ -150,7 +150,7 @@ class LearnedFiles:
         """Queue the write of a state.
 
         Args:
-            tenant: its tenant; None: it belongs to all tenants, and must not contain text.
+            tenant: its tenant. None: all tenants share the state, and it must not contain text.
             state: its name.
             content: its content, which :meth:`load_state` returns.
         """
@@ -179,7 +179,7 @@ class LearnedFiles:
         self._submit(self._sync_all).result()
 
     def wait_for_folds(self) -> None:
-        """Wait until all due folds are done; sequences that begin later draft from all of the text."""
+        """Wait until all due folds are done; sequences that start later draft from all text."""
         while self._submit(lambda: self._folding.is_busy).result():
             time.sleep(_LOOK_S)
 

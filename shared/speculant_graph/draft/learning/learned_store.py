@@ -1,7 +1,7 @@
-"""Learned text in memory: for every tenant a memory that its later sequences draft from.
+"""Learned text in memory: each tenant has one memory, and its later sequences draft from it.
 
-A tenant's memory has its own text and no other tenant's; in a store that folds, it has the young text and the graphs of
-the older text. All tenants share only the reliability of each kind of context, a few thousand rates.
+A tenant's memory has only this tenant's text. In a store that folds, it has the young text and the graphs of the older
+text. Tenants share only the calibration: a few thousand rates of how reliable each kind of context is.
 ``native/calibration.hpp`` and ``native/target_rows.hpp`` define the saved data.
 """
 
@@ -32,22 +32,22 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 MAX_TENANTS = 64
-"""Most unused memories that stay loaded. Beyond it the least recently used is dropped; its text is reloaded from the
-folder, if there is one."""
+"""Maximum number of unused memories that stay loaded. Beyond it the least recently used one is dropped; its text is
+reloaded from the folder, if there is one."""
 _ROWS_INTERVAL_S = 30.0
-"""Rows take a few megabytes per tenant and change with every token, so they are written to disk less often."""
+"""Seconds between routine saves of a tenant's rows: they take a few megabytes and change with every token."""
 _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
-"""An upper bound of any row's visits, whose weights decay by 0.9995 with every further visit."""
+"""Upper bound of the visits in a row: weights decay by 0.9995 with every further visit."""
 
 _BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
-"""Bins before there were neural models; ranges of probabilities."""
+"""Number of bins in releases without neural models; number of probability ranges."""
 
 _Tables = TypeVar("_Tables")
 
 
 class Memory:
-    """The accepted text of one tenant's sequences; look-ups find the newest first."""
+    """The accepted text of one tenant's sequences; lookups find the newest text first."""
 
     def __init__(self, tenant: str, max_tokens: int) -> None:
         """Make an empty memory of at most ``max_tokens`` tokens."""
@@ -59,7 +59,7 @@ class Memory:
         """The graphs of its older text, newest last; the same object until they change."""
 
     def take_graphs(self, graphs: tuple[NgramGraph, ...]) -> None:
-        """Let sequences that begin from now on draft from these graphs; running ones keep theirs."""
+        """Set the graphs for sequences that start later; running sequences keep theirs."""
         if self.graphs != graphs:
             self.graphs = graphs
             self.core.set_graphs([graph.core for graph in graphs])
@@ -80,8 +80,8 @@ class LearnedStore:
         """Make a store.
 
         Args:
-            max_tokens: most tokens kept per tenant, the oldest removed first; 0 keeps none.
-            folder: keeps them between processes; one process at a time may use it. None keeps them in memory.
+            max_tokens: maximum number of tokens kept per tenant; the oldest are removed first. 0 keeps none.
+            folder: keeps text between processes; only one process at a time may use it. None keeps text only in memory.
             tokenizer: with a folder, the tokenizer of the ids.
             fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then has at most
                 ``young_tokens``.
@@ -89,18 +89,18 @@ class LearnedStore:
                 succeeded.
 
         Raises:
-            ConfigError: another process has the folder, it can't be read or written, or is of another release.
+            ConfigError: another process uses the folder, or it can't be read or written, or it is of another release.
             TokenizerMismatchError: the folder has text learned with another tokenizer.
         """
         if folder is not None and tokenizer is None:
             raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
         self._max_tokens = max_tokens
         if fold.enabled and folder is not None:
-            # Text leaves memory by a fold, and only so.
+            # Only a fold removes text from memory.
             self._max_tokens = min(max_tokens, fold.young_tokens)
             fold = fold.model_copy(update={"young_tokens": self._max_tokens, "enabled": self._max_tokens > 0})
         self._lock = threading.Lock()
-        self._forgetting = threading.Lock()  # held briefly: no text of a tenant is written after its removal
+        self._forgetting = threading.Lock()  # held briefly, so that no text of a tenant is written after its removal
         # Sequences hold their memory, so a tenant never has two.
         self._in_use: WeakValueDictionary[str, Memory] = WeakValueDictionary()
         self._naming = threading.Lock()  # held briefly, also by the thread of the files
@@ -185,7 +185,7 @@ class LearnedStore:
     def forget(self, tenant: str) -> None:
         """Forget all text of a tenant, on disk too.
 
-        Open sequences keep their memory until they end, and then leave nothing behind.
+        Open sequences keep their memory until they end; then their text is dropped.
 
         Raises:
             ConfigError: the text can't be removed from the disk, or the store is closed.
@@ -204,7 +204,7 @@ class LearnedStore:
         return None if self._files is None else _loaded(load_calibration, self._files.load_state(None, "calibration"))
 
     def save(self, calibration: Calibration, *, is_routine: bool = False) -> None:
-        """Write everything to disk, including the tables; a routine save writes rows only occasionally."""
+        """Write everything to disk, including the calibration; a routine save writes rows only occasionally."""
         if self._files is None:
             return
         with self._lock:
@@ -225,7 +225,7 @@ class LearnedStore:
         self._files.save()
 
     def wait_for_folds(self) -> None:
-        """Wait until all due folds are done, so that figures of benches don't depend on timing."""
+        """Wait until all due folds are done, so that bench results don't depend on timing."""
         if self._files is not None:
             self._files.wait_for_folds()
 
@@ -283,20 +283,20 @@ def load_calibration(saved: bytes) -> Calibration:
 
 
 def _widened(table: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bins, widened if the previous release saved them: it had no neural context.
+    """Return bins, widened if the previous release saved them: it had no neural contexts.
 
     Args:
         table: the saved bins.
         first: this release's initial bins.
     """
-    if table.shape == (_BINS_WITHOUT_NEURAL, 3):  # they are the last within each range of probabilities
+    if table.shape == (_BINS_WITHOUT_NEURAL, 3):  # neural contexts come last within each probability range
         missing = first.reshape(_NUM_RANGES, -1, 3)[:, _BINS_WITHOUT_NEURAL // _NUM_RANGES :]
         return np.concatenate([table.reshape(_NUM_RANGES, -1, 3), missing], axis=1).reshape(-1, 3)
     return table
 
 
 def save_rows(memory: LearnedMemory) -> bytes:
-    """Return a memory's rows of the target as bytes."""
+    """Return a memory's rows of the target's top tokens as bytes."""
     slots, keys, rows = memory.target_rows()
     buffer = io.BytesIO()
     np.savez(buffer, format=_FORMAT, slots=slots, keys=keys, rows=rows.reshape(-1, ROW_DEPTH * ROW_WIDTH))

@@ -26,7 +26,7 @@ class LearnedText:
     """A snapshot of a tenant's learned text."""
 
     texts: tuple[tuple[int, bytes], ...]
-    """The young text: ids, which are milliseconds since 1970, and little-endian 32-bit token ids, oldest first."""
+    """The young text, oldest first: row ids, which are milliseconds since 1970, and little-endian 32-bit token ids."""
     layers: tuple[Layer, ...]
     """The graph files of the older text, oldest first."""
     database_bytes: int
@@ -63,7 +63,7 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
             field="learned",
         )
     for _ in range(_TRIES):
-        # Rows first: their ids show which of them have become a file meanwhile.
+        # Read rows first: their ids show which of them a fold has turned into a file meanwhile.
         texts = _texts(database) if database.exists() else []
         found = find_layers(folder)
         if not found.damaged:  # else a file was replaced just then, or is damaged
@@ -120,6 +120,6 @@ def _texts(path: Path) -> list[tuple[int, bytes]]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             rows = connection.execute("SELECT id, CAST(token_ids AS BLOB) FROM texts ORDER BY id")
-            return [(text_id, text) for text_id, text in rows if text]  # not NULL after damage
+            return [(text_id, text) for text_id, text in rows if text]  # damage may make it NULL
     except sqlite3.Error as error:
         raise ConfigError(f"{path} can't be read ({error})", fix="check it", field="learned") from error
