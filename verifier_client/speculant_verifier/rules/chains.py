@@ -1,17 +1,18 @@
-"""Rules for chains drawn from q. Both treat a token without q as certain, q(x) = 1.
+"""Rules for chains sampled from the draft distribution q. A token without q is treated as a point mass, q(x) = 1.
 
 *Token* is speculative sampling, token by token (Leviathan et al. 2023, Chen et al. 2023). A drafted token x is accepted
-with probability min(1, p(x)/q(x)); after the first rejection a token is drawn from the residual of p after q.
+with probability min(1, p(x)/q(x)); after the first rejection, the next token is sampled from the normalised residual
+max(p - q, 0).
 
-*Block* is block verification (Sun et al. 2024, arXiv 2403.10444), never fewer accepted tokens than *token*. A draft is
-judged as a whole: earlier tokens may compensate for a token that is less probable than its proposal. With ``a[0] = 1``
-and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, p's residual after i tokens is ``max(a[i] p - q, 0)`` of mass ``s[i]``.
-Length i passes with probability ``s[i] / (s[i] + 1 - a[i])``, at the end of the draft ``a[i]``; the longest passing i
-is accepted, and then a token is drawn from the residual there. All lengths are tried, because a longer one may pass
-where a shorter one failed.
+*Block* is block verification (Sun et al. 2024, arXiv 2403.10444). In expectation it accepts at least as many tokens as
+*token*. It verifies the whole draft jointly: earlier tokens may compensate for a token with p(x) < q(x). With
+``a[0] = 1`` and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, the residual after i tokens is ``max(a[i] p - q, 0)`` with
+mass ``s[i]``. Length i is accepted with probability ``s[i] / (s[i] + 1 - a[i])``; the full length is accepted with
+probability ``a[i]``. The rule takes the longest accepted length i and samples the next token from the residual there.
+It tests every length, because a longer one may be accepted after a shorter one was rejected.
 
-The proofs need drafts whose length does not depend on the token that was cut off: the decision to shorten a draft is
-made before the token is drawn, or after a token that is kept.
+The proofs require that the draft length does not depend on a token that was cut off. So a drafter must decide to stop
+before it samples the next token, or after a token that it keeps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from speculant_verifier.rules.follow import follow
 
 
 def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Accept drafted tokens one after another.
+    """Accept drafted tokens one by one.
 
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
