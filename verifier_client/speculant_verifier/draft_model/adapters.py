@@ -181,7 +181,7 @@ class Adapters:
         self._previous, self._hits_before, self._is_on_trial = present, self._drafter.hits, True
         self._present, self._identity.adapter = adapter, adapter.digest
         tenants = adapter.tenants
-        if tenants is not None:  # requests without a tenant may be anyone's, so "" is allowed
+        if tenants is not None:  # requests without a tenant count as ``identity.tenant``'s
             tenants = tenants - {""} | ({""} if self._identity.tenant in tenants else set())
         self._drafter.swap(model, tenants)
         logger.info("the draft model now has {}", described(adapter))
