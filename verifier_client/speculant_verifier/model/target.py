@@ -351,7 +351,7 @@ def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | 
     if declared is None and tokenizer is not None:
         declared = tokenizer.eos_token_id
     harmony = None if tokenizer is None else HarmonyTokens.find(tokenizer)
-    # With a checkpoint that lacks some of them, the model would write the output of its own calls.
+    # Some checkpoints do not declare all of these, and the model would continue with the output of its own tool calls.
     stops: frozenset[TokenId] = frozenset() if harmony is None else harmony.stops
     if declared is None:
         return stops

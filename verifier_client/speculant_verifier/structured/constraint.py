@@ -28,7 +28,7 @@ class Constraint:
     def __init__(
         self, matcher: LLMatcher, prompt_length: int, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Take a matcher in its initial state.
+        """Create a constraint from a matcher in its initial state.
 
         Args:
             matcher: the matcher of the grammar.
@@ -142,9 +142,9 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 def with_forced(constraint: Constraint, token_ids: Sequence[TokenId], draft: Draft, most_nodes: int) -> Draft:
-    """Return the draft with the tokens that are forced next, and after its most probable path, within its budget.
+    """Add forced tokens to a draft, at the root and after its most probable path, up to ``most_nodes`` nodes.
 
-    New nodes come after all others.
+    New nodes come after all existing nodes.
     """
     draft = _extended(draft, 0, constraint.forced(token_ids), most_nodes)
     best = 0

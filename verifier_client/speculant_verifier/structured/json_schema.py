@@ -150,7 +150,7 @@ def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
     types = excluded["type"] if isinstance(excluded["type"], list) else [excluded["type"]]
     own = schema.get("type", list(_TYPES))
     left = [kind for kind in (own if isinstance(own, list) else [own]) if kind not in types]
-    # No type means non-integer numbers, and a schema can't have an empty list of types.
+    # No type stands for non-integer numbers, and a schema's list of types can't be empty.
     if "integer" in types or ("number" in types and "integer" in left) or not left:
         return schema
     return {name: value for name, value in schema.items() if name != "not"} | {"type": left}
