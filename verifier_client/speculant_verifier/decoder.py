@@ -94,7 +94,7 @@ class SpeculativeDecoder:
             graph_path: graph to draft from in this process, or up to four graphs as layers.
             verifier_config: the model and how to run it; with ``target``, only how to run it.
             draft_config: drafting strategy and limits. Without a graph, a sidecar or a drafter, strategies that draft
-                from the sequence itself run in this process, and 'greedy' and 'sampling' decode without drafts.
+                from the sequence itself run in this process. 'greedy' and 'sampling' then decode without drafts.
             client_config: if it has an address, the sidecar at this address drafts instead of a graph.
             draft_model: a small language model that drafts together with n-grams (strategies 'tree' and 'specexec') or
                 alone ('model', and 'specexec' without a graph or a sidecar).

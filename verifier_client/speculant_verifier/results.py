@@ -101,7 +101,7 @@ class GenerationResult:
     error: SpeculantError | None = None
     """The error if the finish reason is ``error``."""
     warning: str = ""
-    """Why the request got no drafts: it names a graph that the drafter does not serve."""
+    """Why the request got no drafts, if it names a graph that the drafter does not serve; empty otherwise."""
 
     @property
     def num_drafted(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
 """Takes prompts and a number of new tokens. Returns the new tokens, the total number of passes of all sequences, and
-the duration of each batch of drafts since the start in seconds, if known."""
+seconds per batch of drafts since the start, if known."""
 Gap = Callable[[list[int]], float]
 """Takes token ids; returns the difference between the log-probabilities of the two best next tokens."""
 

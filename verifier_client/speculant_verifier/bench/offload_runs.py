@@ -63,7 +63,7 @@ class OffloadPlan:
     workloads: Mapping[str, Sequence[BenchRequest]]
     """Recorded outputs."""
     vocabulary_size: int
-    """Seed of the weights."""
+    """Vocabulary size of the random model."""
 
     @property
     def checkpoint(self) -> Path:

@@ -1,7 +1,7 @@
 """Requests and models for benchmarks: prompts or recorded outputs, and checkpoints or random weights.
 
-The time of a pass hardly depends on the weights, so a model with random weights is as fast as a real model of the same
-shape. Its text is meaningless, so it should replay recorded outputs.
+The time of a pass hardly depends on the weights, so random weights of the same shape suffice. Its text is meaningless,
+so it should replay recorded outputs.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ window by **position**.
 
 Sliding layers may be ring buffers: slot = index % ring, where the ring has space for the window and the widest pass. So
 the tokens that a pass overwrites are outside every window, and slots of rejected drafts are masked. Until a row wraps
-around, a ring is like any other layer of the same size, so a short batch takes no more memory.
+around, a ring is like any other layer of its size, so short batches take no more memory.
 
 Invariant between steps: the cache contains every token of a row except its *pending* tokens (usually one), with which
 the next pass begins.

@@ -1,7 +1,7 @@
 """The chat commands /stats, /train and /eval: draft statistics, and training and evaluation of the draft model.
 
-/train and /eval run ``speculant train`` in a separate process and show its output. So the model in use never changes
-during a training, and Ctrl-C ends a training with the best state so far, as on the command line.
+/train and /eval run ``speculant train`` in a separate process and show its output. So a training never changes the
+model in use. As on the command line, Ctrl-C ends a training with the best state so far.
 """
 
 from __future__ import annotations

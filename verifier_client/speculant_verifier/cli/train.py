@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _evaluate(settings: TrainSettings, adapter: Path) -> int:
-    """Compare an adapter with the present one on held-out records; return 1 if it is not better."""
+    """Compare an adapter with the present one on unseen documents; return 1 if it is not better."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
 

@@ -174,7 +174,7 @@ def _measure(
 
 
 def _report(console: Console, outcomes: Sequence[_Outcome], arguments: Sequence[str], *, as_json: bool) -> int:
-    """Print the table or the JSON object; return the demo's exit status."""
+    """Print the table, and the JSON object if requested; return the demo's exit status."""
     prompts, everything = [_figures([each]) for each in outcomes], _figures(outcomes)
     console.rule("tokens per second, tokens per forward pass, accepted share of drafted tokens", align="left")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))

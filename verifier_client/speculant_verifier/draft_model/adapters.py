@@ -78,11 +78,11 @@ class Adapters:
         config: DraftModelConfig,
         identity: RecordIdentity,
     ) -> None:
-        """Begin with the base model, or with the adapter in the settings.
+        """Start with the base model, or with the adapter in the settings.
 
         Args:
             drafter: the drafter.
-            base: the model without an adapter; it is not changed, and adapters are added to copies of it.
+            base: the model without an adapter; it stays unchanged, because adapters are merged into copies.
             config: the draft model's settings, with the names of adapters.
             identity: the draft model's identity in records, updated after every swap.
 

@@ -1,10 +1,10 @@
 """Decides whether one more pass of the draft model pays, and over how many nodes.
 
-The expected gain of another pass of the model over some nodes is its past gain at such nodes. The pass runs if this
+The expected gain of another pass of the model over some nodes is the past gain at similar nodes. The pass runs if this
 gain clearly exceeds the gain that its time must earn (:class:`~speculant_graph.budget.StepBudget`). So a step may have
-no pass, as it has where n-grams are confident. The gain is only an estimate. So time spent on the model and time saved
-by its drafts are counted (:class:`~speculant_graph.budget.allowance.Allowance`), and a useless model takes only a small
-share of the time.
+no pass, as it has where n-grams are confident. The gain is only an estimate. So an account balances time spent on the
+model against time saved by its drafts (:class:`~speculant_graph.budget.allowance.Allowance`). A useless model takes
+only a small share of the time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ WIDEST = MOST_NODES + _READ_FOR_LATER - 1
 """Tokens per row in the widest pass of the model whose duration is learned."""
 
 _FIRST_PASSES = 4.0
-"""Passes of the target that the model may lose before it rests for the first time: twice as many as n-grams, because
-requests differ more in how well a model drafts for them, and a good one must not rest after a few hopeless requests."""
+"""Initial credit of the model, in passes of the target, before it rests for the first time. It is twice the credit of
+n-grams: a model's draft quality varies more between requests, and a good model must not rest after a few hopeless
+requests."""
 LEAST_GAIN = 0.05
-"""Extra gain that a pass must bring, as a share of the gain that the step's time must earn, because the best of several
-estimates is too high on average."""
+"""Extra gain required of a pass, as a share of the gain that the step's time must earn. The maximum of several
+estimates is too high on average (winner's curse)."""
 
 
 class Choice(NamedTuple):
@@ -57,7 +58,7 @@ class DraftPrice:
         """The account of the model's time."""
 
     def begin_account(self) -> None:
-        """Forget what the model has gained and lost so far."""
+        """Reset the model's account of gains and losses."""
         self.allowance = Allowance(_FIRST_PASSES)
 
     def choose(self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int) -> Choice:

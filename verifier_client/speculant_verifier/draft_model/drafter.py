@@ -1,10 +1,10 @@
 """A drafter that runs a language model, with n-grams or alone, where it pays.
 
 In every step the n-grams draft first. The strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`).
-With the other strategies, a cost model (:mod:`.draft_budget`) decides before each pass whether the model expands nodes
-of these trees, and how many. The model's candidates are mixed with the n-grams' candidates
-(:class:`~.tree.Reliability`), and the most probable nodes are drafted. These drafts have no q, so rules that need q
-verify them with *follow*. All sequences of a batch share the passes. The model never changes the output.
+With the other strategies, a cost model (:mod:`.draft_budget`) decides before each pass how many nodes the model
+expands, if any. The model's candidates are mixed with the n-grams' candidates (:class:`~.tree.Reliability`), and the
+most probable nodes are drafted. These drafts have no q, so rules that need q verify them with *follow*. All sequences
+of a batch share the passes. The model never changes the output.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from speculant_verifier.model import TargetModel
 _LONGEST_READ = 64
 """A sequence with more pending tokens than this is first prefilled in chunks."""
 _LEAST_PAUSE = 8
-"""After this many steps without the model it is tried even if it does not seem to pay, because the text may have become
+"""After this many steps without the model, it is tried even if it does not seem to pay. The text may have become
 easier."""
 HIT_WINDOW = 1_000
 """Window of judged tokens for an adapter's acceptance rate: tokens at expanded nodes, and pending tokens that the model

@@ -1,6 +1,6 @@
 """SpecExec's search for the most probable paths (Svirschevski et al. 2024, arXiv 2406.02532, algorithm 2).
 
-In every round, one pass of the model expands up to B of the most probable unexpanded nodes, and the most probable
+In every round, one pass of the model expands up to B of the most probable unexpanded nodes. The most probable
 candidates join the tree. The search ends after D rounds, or as soon as all of the K best nodes that may have children
 are expanded; these K nodes are the draft. The published algorithm drafts exactly the expanded nodes. Here an unexpanded
 node replaces a less probable expanded one, so with the same rounds the draft is at least as good.

@@ -2,8 +2,8 @@
 
 A sink is a learned logit per head that is part of the softmax but has no value. The fused kernels of torch return the
 logarithm of the softmax denominator (LSE), so the sink becomes one factor per query after the kernel:
-``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a KV head are laid out as additional
-queries of that head ("folded"), so keys and values are not repeated.
+``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a KV head become additional queries of
+that head ("folded"), so keys and values are not repeated.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def masked_attention(
         key: ``[batch, kv_heads, L, d]``, may be a view whose last dimension is contiguous.
         value: the same shape.
         attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
-            or numbers to add to the logits. None = causal. If the keys are split into n parts, where part i has every
-            n-th key starting at key i, the folded mask is ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts
+            or numbers to add to the logits. None = causal. If the keys are split into n parts (part i has every n-th
+            key, starting at key i), the folded mask is ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts
             first.
         scaling: factor of the logits, default ``d ** -0.5``.
         dropout: ignored.

@@ -248,8 +248,8 @@ def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
 def choose_experts(model: PreTrainedModel) -> None:
     """Use grouped matrix products for experts, if the model supports it.
 
-    The alternative 'batched_mm' copies the weights of experts once per token, so a pass over a draft would cost as much
-    as one pass per token.
+    The alternative 'batched_mm' copies expert weights once per token. A pass over a draft would then cost as much as
+    one pass per token.
     """
     if model._can_set_experts_implementation():
         model.set_experts_implementation(_EXPERTS_IMPLEMENTATION)

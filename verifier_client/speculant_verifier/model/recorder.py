@@ -1,8 +1,8 @@
 """Records passes as CUDA graphs: one launch replays a pass that otherwise needs thousands of kernel launches.
 
 A pass of gpt-oss-20b launches about 2,100 kernels. With separate launches, a pass over few tokens takes several times
-as long on the host as on the GPU. A graph has fixed shapes and addresses, so passes are padded to a few shapes
-(:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's own tensors.
+as long on the host as on the GPU. A graph has fixed shapes and addresses. So passes are padded to a few shapes
+(:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's tensors.
 """
 
 from __future__ import annotations

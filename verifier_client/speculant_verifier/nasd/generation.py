@@ -87,8 +87,8 @@ class NGramStorage(INgramStorage):
 
     The storage consists of dictionaries. Inputs are tensors of any integer dtype on any device; results are on the same
     device. Padding is not supported: every token of a row belongs to its sequence. All methods raise
-    ``DraftRequestError`` for values that are not tensors, for tensors of another shape or dtype, and for tokens outside
-    the vocabulary. They check this before they learn anything.
+    ``DraftRequestError`` for inputs that are not tensors, have a wrong shape or dtype, or contain tokens outside the
+    vocabulary. They check this before they learn anything.
     """
 
     _keeps_shorter_contexts: ClassVar[bool] = True

@@ -5,7 +5,7 @@ the pass prefetches experts for the next layer: it applies the next layer's rout
 change little from layer to layer, so most guesses are right; a model with many wrong guesses gets fewer prefetches. A
 wrong guess is cancelled if its read has not begun.
 
-A pass that needs most experts of a layer will need about as many in the next layer, and they are read while the present
+A pass that needs most experts of a layer will need about as many in the next layer. It reads them while the present
 layer is computed. Eviction is random: passes visit the layers in order, so LRU would evict the expert that is needed
 next.
 """

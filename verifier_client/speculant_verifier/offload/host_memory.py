@@ -2,8 +2,8 @@
 
 Host memory has the most frequently used weights, and copies them to the device on demand; all others are read from the
 disk directly to the device. Replacement is by frequency: a weight enters if it is used more often than the least used
-weight in memory. So weights that passes use in turn, such as the layers of a dense model, do not evict each other, as
-they would with LRU.
+weight in memory. So weights that passes use in turn, such as the layers of a dense model, do not evict each other. With
+LRU they would.
 """
 
 from __future__ import annotations

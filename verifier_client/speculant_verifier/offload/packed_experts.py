@@ -1,8 +1,8 @@
 """Experts of gpt-oss in their published format, MXFP4: they stay packed, and are decoded during multiplication.
 
 32 numbers of four bits (E2M1) share one exponent (E8M0): 17 bytes for 32 weights. A few rows of an expert at a time are
-decoded into a buffer that fits into the CPU cache, and multiplied with the inputs of that expert. Decoding a whole
-expert would write, and read again, four to eight times its packed size.
+decoded into a buffer that fits into the CPU cache, and multiplied with the expert's inputs. Decoding a whole expert
+would write, and read again, four to eight times its packed size.
 """
 
 from __future__ import annotations

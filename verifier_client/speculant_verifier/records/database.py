@@ -1,6 +1,6 @@
 """Stores finished requests in SQLite: all failures, and a uniform sample of each tenant's other requests.
 
-Every request has a random key, and the sample consists of the requests with the smallest keys (Efraimidis and Spirakis
+Every request has a random key. The sample consists of the requests with the smallest keys (Efraimidis and Spirakis
 2006, with equal weights). Several processes may write to a folder; each write is atomic. This module does not need
 torch.
 """

@@ -84,7 +84,7 @@ class RequestRecord:
 
     @property
     def largest_id(self) -> TokenId:
-        """The largest token id in the prompt and output data; -1 without tokens."""
+        """The largest token id in prompt, output and top tokens; -1 without tokens."""
         return max(chain(self.prompt, self.output, *self.top_token_ids), default=-1)
 
     @property

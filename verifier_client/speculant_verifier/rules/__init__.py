@@ -26,9 +26,8 @@ RULES: dict[RuleName, Rule] = {
 
 WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", "tree-iid"))
 """Rules that use the draft distribution q. Without q they are still lossless, but accept fewer tokens. With q, the
-decision to cut a draft must not depend on its tokens, and the tokens must be sampled with random numbers that the rule
-does not use. The other rules choose tokens with noise that a drafter may share (coupled drafts). Their drafts may be
-cut at any node."""
+decision to cut a draft must not depend on its tokens, and drafter and rule must not share random numbers. The other
+rules choose tokens with noise that a drafter may share (coupled drafts). Their drafts may be cut at any node."""
 
 __all__ = [
     "RULES",

@@ -44,7 +44,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
         target: the model.
-        uniforms: one number per examined token, then one for the model's own token.
+        uniforms: one number per tested token, then one for the target's token.
 
     Returns:
         The accepted part and one more token.
@@ -70,7 +70,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
 
 @dataclass(frozen=True, slots=True)
 class _Remainder:
-    """The residual of p after the first ``length`` tokens, if the draft is accepted up to there."""
+    """The residual of p if exactly the first ``length`` tokens are accepted."""
 
     length: int
     distribution: TargetDistribution
@@ -81,18 +81,18 @@ class _Remainder:
     next_ratio: float
 
     def passes(self, number: float) -> bool:
-        """Return whether the length is accepted."""
+        """Return whether this length is accepted."""
         total = self.mass + 1.0 - self.ratio
         return not total > 0.0 or number * total < self.mass
 
 
 def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Accept the longest part of a chain that passes.
+    """Accept the longest prefix of a chain that passes verification.
 
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
         target: the model.
-        uniforms: one number per length above 0 that can pass, shortest first, then one for the model's own token.
+        uniforms: one number per length above 0 that can be accepted, shortest first, then one for the target's token.
 
     Returns:
         The accepted part and one more token.
@@ -108,7 +108,7 @@ def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     longest = latest = _remainder(draft, target, 0, 1.0)
     for length in range(1, size):
         if latest.next_ratio == 0.0:
-            break  # neither this length nor a longer one can pass
+            break  # neither this length nor a longer one can be accepted
         latest = _remainder(draft, target, length, latest.next_ratio)
         if latest.passes(uniforms()):
             longest = latest

@@ -1,8 +1,7 @@
 """A rule's interface to the target model: its distribution after every node of a draft, computed on demand.
 
 A rule works on small arrays: the probabilities of the tokens in the support of q, and the total mass of p outside it.
-So the same code serves distributions on a GPU, on a CPU and in tests, and a sparse proposal never grows to the
-vocabulary size.
+So the same code serves a GPU, a CPU and tests, and a sparse proposal never grows to the vocabulary size.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class TargetDistribution(Protocol):
 
         Args:
             number: in [0, 1).
-            token_ids: distinct tokens with their own weights, shape ``[s]``.
+            token_ids: distinct tokens with explicit weights, shape ``[s]``.
             weights: their weights, not negative, shape ``[s]``.
             scale: every other token has the weight ``scale`` times p.
 

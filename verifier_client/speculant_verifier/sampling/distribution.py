@@ -166,12 +166,12 @@ _WORD_BITS = 52
 
 
 def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
-    """Draw a token.
+    """Sample a token with the Gumbel-max trick.
 
     Args:
         scores: shape ``[V]``; -inf for impossible tokens.
         seed: the request's seed.
-        position: absolute index in the sequence of the drawn token.
+        position: absolute index of the sampled token in the sequence.
 
     Returns:
         The token and its sum, which is not finite if a score is NaN or +inf, or all are -inf.
@@ -180,12 +180,12 @@ def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tupl
 
 
 def gumbel_argmaxs(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
-    """Draw a token after each of many nodes, on the scores' device.
+    """Sample a token after each of many nodes, on the scores' device.
 
     Args:
         scores: float32 ``[T, V]``, any device.
         seed: the request's seed.
-        positions: positions of the ``T`` drawn tokens.
+        positions: positions of the ``T`` sampled tokens.
 
     Returns:
         The result of :func:`gumbel_argmax` for every row, up to the last bits of the sum.

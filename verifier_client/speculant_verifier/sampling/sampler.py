@@ -177,7 +177,7 @@ class Sampler:
         self.is_plain_greedy = self.is_greedy and not processors
         """Whether a choice is simply the largest logit."""
         self.needs_prefix = not all(_is_context_free(processor) for processor in processors)
-        """Whether scores depend on earlier tokens, so that nodes must be computed one after another."""
+        """Whether scores depend on earlier tokens, so that nodes must be processed sequentially."""
         self._rule_numbers = itertools.count()
         self._prefix = np.empty(256, np.int64)
         self._num_known = 0
@@ -261,9 +261,9 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     Sorting 200,000 scores would dominate the time. Only tokens near the border of the nucleus must be sorted: the
     probabilities are summed in buckets of similar values, and only one bucket is sorted.
 
-    The result equals ``TopPLogitsWarper(top_p)`` except for tokens with a cumulative probability within about 1e-6 of
-    the border, the rounding error of the softmax. Among equal scores at the border, the larger token ids are kept;
-    transformers keeps the same number of tokens, but does not define which.
+    The result equals ``TopPLogitsWarper(top_p)``, except for tokens with a cumulative probability within about 1e-6 of
+    the border (softmax rounding). Among equal scores at the border, the larger token ids are kept; transformers keeps
+    the same number of tokens, but does not define which.
 
     Args:
         scores: float32 ``[V]`` on the CPU, without NaN and not all -inf.

@@ -142,7 +142,7 @@ def weights_of(
 
     Failures were selected by the present adapter's bad drafts. On failures alone any other model would look better, and
     on the other requests worse (regression to the mean). Weighted by their shares of all requests, both together are
-    unbiased. All failures are recorded. Of the other requests, those with the smallest keys are recorded, so the
+    unbiased. All failures are recorded. Of the other requests, the ones with the smallest keys are recorded. So the
     largest of m keys is about m / (m + 1) of the recorded share.
 
     Args:
@@ -195,8 +195,8 @@ def interval_of(
 ) -> tuple[float, float]:
     """Return the 95 % interval of the mean when documents are resampled, each with all its requests.
 
-    Requests of a document are similar, so resampling single requests would make the interval too narrow (Davison and
-    Hinkley 1997, "Bootstrap Methods and their Application", section 3.8).
+    Requests of a document are similar, so resampling single requests would make the interval too narrow. See Davison
+    and Hinkley 1997, "Bootstrap Methods and their Application", section 3.8.
 
     Args:
         differences: one per request.
