@@ -51,8 +51,7 @@ class SlotCache(Cache):
         Args:
             layout: the model's layout.
             num_rows: number of sequences.
-            widest_pass: most nodes per row in one pass, which determines the ring size; None: any number, without
-                rings.
+            widest_pass: most nodes per row in one pass, which sets the ring size; None: any number, without rings.
         """
         self.layout, self.num_rows, self.capacity = layout, num_rows, 0
         self.max_slots: int | None = None
@@ -85,7 +84,7 @@ class SlotCache(Cache):
     def slots_needed(self, num_rows: int, longest: int) -> int:
         """Return rows times the capacity for the longest row's tokens plus the widest pass.
 
-        Every row needs both, because all rows of a pass are padded to the same number of nodes.
+        The longest row needs both, because all rows of a pass are padded to the same number of nodes.
         """
         return num_rows * self.layout.round_up(longest)
 
@@ -181,7 +180,7 @@ class SlotCache(Cache):
         Args:
             row: any row.
             start: first position of the contents.
-            contents: keys and values that were read from this cache.
+            contents: a result of :meth:`read`.
             sliding: as for :meth:`read`.
             length: number of positions to write.
         """

@@ -61,7 +61,7 @@ class AdapterInfo:
     base: str
     """Name or folder of its base model; empty if not recorded."""
     tenants: frozenset[str] | None
-    """Tenants of the training text; it may draft only for their sequences. None: all tenants."""
+    """Tenants of the training text; the adapter may draft only for their sequences. None: all tenants."""
     note: Mapping[str, Any]
     """Figures of its training, from ``speculant.json``."""
     config: LoraConfig

@@ -2,7 +2,7 @@
 
 The expected gain of another pass of the model over some nodes is the past gain at similar nodes. The pass runs if this
 gain clearly exceeds the gain that its time must earn (:class:`~speculant_graph.budget.StepBudget`). So a step may have
-no pass, as it has where n-grams are confident. The gain is only an estimate. So an account balances time spent on the
+no pass, for example where n-grams are confident. The gain is only an estimate. So an account balances time spent on the
 model against time saved by its drafts (:class:`~speculant_graph.budget.allowance.Allowance`). A useless model takes
 only a small share of the time.
 """

@@ -84,7 +84,7 @@ class ModelDrafter:
         self.ended: Callable[[], None] = lambda: None
         """Called after a sequence has ended."""
         self.passes_s = 0.0
-        """Duration of these passes in seconds."""
+        """Duration of these passes in seconds, which the model's account already includes."""
         self._reported_s = 0.0  # of these
 
     @property
