@@ -138,9 +138,9 @@ class ForwardPlan:
 def hidden_score(dtype: torch.dtype) -> float:
     """Return the value that masks add to the scores of masked slots.
 
-    It is not minus infinity, because the result of a query without any visible slot must be finite. It is not the
-    lowest finite number either, because kernels scale it, and the result would overflow. Such queries occur when the
-    slots are split into parts.
+    A query may see no slot of a part when slots are split into parts, and its result must be finite. So the value is
+    not minus infinity. It is not the lowest finite number either, because kernels scale it, and the result would
+    overflow.
     """
     return max(torch.finfo(dtype).min, -1e30)
 

@@ -1,10 +1,10 @@
-"""Decides whether a trained adapter may be published, by replaying held-out requests with and without it.
+"""Decides whether a trained adapter may be published, by replaying held-out requests before and after.
 
-The base model with its present adapter, if any, and with the candidate drafts for the same requests. No target runs:
-each step drafts as in the engine, accepts the draft tokens that match the target's recorded text, and advances one more
-token. The rule ``follow`` does the same when the target writes the record, so tokens per pass equal the engine's. A
-candidate must raise tokens per pass and must not lower tokens per second. Requests that were drafted well before must
-stay so.
+The draft model replays the same requests twice: with the present adapter, if any, and with the candidate. No target
+runs: each step drafts as in the engine, accepts the draft tokens that match the target's recorded text, and advances
+one more token. The rule ``follow`` does the same when the target writes the record, so tokens per pass equal the
+engine's. A candidate must raise tokens per pass and must not lower tokens per second. Requests that were drafted well
+before must stay so.
 
 Time is computed from the number of passes. The record has the duration of a target pass, and a draft pass takes a fixed
 share of it. So two replays of one model give the same figures, and any difference comes from the adapter.
