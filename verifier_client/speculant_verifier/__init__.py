@@ -1,4 +1,4 @@
-"""The verifier: runs the target model, checks drafts in one forward pass, and emits the model's own text.
+"""The verifier: runs the target model, verifies drafts in one forward pass, and emits exactly the target's output.
 
 All code that needs torch is here. :mod:`speculant_graph` re-exports the public names lazily.
 """
@@ -6,7 +6,7 @@ All code that needs torch is here. :mod:`speculant_graph` re-exports the public 
 from __future__ import annotations
 
 __version__: str
-"""Version of the distribution, as installed; read on first use."""
+"""Version of the installed distribution, read on first use."""
 
 
 def __getattr__(name: str) -> str:

@@ -1,7 +1,7 @@
-"""``SpeculativeDecoder``: the entry point for Python users. It writes the model's own text, faster.
+"""``SpeculativeDecoder``, the entry point for Python users: lossless speculative decoding with a model.
 
-It assembles model, drafter and engine, and converts between text and token ids; :mod:`speculant_verifier.engine`
-decodes.
+It assembles model, drafter and engine, and converts between text and token ids. :mod:`speculant_verifier.engine` does
+the decoding.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "record": RecordConfig,
 }
 _OWN_DRAFTERS: dict[StrategyName, Callable[[DraftConfig, int], Drafter]] = {"nasd": NasdDrafter}
-"""Drafters of strategies that run in the verifier, made from settings and the vocabulary's size."""
+"""Factories of drafters that run in the verifier, by strategy; they take the settings and the vocabulary size."""
 _DEEP = 128
-"""Default ``max_depth`` if every pass reads weights from the disk, because long drafts then cost little."""
+"""Default ``max_depth`` if every pass reads weights from disk, because long drafts then cost little."""
 
 
 class SpeculativeDecoder:
-    """Decodes with a model: a drafter drafts from a graph, and the model verifies the drafts.
+    """Decodes speculatively: a drafter drafts from a graph, and the model verifies the drafts.
 
-    The model alone would write the same text. With the rule ``follow``, the text is a function of prompt, settings and
-    seed: neither the graph nor the drafter affects it.
+    The output equals that of the model alone. With the rule ``follow``, it is a function of prompt, settings and seed,
+    so neither the graph nor the drafter affects it.
 
-    Any thread or event loop may call any method at any time; the requests of all callers are decoded in one batch.
+    All methods are thread-safe and may be called from any event loop. The requests of all callers share one batch.
 
     Examples:
         >>> decoder = SpeculativeDecoder(graph_path="graph.pkl", verifier_config=VerifierConfig(model_name="my-model"))
@@ -92,21 +92,21 @@ class SpeculativeDecoder:
 
         Args:
             graph_path: graph to draft from in this process, or up to four graphs as layers.
-            verifier_config: the model, and how to run it; with a ``target``, only how to run it.
-            draft_config: how to draft, and how much. Without a graph, a sidecar or a drafter, strategies that draft
-                from the sequence itself run in this process; 'greedy' and 'sampling' decode without drafts.
-            client_config: if it has an address, the sidecar there drafts instead of a graph.
+            verifier_config: the model and how to run it; with ``target``, only how to run it.
+            draft_config: drafting strategy and limits. Without a graph, a sidecar or a drafter, strategies that draft
+                from the sequence itself run in this process. 'greedy' and 'sampling' then decode without drafts.
+            client_config: if it has an address, the sidecar at this address drafts instead of a graph.
             draft_model: a small language model that drafts together with n-grams (strategies 'tree' and 'specexec') or
                 alone ('model', and 'specexec' without a graph or a sidecar).
             drafter: a drafter to use instead of a graph or a sidecar; the caller closes it.
             target: a model that is already loaded.
-            require_same_tokenizer: raise if the sidecar's tokenizer differs at the first request; otherwise, and
-                later, decoding continues without its drafts.
-            record: detailed mode: which finished requests are written to files, and where; None: none are.
+            require_same_tokenizer: raise if the sidecar's tokenizer differs at the first request. If False, and at
+                later requests, decoding continues without its drafts.
+            record: detailed mode: which finished requests are recorded, and where; None: none.
 
         Raises:
-            ConfigError: an argument has a wrong type, there is more than one source of drafts, the model can't be
-                loaded, or the records folder can't be created.
+            ConfigError: an argument has a wrong type, several sources of drafts are given, the model can't be loaded,
+                or the records folder can't be created.
             GraphFileError: a graph can't be read.
             TokenizerMismatchError: a graph was built with a different tokenizer than the model's.
         """
@@ -127,7 +127,7 @@ class SpeculativeDecoder:
             unset = {name: value for name, value in wide.items() if name not in self.draft_config.model_fields_set}
             self.draft_config = self.draft_config.model_copy(update=unset)
         strategy = self.draft_config.strategy
-        if sidecar is None:  # a sidecar's client does the same
+        if sidecar is None:  # a sidecar's client does this check itself
             warn_of_unread(self.draft_config)
         wanted = draft_model if draft_model is not None and draft_model.name else None
         has_ngrams = bool(graphs) or sidecar is not None
@@ -135,8 +135,8 @@ class SpeculativeDecoder:
         base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
         drafts = not STRATEGIES[strategy].needs_graph or bool(graphs) or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
-        """Measured costs of passes on this machine; None if they were not measured."""
-        # The draft model builds SpecExec's tree alone if the only n-grams are the sequence's.
+        """Measured costs of passes on this machine; None if not measured."""
+        # SpecExec's tree comes from the draft model alone if the only n-grams are those of the sequence itself.
         model_alone = STRATEGIES[strategy].runs_by == "draft-model" or (
             base is not None and STRATEGIES[strategy].fills_budget and not has_ngrams
         )
@@ -145,7 +145,7 @@ class SpeculativeDecoder:
         )
         budget = StepBudget(ObservedCosts(self.costs)) if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
-        """Fields of the records that the engine does not know."""
+        """Fields of records that the engine does not know."""
         self.adapters: Adapters | None = None
         """The draft model's adapters, if there is a draft model."""
         if wanted is not None and base is not None:
@@ -164,12 +164,12 @@ class SpeculativeDecoder:
             record=record,
             identity=self.record_identity,
         )
-        """The engine. Read its queues, caches and counts here; leave everything else to this decoder."""
+        """The engine. Use it only to read queues, caches and counts; this decoder does everything else."""
         self._runner = Runner(self.engine)
 
     @property
     def num_sequences(self) -> int:
-        """Running and waiting sequences of all callers."""
+        """Number of running and waiting sequences of all callers."""
         return self._runner.num_sequences
 
     def _measured_costs(self) -> CostTable | None:
@@ -179,7 +179,7 @@ class SpeculativeDecoder:
         return load_or_measure(self.target, batches, most_nodes=self.draft_config.k)
 
     def _opened_drafter(self, graphs: Sequence[NgramGraph], sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
-        """Return the configured drafter, without a draft model."""
+        """Open the configured drafter, without a draft model."""
         strategy = self.draft_config.strategy
         wanted = STRATEGIES[strategy]
         if graphs:
@@ -195,7 +195,7 @@ class SpeculativeDecoder:
             return _OWN_DRAFTERS[strategy](self.draft_config, self.target.vocabulary_size)
         if drafts:
             return LocalDrafter(None, self.draft_config, vocabulary_size=self.target.vocabulary_size)
-        return NullDrafter()  # the other strategies need a graph
+        return NullDrafter()  # all other strategies need a graph
 
     @overload
     def generate(self, prompt: str, generation_config: GenerationConfig | None = None) -> GenerationResult: ...
@@ -222,8 +222,8 @@ class SpeculativeDecoder:
             One result for one text; a list for a list, ordered by prompt and then by sample (``n`` per prompt).
 
         Raises:
-            GenerationError: a single text can't be continued, or ``n`` asks for more than one result for it. In a
-                list, a failed prompt gets a result with the finish reason ``error``, and the others continue.
+            GenerationError: a single text can't be continued, or ``n`` is above 1 for a single text. In a list, a
+                failed prompt gets a result with the finish reason ``error``, and the others continue.
         """
         batch = self._batch(prompt, generation_config)
         for output in self._runner.stream(batch.requests):
@@ -255,14 +255,14 @@ class SpeculativeDecoder:
         session: SessionOptions | None = None,
         shared_length: int = 0,
     ) -> AsyncIterator[StepEvent]:
-        """Do the same as :meth:`stream` in an event loop; cancelling the task cancels the generation.
+        """Stream like :meth:`stream`, in an event loop; cancelling the task cancels the generation.
 
         Args:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
-            session: options of these sequences' drafting sessions, in addition to the drafter's settings.
-            shared_length: tokens of every prompt's prefix that later prompts will probably share, such as
-                instructions. The prefix cache keeps this prefix for them.
+            session: options of the drafting sessions, in addition to the drafter's settings.
+            shared_length: number of prompt tokens that later prompts will probably share as a prefix, such as
+                instructions. The prefix cache keeps this prefix.
         """
         events = self.paced_stream(prompt, generation_config, session=session, shared_length=shared_length)
         async with aclosing(events):
@@ -280,25 +280,25 @@ class SpeculativeDecoder:
         pause_s: float | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[StepEvent | None, None]:
-        """Do the same as :meth:`astream`, with None after every pause, for a client that may read slowly.
+        """Stream like :meth:`astream`, and also yield None after every pause, for clients that may read slowly.
 
         Args:
             prompt: as in :meth:`generate`.
             generation_config: as in :meth:`generate`.
             session: as in :meth:`astream`.
             shared_length: as in :meth:`astream`.
-            pause_s: seconds without an event after which None is yielded; None for never.
-            ended: called in the event loop when a sequence has ended, even if its events are unread.
+            pause_s: seconds without an event after which None is yielded; None: never.
+            ended: called in the event loop when a sequence has ended, even if its events were not read.
 
         Raises:
-            GenerationRequestError: prompts or settings are malformed; raised by this call, not by the iterator.
+            GenerationRequestError: prompts or settings are malformed. This call raises it, not the iterator.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
         return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)
 
     @property
     def totals(self) -> EngineTotals:
-        """Live counts and times since the decoder was created."""
+        """Current counts and times since the decoder was created."""
         return self.engine.totals
 
     @cached_property
@@ -311,7 +311,7 @@ class SpeculativeDecoder:
         return ChatFormat(self.target.tokenizer)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[TokenId]:
-        """Apply the model's chat template to a conversation, and return the prompt's token ids.
+        """Apply the model's chat template to a conversation; return the prompt's token ids.
 
         Args:
             messages: messages such as ``{"role": "user", "content": "..."}``.
@@ -323,7 +323,7 @@ class SpeculativeDecoder:
         return self.chat_format.render(messages, **options)
 
     def check(self, prompt: Sequence[TokenId], config: GenerationConfig) -> None:
-        """Refuse a prompt that could never be decoded, before it is queued.
+        """Reject a prompt that could never be decoded, before it is queued.
 
         Raises:
             GenerationError: the prompt or the settings are invalid.
@@ -358,7 +358,7 @@ class SpeculativeDecoder:
         if (
             not isinstance(prompts, Sequence)
             or isinstance(prompts, bytes | bytearray)
-            or (prompts and not any(hasattr(each, "__len__") for each in prompts))  # such as one prompt's token ids
+            or (prompts and not any(hasattr(each, "__len__") for each in prompts))  # for example one prompt's token ids
         ):
             raise GenerationRequestError(
                 "a {field} is a text, and several are a list of texts or lists of token ids",

@@ -1,4 +1,4 @@
-"""Checks the sources of a model and its tokenizer, without torch, whose import takes seconds."""
+"""Checks where a model and its tokenizer come from. Does not import torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENIZER_SETTING = "verifier.tokenizer_name"
 def require_sources(
     config: VerifierConfig, graph_paths: Sequence[Path] = (), client: ClientConfig | None = None
 ) -> None:
-    """Refuse names that do not exist.
+    """Reject names that do not exist.
 
     Args:
         config: names the model and its tokenizer.
@@ -24,8 +24,8 @@ def require_sources(
         client: the sidecar to draft with, if it has an address.
 
     Raises:
-        ConfigError: the model or tokenizer does not exist, or the hub can't be reached; there are several sources of
-            drafts or too many layers; or an address or credential is invalid.
+        ConfigError: the model or tokenizer does not exist, the hub can't be reached, there are several sources of
+            drafts or too many layers, or an address or credential is invalid.
         GraphFileError: a graph can't be opened.
         TokenizerMismatchError: the graphs have different tokenizers.
     """
@@ -47,10 +47,10 @@ def require_sources(
 
 
 def require_one_source(*sources: object) -> None:
-    """Refuse more than one source of drafts; None means no source.
+    """Reject more than one source of drafts; None means no source.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: there are several sources.
     """
     if sum(source is not None for source in sources) > 1:
         raise ConfigError(
@@ -62,7 +62,7 @@ def is_model_local(config: VerifierConfig) -> bool:
     """Return whether the model is available only from the hub's cache.
 
     Raises:
-        ConfigError: there is no such model, its folder has none, or the hub can't be reached.
+        ConfigError: the model does not exist, its folder has no model, or the hub can't be reached.
     """
     folder = Path(config.model_name)
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -78,7 +78,7 @@ def is_tokenizer_local(config: VerifierConfig) -> bool:
     """Return whether the tokenizer is available only from the hub's cache.
 
     Raises:
-        ConfigError: there is no such tokenizer, or the hub can't be reached.
+        ConfigError: the tokenizer does not exist, or the hub can't be reached.
     """
     if config.tokenizer_name is None:
         return is_model_local(config)

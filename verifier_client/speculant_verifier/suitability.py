@@ -1,4 +1,4 @@
-"""Checks the compatibility of verification rules, strategies, and sources of drafts.
+"""Checks the compatibility of verification rules, drafting strategies and sources of drafts.
 
 Every error message suggests only settings that the same call accepts.
 """
@@ -17,7 +17,7 @@ from speculant_graph.types import RuleName
 
 _ALL: tuple[StrategyName, ...] = tuple(STRATEGIES)
 _DRAWN = tuple(name for name, each in STRATEGIES.items() if each.has_proposals)
-_CHAINS: tuple[StrategyName, ...] = (  # drawn chains first: they have q, and acceptance is higher
+_CHAINS: tuple[StrategyName, ...] = (  # sampled chains first: they have q, so more is accepted
     *_DRAWN,
     *(name for name, each in STRATEGIES.items() if not (each.makes_trees or each.has_proposals)),
 )
@@ -32,8 +32,7 @@ FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
     "tree-wor": _DRAWN,
     "tree-iid": _DRAWN,
 }
-"""By rule, the strategies with suitable drafts, the best first. A rule stays exact with the drafts of any other
-strategy."""
+"""Suitable strategies by rule, the best first. A rule is lossless with the drafts of any strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Sources:
         ]
 
     def variations(self) -> list[tuple[Sources, str]]:
-        """Return other possible sources, and the change of settings for each."""
+        """Return other possible sources, and the change of settings that adds each."""
         return [
             (replace(self, has_model=False), "leave draft_model.name out")
             if self.has_model
@@ -80,10 +79,10 @@ class Sources:
 
 
 def require_strategy(strategy: StrategyName, sources: Sources, rule: RuleName = "follow") -> None:
-    """Refuse a strategy that lacks a source, does not use a named source, or does not suit a rule.
+    """Reject a strategy that lacks a source, does not use a given source, or does not suit a rule.
 
     Raises:
-        ConfigError: it does; the fix suggests settings that the same call accepts.
+        ConfigError: the strategy is rejected; the fix suggests settings that the same call accepts.
     """
     problem = sources.problem(strategy)
     if strategy not in FITTING[rule]:
@@ -103,7 +102,7 @@ def require_strategy(strategy: StrategyName, sources: Sources, rule: RuleName = 
 
 
 def suited(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -> DraftConfig:
-    """Return drafting settings that suit a request's rule; the strategy is chosen if it was not set.
+    """Return drafting settings that suit a request's rule; choose the strategy if it was not set.
 
     Args:
         draft: the configured settings.
@@ -156,16 +155,16 @@ _SETTINGS = {
     "draft_filler_top_k": "filler_top_k",
     "draft_stop_if_unknown": "stop_if_unknown",
 }
-"""Drafting options of requests, and the corresponding settings."""
+"""Drafting options of requests and the corresponding settings."""
 _BOUNDED = ("node_budget", "max_depth", "draft_n", "draft_filler_top_k")
-"""Options whose setting is an upper bound."""
+"""Options for which the setting is an upper bound."""
 
 
 def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
-    """Refuse drafting options of a request that exceed the settings, or that the strategy does not read.
+    """Reject drafting options of a request that exceed the settings, or that the strategy ignores.
 
     Raises:
-        GenerationRequestError: an option is refused; the message names the setting.
+        GenerationRequestError: an option is rejected; the message names the setting.
     """
     for name, setting in _SETTINGS.items():
         value, most = getattr(config, name), getattr(draft, setting)

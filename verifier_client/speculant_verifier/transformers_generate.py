@@ -1,8 +1,7 @@
-"""``model.generate(..., custom_generate=speculant_generate)``: this project for users of transformers.
+"""Speculative decoding in transformers: ``model.generate(..., custom_generate=speculant_generate)``.
 
-transformers prepares everything (prompt expansion, processors, stopping criteria, limits); this module decodes. It
-supports any batch and all of transformers' processors, which see the same inputs as in transformers, including left
-padding.
+transformers expands prompts and prepares processors, stopping criteria and limits; this module decodes. It supports any
+batch and all logits processors, which see the same inputs as in transformers, including left padding.
 """
 
 from __future__ import annotations
@@ -56,21 +55,21 @@ def speculant_generate(
 
     Args:
         model: any causal model of transformers that :class:`TargetModel` accepts.
-        input_ids: prompts, ``[batch, length]``, padded on the left.
+        input_ids: prompts, ``[batch, length]``, left-padded.
         logits_processor: made by transformers from the call's settings.
         stopping_criteria: the same.
         generation_config: the same.
-        drafter: the drafter, opened and closed by the caller; None drafts from the sequences themselves.
-        draft_config: most nodes per step, ``k``, and drafting settings if no drafter is given.
-        seeds: seed of every row, for sampling; None draws them from torch's random state.
+        drafter: the drafter, which the caller opens and closes; None: draft from the sequences themselves.
+        draft_config: ``k``, the most nodes per step, and drafting settings if no drafter is given.
+        seeds: sampling seed of every row; None: seeds from torch's random state.
         rule: the verification rule.
-        max_batch_size: most rows at a time; 0: all of them.
-        sequences: a list that receives every row's steps, acceptance and times.
-        spec_streamer: called with the index of a row and its new tokens, as they are emitted.
-        model_inputs: transformers' inputs of the model; ``attention_mask`` shows the padding of prompts.
+        max_batch_size: most rows at a time; 0: all rows.
+        sequences: a list that receives the steps, acceptance and times of every row.
+        spec_streamer: called with a row's index and its new tokens as they are emitted.
+        model_inputs: model inputs from transformers; ``attention_mask`` marks the padding of prompts.
 
     Returns:
-        Token ids ``[batch, longest]`` padded on the right, including prompts; in an object if the call requests one.
+        Token ids ``[batch, longest]`` right-padded, including prompts; in an output object if the call requests one.
 
     Raises:
         ConfigError: the call requests beams, or outputs that are not supported.
@@ -144,7 +143,7 @@ def speculant_generate(
 
 @contextmanager
 def _attention_of(model: PreTrainedModel) -> Iterator[None]:
-    """Restore the model's own attention afterwards."""
+    """Restore the model's own attention after the block."""
     before = model.config._attn_implementation
     was_training = model.training
     try:
@@ -155,7 +154,7 @@ def _attention_of(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Padded(LogitsProcessor):
-    """Passes rows to processors with padding, as transformers does, because their lengths include it."""
+    """Adds the padding to rows before processors run, as in transformers, because their lengths include it."""
 
     def __init__(self, processors: LogitsProcessorList, padding: Sequence[TokenId]) -> None:
         self._processors = processors

@@ -1,1 +1,1 @@
-"""Benches of the verifier: the cost of passes, and decoding against plain decoding and transformers."""
+"""Benchmarks of the verifier: the cost of passes, and speed compared with plain decoding and transformers."""

@@ -1,4 +1,4 @@
-"""``speculant bench adapter``: a draft model with n-grams and alone, on text that one of them, or neither, knows."""
+"""``speculant bench adapter``: a draft model, with n-grams and alone, on text known to one of them or to neither."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree_with_model"
 _REQUESTS_AT_A_TIME = 2
-"""Requests that one variant decodes before the others take their turn."""
+"""Requests that one variant decodes before the next variant runs."""
 
 
 class BenchAdapterSettings(ReportingSettings):
@@ -45,7 +45,7 @@ class BenchAdapterSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if drafts changed a token."""
+    """Measure and print; return 1 if drafts changed a token."""
     settings = load_settings(BenchAdapterSettings, "bench adapter", arguments)
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         figures = _measured(settings, Path(folder))
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
-    """Decode prompts of every kind in every way and return the figures, ready for JSON."""
+    """Decode prompts of every kind with every variant; return the figures as JSON values."""
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.speculation import ObservedCosts
 
@@ -108,10 +108,10 @@ def _figures(trials: Trials) -> dict[str, Any]:
 
 
 def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> dict[str, list[BenchRequest]]:
-    """Build the graph from a part of the text that the draft model never saw; return prompts of every kind.
+    """Build the graph from a part of the text that is unknown to the draft model; return prompts of every kind.
 
-    Only functions that the demo model continues correctly are prompts. One more prompt at the end is for warming up: a
-    different one, because drafters learn from the output.
+    Only functions that the demo model continues correctly become prompts. One additional prompt at the end is for
+    warm-up; it differs from the others, because drafters learn from the output.
     """
     unknown = draft_files()[1]
     in_graph = [path for path in unknown if "http" in path.parts or "json" in path.parts]

@@ -1,4 +1,4 @@
-"""Decodes requests with this project's engine or others, in interleaved trials, and computes figures."""
+"""Decodes requests with this project's engine or other engines, in interleaved trials, and computes figures."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from speculant_verifier.model import TargetModel
 
 PHASES = ("draft", "forward", "verify", "commit", "other")
-"""Phases of a step. ``verify``: from logits to accepted tokens, including stop checks."""
+"""Phases of a step. ``verify`` is the time from logits to accepted tokens, including stop checks."""
 
 
 @dataclass(eq=False, slots=True)
 class DecodedRow:
-    """One request, as its reader sees it; filled while it is decoded."""
+    """One request from the client's view; filled while it is decoded."""
 
     token_ids: list[TokenId] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds since the start of the run, and the number of tokens that arrived then; empty if unknown."""
+    """Pairs of seconds since the start of the run and the number of tokens that arrived; empty if unknown."""
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -39,24 +39,24 @@ class DecodedRow:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One run over some requests."""
+    """One run over a batch of requests."""
 
     rows: Sequence[DecodedRow]
     """The requests, in order."""
     total_s: float
     """Seconds from submission to the last token."""
     num_passes: int = 0
-    """Forward passes over drafts of the whole batch, if counted."""
+    """Number of forward passes of the batch over drafts, if counted."""
     phase_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of phases; empty if not measured."""
+    """Seconds by phase; empty if not measured."""
 
 
 Decode = Callable[[Sequence[BenchRequest]], Decoded]
-"""One way of decoding a batch."""
+"""A variant of decoding a batch."""
 
 
 class EngineDecoding:
-    """One engine, which keeps its learned state between calls."""
+    """One engine, whose learned state persists between calls."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class EngineDecoding:
         budget: StepBudget | None = None,
         prefix_cache: int = 0,
     ) -> None:
-        """Make the engine.
+        """Create the engine.
 
         Args:
             target: the model.
             drafter: the drafter; the engine does not close it.
-            draft: drafting settings; ``k`` of 0 decodes plainly.
-            num_rows: sequences decoded together.
-            generation: how tokens are chosen; requests set the lengths.
-            budget: the step budget of drafts, for speculation 'auto'.
-            prefix_cache: bytes for finished prompts; by default every variant prefills its prompts itself.
+            draft: drafting settings; ``k`` = 0 is plain decoding.
+            num_rows: number of sequences decoded together.
+            generation: sampling settings; requests set the lengths.
+            budget: the step budget for drafts, for speculation 'auto'.
+            prefix_cache: size of the prefix cache in bytes; by default every variant prefills its prompts itself.
         """
         from speculant_verifier.engine import Engine
 
@@ -125,10 +125,10 @@ class EngineDecoding:
 
 
 class DecodingStatistics:
-    """Sums over the runs of one decoding variant."""
+    """Totals over the runs of one decoding variant."""
 
     def __init__(self, runs: Sequence[Decoded]) -> None:
-        """Count them, at least one."""
+        """Sum up at least one run."""
         rows = [row for run in runs for row in run.rows]
         self.num_tokens = sum(len(row.token_ids) for row in rows)
         self.num_steps = sum(row.num_steps for row in rows)
@@ -155,7 +155,7 @@ class DecodingStatistics:
         return self.num_tokens / max(1, self.num_steps)
 
     def timing(self) -> dict[str, Any]:
-        """Return first-token and inter-arrival times of a stream, in milliseconds."""
+        """Return the time to first token and the inter-token times of a stream, in milliseconds."""
         times = [[seconds for seconds, _ in row.arrivals] for row in self._rows]
         gaps = [after - before for each in times for before, after in itertools.pairwise(each)] or [0.0]
         return {
@@ -165,7 +165,7 @@ class DecodingStatistics:
         }
 
     def phase_ms(self) -> dict[str, float]:
-        """Return the milliseconds of every phase in a step of the whole batch."""
+        """Return the milliseconds per phase and batch step."""
         return {
             phase: round(1e3 * sum(run.phase_s[phase] for run in self._runs) / max(1, self.num_passes), 4)
             for phase in PHASES
@@ -174,15 +174,15 @@ class DecodingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """The results of all decoding variants on the same requests."""
+    """Results of all decoding variants on the same requests."""
 
     requests: Sequence[BenchRequest]
-    """In order."""
+    """The requests, in order."""
     runs: Mapping[str, Sequence[Decoded]]
-    """By variant, one per batch."""
+    """The runs of each variant, one per batch."""
 
     def statistics(self, way: str) -> DecodingStatistics:
-        """Return the sums of one variant."""
+        """Return the statistics of one variant."""
         return DecodingStatistics(self.runs[way])
 
     def rows(self, way: str) -> list[DecodedRow]:
@@ -190,14 +190,14 @@ class Trials:
         return [row for run in self.runs[way] for row in run.rows]
 
     def is_identical(self, way: str, reference: str) -> bool:
-        """Whether a variant's output equals the records, or without records another variant's output."""
+        """Return whether a variant's output equals the records, or another variant's output if there are no records."""
         return not self.differences(way, reference)
 
     def differences(self, way: str, reference: str) -> list[tuple[int, int]]:
-        """Return where a variant's output differs from the records, or without records from another variant's output.
+        """Return where a variant's output differs from the records, or from another variant if there are no records.
 
         Returns:
-            The index of each such request, and the number of equal tokens before its first difference.
+            The index of each differing request, and the number of equal tokens before its first difference.
         """
         found = []
         for index, (request, row, plain) in enumerate(
@@ -210,7 +210,7 @@ class Trials:
         return found
 
     def __add__(self, other: Trials) -> Trials:
-        """Return both combined; they have the same variants."""
+        """Return the combined trials; both have the same variants."""
         runs = {way: (*runs, *other.runs[way]) for way, runs in self.runs.items()}
         return Trials((*self.requests, *other.requests), runs)
 
@@ -223,7 +223,7 @@ def interleaved(
     Args:
         ways: the decoding variants, at least one.
         requests: at least one.
-        batch: number of requests decoded together.
+        batch: number of requests per batch.
         tell: called with the number of decoded batches.
     """
 

@@ -1,7 +1,7 @@
 """Runs vLLM, llama-cpp-python or llama-server in its own process for ``speculant bench engines``.
 
-It reads orders and writes results, one line of JSON each. This file runs in the engine's own installation, where torch
-and the rest of this half may be missing.
+It reads orders and writes results as JSON Lines. This file runs in the engine's own installation, which may lack torch
+and the other modules of this package.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Callable
 from typing import Any
 
 Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
-"""Takes prompts and a number of new tokens; returns the new tokens, the passes of all sequences together, and the
-duration of each batch of drafts since the start in seconds, if known."""
+"""Takes prompts and a number of new tokens. Returns the new tokens, the total number of passes of all sequences, and
+seconds per batch of drafts since the start, if known."""
 Gap = Callable[[list[int]], float]
-"""Takes a text; returns by how much the best next token's log-probability exceeds the second best's."""
+"""Takes token ids; returns the difference between the log-probabilities of the two best next tokens."""
 
 _LONGEST_LOOKUP = 3
 _START_TIMEOUT_S = 300.0
 
 
 def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Make the engine from an order."""
+    """Create the engine from an order."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none", VLLM_USE_V2_MODEL_RUNNER="0")
     from vllm import LLM, SamplingParams
@@ -70,7 +70,7 @@ def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
 
 
 def start_llama(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Make the engine from an order; it decodes one sequence at a time."""
+    """Create the engine from an order; it decodes one sequence at a time."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -131,7 +131,7 @@ def start_llama_server(order: dict[str, Any]) -> tuple[Decode, Gap]:
     command = [
         order["program"], "-m", order["model"], "--host", "127.0.0.1", "--port", str(port), "-c",
         str(order["max_length"]), "-np", "1", "--no-webui", "--swa-full", "--cache-ram", "0",
-        # With flash attention, passes over several tokens round differently from passes over one, and ties flip.
+        # With flash attention, rounding differs between passes over one and over several tokens, which flips ties.
         "-fa", "off", *order["flags"],
     ]  # fmt: skip
     process = subprocess.Popen(command)
@@ -173,9 +173,9 @@ _START = {"vllm": start_vllm, "llama-cpp-python": start_llama, "llama-server": s
 
 
 def main() -> None:
-    """Make the engine from the first line, and process orders until the input ends."""
+    """Create the engine from the first line, and process orders until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # engines may print anything
+    os.dup2(2, 1)  # engines may print to standard output
 
     def answer(content: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")

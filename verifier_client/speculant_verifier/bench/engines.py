@@ -1,4 +1,4 @@
-"""``speculant bench engines``: our drafts in other engines, compared with the engines' own."""
+"""``speculant bench engines``: this project's drafts in other engines, compared with the engines' own drafts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EngineName = Literal["vllm", "llama-cpp-python", "llama-server"]
 """An engine."""
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
-"""The class of drafts in vLLM's configuration."""
+"""The proposer class in vLLM's configuration."""
 
 _NONE, _OURS = "none", "speculant"
 _MOST_DRAFTED = 8
@@ -39,7 +39,7 @@ _WORKER = "speculant_verifier.bench.engine_worker"
 _PROGRAMS: dict[EngineName, str] = {
     "vllm": "vllm/bin/python", "llama-cpp-python": "llama-cpp/bin/python", "llama-server": "llama-server",
 }  # fmt: skip
-"""Path at which ``make engines`` installs an engine's Python, or its program."""
+"""Path to which ``make engines`` installs an engine's Python or program."""
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
 _ROUNDS = (1, 2)
 _LAST_LINES = 2
@@ -115,12 +115,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _methods(engine: EngineName, batch: int, graph: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the drafting methods of an engine by name, with the worker's parameters for each."""
+    """Return an engine's drafting methods by name, with the worker's parameters."""
     width = ["--spec-draft-n-max", str(_MOST_DRAFTED)]
     cache = ["--spec-type", "ngram-cache", *width]
     sources: dict[str, dict[str, Any]] = {
         _OURS: {"graph_path": str(graph.absolute())},
-        # The sidecar's learned text must not help later runs.
+        # Text that the sidecar has learned must not help later runs.
         f"{_OURS}, sidecar": {"client": {"address": f"unix://{folder}/drafter.sock", "tenant": f"{engine}-{batch}"}},
     }
     if engine == "llama-server":
@@ -144,24 +144,24 @@ def _methods(engine: EngineName, batch: int, graph: Path, folder: Path) -> dict[
 
 
 class Candidate:
-    """A running engine with one drafting method, in its own process that receives orders."""
+    """An engine with one drafting method, running in its own process and controlled by orders."""
 
     def __init__(self, settings: BenchEnginesSettings, folder: Path, order: dict[str, Any]) -> None:
         """Start it.
 
         Args:
             settings: paths and options.
-            folder: folder for its messages.
-            order: the worker's parameters: engine, method, sizes, and those of the method.
+            folder: folder for its log.
+            order: the worker's parameters: engine, method, sizes, and parameters of the method.
 
         Raises:
-            SpeculantError: it does not start.
+            SpeculantError: the engine does not start.
         """
         engine: EngineName = order["engine"]
         program = (settings.engines / _PROGRAMS[engine]).absolute()
         model = settings.model if engine == "vllm" else settings.gguf
         assert model is not None
-        self.draft_s: list[float] = []  # of each batch of drafts, if known
+        self.draft_s: list[float] = []  # duration of each batch of drafts, if known
         self._log = folder / f"{engine}-{order['batch']}-{order['method'].replace(', ', '-')}.log"
         with self._log.open("w", encoding="utf-8") as messages:
             self._process = subprocess.Popen(
@@ -177,7 +177,7 @@ class Candidate:
         self._ask({**order, **paths, "dtype": settings.dtype})
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
-        """Continue prompts greedily. The first row has the steps of all prompts together."""
+        """Continue prompts greedily. The first row has the total steps of all prompts."""
         prompts = [list(request.prompt) for request in requests]
         answer = self._ask({"prompts": prompts, "max_tokens": requests[0].max_tokens})
         rows = [DecodedRow(ids) for ids in answer["ids"]]
@@ -186,11 +186,11 @@ class Candidate:
         return Decoded(rows, answer["seconds"])
 
     def gap(self, text: Sequence[TokenId]) -> float:
-        """Return by how much the best next token's log-probability exceeds the second best's."""
+        """Return the difference between the log-probabilities of the two best next tokens."""
         return float(self._ask({"text": list(text)})["gap"])
 
     def close(self) -> None:
-        """Close the worker's input, at which it stops its engine and exits."""
+        """Close the worker's input, which makes it stop its engine and exit."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -220,7 +220,7 @@ def _measure(
     folder: Path,
     requests: Sequence[BenchRequest],
 ) -> list[dict[str, Any]]:
-    """Return one result for each way of drafting and round."""
+    """Return one result for each drafting method and round."""
     longest = max(len(request.prompt) + request.max_tokens for request in requests) + _MOST_DRAFTED + 1
     running: dict[str, Candidate] = {}
     head = {"engine": engine, "batch": batch}
@@ -233,7 +233,7 @@ def _measure(
                 running[method] = Candidate(settings, folder, order)
             except SpeculantError as error:
                 results.append({**head, "method": method, "skipped": str(error)})
-            else:  # the first calls compile and fill caches
+            else:  # warm-up: the first calls compile and fill caches
                 running[method].decode([replace(requests[0], max_tokens=4)])
         if _NONE not in running:
             return results
@@ -261,7 +261,7 @@ def _measure(
 
 
 def _differences(trials: Trials, method: str, plain: Candidate) -> list[dict[str, Any]]:
-    """Return where a method's texts diverge from those without drafts, and how close the two best tokens were."""
+    """Return where a method's output diverges from plain decoding, and the gap between the two best tokens."""
     found = []
     for index, length in trials.differences(method, _NONE):
         text = [*trials.requests[index].prompt, *trials.rows(_NONE)[index].token_ids[:length]]

@@ -1,4 +1,4 @@
-"""``speculant bench generate``: decoding plainly, with drafts, and with transformers' own methods."""
+"""``speculant bench generate``: plain decoding, drafts, and transformers' own methods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MAX_TOKENS = 128
 _LIMIT = 10
 _PROMPT_LOOKUP_TOKENS = 10
-"""``prompt_lookup_num_tokens``: the value of transformers' documentation."""
+"""``prompt_lookup_num_tokens``, as in transformers' documentation."""
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 8
 _WAYS = ("plain", "speculative", "transformers", "prompt_lookup")
 _COLUMNS = (
@@ -75,7 +75,7 @@ class BenchGenerateSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if drafts changed a token where they must not."""
+    """Measure and print; return 1 if drafts changed a token where they must not."""
     settings = load_settings(BenchGenerateSettings, "bench generate", arguments)
     if (settings.prompts is not None) == bool(settings.replay):
         raise ConfigError("name what to decode: one of --prompts FILE and --replay TRACES")
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
-    """Decode all requests with every variant and return the figures, ready for JSON."""
+    """Decode all requests with every variant; return the figures as JSON values."""
     from speculant_verifier.bench.transformers_decoding import decode_transformers
     from speculant_verifier.decoder import SpeculativeDecoder
     from speculant_verifier.speculation import ObservedCosts
@@ -117,7 +117,7 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         trials = {
             name: interleaved(ways, requests, batch, begin(f"{name}: decoding")) for name, requests in groups.items()
         }
-    # With sampling, transformers draws other tokens, because its random numbers differ from ours.
+    # With sampling, transformers' output differs, because its random numbers differ.
     compared = {"speculative"} if generation.temperature else {"speculative", "transformers"}
     return {
         **_figures(reduce(add, trials.values()), compared),

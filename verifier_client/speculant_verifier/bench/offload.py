@@ -1,9 +1,8 @@
-"""``speculant bench offload``: a model larger than memory, plainly, with drafts, and with accelerate's offloading.
+"""``speculant bench offload``: a model larger than memory, with and without drafts, and with accelerate's offloading.
 
-Weights are random, because the time of a pass does not depend on them. The model is forced to write recorded outputs,
+Weights are random, because the time of a pass does not depend on them. The model is forced to output recorded text,
 whose tokens are renumbered so that a small vocabulary suffices. A draft model has real weights: it drafts the recorded
-outputs in its own vocabulary, with SpecExec's trees. Every variant runs in its own process, so that its memory can be
-measured.
+outputs in its own vocabulary, with SpecExec's trees. Every variant runs in its own process, to measure its memory.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class BenchOffloadSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if offloading changed a logit."""
+    """Measure and print; return 1 if offloading changed a logit."""
     settings = load_settings(BenchOffloadSettings, "bench offload", arguments)
     from speculant_verifier.bench import offload_runs as runs
 

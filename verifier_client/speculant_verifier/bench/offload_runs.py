@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
-"""Tokens decoded without drafts; all take equally long."""
+"""Tokens decoded without drafts; every token takes the same time."""
 _NUM_PASSES = 5
 _DEPTH, _BRANCHES = 16, 64
-"""Limits of a draft model's trees, as in SpecExec's paper."""
+"""Depth of a draft model's trees and nodes per draft pass, as in SpecExec's paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class OffloadPlan:
     """The plan of a measurement."""
 
     folder: Path
-    """Folder of the checkpoint and of files that processes exchange."""
+    """Folder of the checkpoint and of the files that processes exchange."""
     tokenizer: str
     draft_model: str
-    """Draft model, with strategy specexec; empty: n-grams draft as many nodes as pay."""
+    """Draft model for strategy specexec; empty: n-grams draft as many nodes as pay."""
     family: str
     size: int
-    """Bytes of the weights."""
+    """Size of the weights in bytes."""
     ram_budget: int
     """Memory limit of a process in bytes."""
     nodes: tuple[int, ...]
@@ -63,7 +63,7 @@ class OffloadPlan:
     workloads: Mapping[str, Sequence[BenchRequest]]
     """Recorded outputs."""
     vocabulary_size: int
-    """Seed of the weights."""
+    """Vocabulary size of the random model."""
 
     @property
     def checkpoint(self) -> Path:
@@ -77,7 +77,7 @@ def workloads_of(settings: BenchOffloadSettings) -> tuple[dict[str, list[BenchRe
     Without a draft model, tokens are renumbered in the order in which they occur.
 
     Raises:
-        ConfigError: they have more distinct tokens than the vocabulary.
+        ConfigError: the outputs have more distinct tokens than the vocabulary.
     """
     tokenizer = CorpusTokenizer.load(settings.tokenizer, special_tokens="parse")
     ids: dict[int, int] = {}
@@ -107,7 +107,7 @@ def write_weights(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def streamed(plan: OffloadPlan) -> dict[str, Any]:
-    """Decode with a part of the weights in memory."""
+    """Decode with only a part of the weights in memory."""
     report = BuildReport()  # records peak memory
     with report.watching():
         target = _loaded(plan, memory_budget=plan.ram_budget)
@@ -133,7 +133,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
         torch.save(_logits(target, plan), plan.folder / "streamed.pt")
         passes = {}
         for name, width in (("", 1), ("wide_", max(plan.nodes))):
-            # Interleaved with plain decoding, because a disk is fast after a pause and slower under sustained reads.
+            # Interleave with plain decoding, because a disk is faster after a pause than under sustained reads.
             times = [(*_pass_of(target, width), bytes_per_second(plan.checkpoint, 1 << 40)) for _ in range(_NUM_PASSES)]
             passes[f"stream_{name}pass_ms"] = 1e3 * float(np.median([took_s for took_s, _, _ in times]))
             passes[f"read_{name}pass_ms"] = 1e3 * float(np.median([count / rate for _, count, rate in times]))
@@ -150,9 +150,9 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def accelerate(plan: OffloadPlan) -> dict[str, Any]:
-    """Decode by accelerate's disk offloading.
+    """Decode with accelerate's disk offloading.
 
-    The page cache is emptied before each pass, because a machine with the budget's memory has no space for it.
+    The page cache is emptied before each pass, because a machine with only the budgeted memory would have none.
     """
     quiet_transformers()
     config = AutoConfig.from_pretrained(plan.checkpoint)
@@ -180,7 +180,7 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def resident(plan: OffloadPlan) -> dict[str, Any]:
-    """Compute the same with all weights in memory."""
+    """Compute the same logits with all weights in memory."""
     target = _loaded(plan)
     figures: dict[str, Any] = {"identical": torch.equal(torch.load(plan.folder / "streamed.pt"), _logits(target, plan))}
     for name, width in (("", 1), ("wide_", max(plan.nodes))):
@@ -217,7 +217,7 @@ def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
 def _decode(
     target: TargetModel, plan: OffloadPlan, costs: CostTable, requests: Sequence[BenchRequest], nodes: int
 ) -> DecodingStatistics:
-    """Decode with trees of at most this many nodes; without drafts only the beginnings."""
+    """Decode with trees of at most this many nodes; without drafts, decode only the first tokens."""
     if not nodes:
         beginnings = [(request.teacher_forced or ())[:_PLAIN_TOKENS] for request in requests]
         requests = [
@@ -235,12 +235,12 @@ def _decode(
     runs = [decoding.decode([request]) for request in requests]
     drafter.close()
     del decoding
-    gc.collect()  # frees the keys and values of the previous engine
+    gc.collect()  # frees the KV cache of the previous engine
     return DecodingStatistics(runs)
 
 
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
-    """Return the model's logits after a prompt and a tree of the output and a copy of its beginning."""
+    """Return the logits for a prompt and a tree that contains the output and a copy of its start."""
     request = next(iter(plan.workloads.values()))[0]
     output = request.teacher_forced or ()
     again = output[:8]
@@ -252,7 +252,7 @@ def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
 
 
 def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
-    """Return the seconds of a pass over random tokens, and the bytes that it reads."""
+    """Return the duration of a pass over random tokens in seconds, and the bytes that it reads."""
     tokens = torch.randint(target.vocabulary_size, (width,)).tolist()
     draft = Draft(tuple(tokens[1:]), (0,) * (width - 1))
     before = target.offload.num_bytes if target.offload else 0

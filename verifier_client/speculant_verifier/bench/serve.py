@@ -1,4 +1,4 @@
-"""``speculant bench serve``: many concurrent streams from a service, plainly and with drafts."""
+"""``speculant bench serve``: many concurrent streams from a service, with and without drafts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BenchServeSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if a request failed."""
+    """Measure and print; return 1 if a request failed."""
     settings = load_settings(BenchServeSettings, "bench serve", arguments)
     if settings.url:
         _require_url(settings.url)
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _own_servers(folder: Path, num_streams: int) -> Iterator[tuple[str, OwnDrafter]]:
-    """Serve the demo's model in separate processes; yield the API's address, and the drafter."""
+    """Serve the demo model in separate processes; yield the API's address and the drafter."""
     graph = folder / "graph.pkl"
     builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER))
     builder.build(standard_library_files(), graph, progress=show_build())
@@ -101,18 +101,18 @@ def _own_servers(folder: Path, num_streams: int) -> Iterator[tuple[str, OwnDraft
 
 @dataclass(slots=True)
 class Answer:
-    """One response, as its reader sees it."""
+    """One response from the client's view."""
 
     started_s: float = 0.0
     first_s: float = 0.0
-    """When the first text arrived."""
+    """Time when the first text arrived."""
     ended_s: float = 0.0
     text: str = ""
     num_tokens: int = 0
     statistics: Mapping[str, Any] = field(default_factory=dict)
     """The server's statistics, from the last event."""
     failure: str = ""
-    """Why the response is incomplete; empty if it is complete."""
+    """Why the response is incomplete; empty if complete."""
 
 
 async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | None) -> dict[str, list[list[Answer]]]:
@@ -127,7 +127,7 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
         base_url=url,
         headers={"authorization": f"Bearer {key}"} if key else {},
         timeout=_TIMEOUT_S,
-        trust_env=not host_stays_local(httpx2.URL(url).host),  # no proxy between a bench and its own machine
+        trust_env=not host_stays_local(httpx2.URL(url).host),  # no proxy for a local server
         limits=httpx2.Limits(max_connections=settings.streams, max_keepalive_connections=settings.streams),
     ) as session:
         fields = {
@@ -156,10 +156,10 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
 
 
 def _require_url(url: str) -> None:
-    """Refuse an invalid URL.
+    """Reject an invalid URL.
 
     Raises:
-        ConfigError: it is not an HTTP URL.
+        ConfigError: the URL is not an HTTP URL.
     """
     try:
         found = httpx2.URL(url)
@@ -189,7 +189,7 @@ async def _model(session: httpx2.AsyncClient) -> str:
 async def _ask_all(
     session: httpx2.AsyncClient, prompts: Sequence[str], fields: Mapping[str, Any], num_streams: int, tell: Progress
 ) -> list[Answer]:
-    """Send all prompts with limited concurrency; the n-th has the seed n. Failures are recorded, not raised."""
+    """Send all prompts with limited concurrency; prompt n has seed n. Failures are recorded, not raised."""
     answers = [Answer() for _ in prompts]
     waiting = iter(enumerate(prompts))
     num_done = 0
@@ -240,7 +240,7 @@ def _take(answer: Answer, event: Mapping[str, Any]) -> None:
 
 
 async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
-    """Kill a drafter and restart it in the middle of a round."""
+    """Kill the drafter in the middle of a round, and restart it."""
     await may_kill.wait()
     await asyncio.to_thread(drafter.kill_and_start)
 
@@ -267,7 +267,7 @@ def _figures(rounds: Mapping[str, list[list[Answer]]], settings: BenchServeSetti
             for percent in (50, 99):
                 value = 1e3 * float(np.percentile(values, percent)) if values else None
                 figures[f"{way}_{key}_p{percent}"] = value
-    # Of the last variant, which has drafts.
+    # The last variant has drafts.
     counts = {key: sum(each.statistics.get(key, 0) for each in answers) for key in _COUNTS}
     plain = figures["plain_tokens_per_s"]
     return figures | {

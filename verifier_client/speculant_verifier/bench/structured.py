@@ -1,4 +1,4 @@
-"""``speculant bench structured``: typical requests of agents: structured output, and calls with a common prefix."""
+"""``speculant bench structured``: typical agent requests, with structured output or a shared prefix."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Order(_Part):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if a schema or a draft changed an output."""
+    """Measure and print; return 1 if a schema or a draft changed an output."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
     begin("loading the model")
     verifier = settings.verifier
@@ -111,9 +111,10 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Let the model write records with and without drafts, and force it to write others in usual tokens.
+        """Decode records with and without drafts, both freely and forced to usual tokens.
 
-        The forced ones show the gain of drafts, because a model of random weights spells words unlike any real one.
+        Only the forced records show the gain from drafts, because a model with random weights tokenises words
+        unusually.
         """
         free = [
             BenchRequest((*self._prompt, *self._target.encode(f"{index}. ")), _LONGEST, grammar=self._grammar)
@@ -135,7 +136,7 @@ class _Runs:
         }
 
     def masks(self) -> dict[str, Any]:
-        """Compute the masks at every node of drafts along some records."""
+        """Compute the masks at every node of drafts for some records."""
         import torch
 
         logits = torch.randn(self._target.vocabulary_size)
@@ -157,7 +158,7 @@ class _Runs:
         }
 
     def second_call(self, length: int) -> dict[str, Any]:
-        """Prefill a conversation, then the same with another last question, with and without the prefix cache."""
+        """Prefill a conversation, then again with another last question, with and without the prefix cache."""
         words = self._target.vocabulary_size
         conversation, question = ([self._random.randrange(words) for _ in range(each)] for each in (length, 60))
         settings = GenerationConfig(ignore_end_tokens=True)

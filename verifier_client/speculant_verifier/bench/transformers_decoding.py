@@ -1,4 +1,4 @@
-"""Decoding with transformers' own ``generate``: plainly, and with prompt lookup."""
+"""Decoding with transformers' own ``generate``: plain, and with prompt lookup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.model import TargetModel
 
 _LOGIT = 1e4
-"""Above all logits of a model, also after temperatures and penalties; finite in every number type."""
+"""Larger than all logits of a model, even after temperature and penalties; finite in every dtype."""
 
 
 class _Arrivals(BaseStreamer):
@@ -29,7 +29,7 @@ class _Arrivals(BaseStreamer):
         self._has_prompt = False
 
     def put(self, value: Tensor) -> None:
-        """Take the prompt first, then the tokens of every step."""
+        """Receive the prompt first, then the tokens of every step."""
         if self._has_prompt:
             self.seen.append((time.perf_counter() - self.started, value.numel()))
         self._has_prompt = True
@@ -43,12 +43,12 @@ def decode_transformers(
 ) -> Decoded:
     """Decode one request.
 
-    The model object is the same, with the same attention, and it is forced to write records, too.
+    It uses the same model object with the same attention, and also forces the model to output records.
 
     Args:
         target: the model.
         requests: one request, because transformers' speculation supports no more.
-        config: how tokens are chosen.
+        config: sampling settings.
         more: further arguments of ``generate``.
     """
     [request] = requests
@@ -87,10 +87,10 @@ def decode_transformers(
 
 @contextmanager
 def _forced_output(model: nn.Module, request: BenchRequest) -> Iterator[None]:
-    """Make transformers' loops write a record: after every prefix of the request its next token has the highest logit.
+    """Make transformers output a record: after each prefix of the request, its next token gets the highest logit.
 
-    It changes the logits that the model returns. A logits processor would do the same, but with processors the loops
-    copy the logits.
+    It changes the logits that the model returns. A logits processor could do the same, but would make transformers copy
+    the logits.
     """
 
     def force(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

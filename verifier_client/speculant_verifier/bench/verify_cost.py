@@ -1,4 +1,4 @@
-"""``speculant bench verify-cost``: the cost of a forward pass, by the rows of the batch and the tokens of each row."""
+"""``speculant bench verify-cost``: the cost of a forward pass by batch size and tokens per row."""
 
 from __future__ import annotations
 

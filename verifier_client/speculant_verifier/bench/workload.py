@@ -1,7 +1,7 @@
-"""Requests and models of benches: prompts or recorded outputs, and checkpoints or random weights.
+"""Requests and models for benchmarks: prompts or recorded outputs, and checkpoints or random weights.
 
-The time of a pass hardly depends on the weights, so a model of random weights takes as long as a real one of its shape.
-Its text is meaningless, so use it to replay recorded outputs.
+The time of a pass hardly depends on the weights, so random weights of the same shape suffice. Its text is meaningless,
+so it should replay recorded outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from speculant_verifier.structured import Grammar
 
 RANDOM = "random:"
-"""Prefix of names of models with random weights: 'random:150M', 'random:gpt-oss-20b'."""
+"""Prefix of model names with random weights, such as 'random:150M' or 'random:gpt-oss-20b'."""
 
 _REAL = "gpt-oss-20b"
 _SIZE = re.compile(r"\d+(?:\.\d+)?[MB]")
@@ -40,17 +40,17 @@ class BenchRequest:
     """One request."""
 
     prompt: tuple[TokenId, ...]
-    """At least one token."""
+    """Tokens of the prompt, at least one."""
     max_tokens: int
     """Most tokens to decode."""
     teacher_forced: tuple[TokenId, ...] | None = None
-    """Forced output, ``max_tokens`` tokens; None: the model's own choice."""
+    """Forced output of ``max_tokens`` tokens; None: the model chooses."""
     grammar: Grammar | None = None
-    """The output's schema or grammar."""
+    """Grammar of the output, if constrained."""
 
 
 def requests_of(texts: Sequence[str], target: TargetModel, max_tokens: int) -> list[BenchRequest]:
-    """Make requests of prompts.
+    """Create requests from prompts.
 
     Raises:
         ConfigError: a prompt and its continuation are too long for the model.
@@ -61,7 +61,7 @@ def requests_of(texts: Sequence[str], target: TargetModel, max_tokens: int) -> l
 def replayed_requests(
     paths: Sequence[Path], target: TargetModel, limit: int | None, max_tokens: int
 ) -> dict[str, list[BenchRequest]]:
-    """Make requests that replay the first ``max_tokens`` tokens of recorded outputs, by workload.
+    """Create requests that replay the first ``max_tokens`` tokens of recorded outputs, by workload.
 
     Raises:
         CorpusError: a file can't be read, or has no traces.
@@ -79,10 +79,10 @@ def replayed_requests(
 
 
 def read_prompts(path: Path, limit: int | None) -> list[str]:
-    """Read the first prompts of a file, as ``speculant generate`` does.
+    """Read the first prompts of a file in the formats of ``speculant generate``.
 
     Raises:
-        ConfigError: the file can't be read, or a line has no text to continue.
+        ConfigError: the file can't be read, or a line has no text.
     """
     texts: list[str] = []
     for line in prompt_lines([], path)[:limit]:
@@ -93,10 +93,10 @@ def read_prompts(path: Path, limit: int | None) -> list[str]:
 
 
 def load_target(config: VerifierConfig) -> TargetModel:
-    """Load a model, or make one with random weights.
+    """Load a model, or create one with random weights.
 
     Raises:
-        ConfigError: it can't be loaded, or a random one lacks a size or a tokenizer.
+        ConfigError: the model can't be loaded, or a random model lacks a size or a tokenizer.
     """
     import torch
     from transformers import GptOssForCausalLM
@@ -126,7 +126,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
 
 
 def describe(target: TargetModel) -> dict[str, Any]:
-    """Return model and device of a measurement, ready for JSON."""
+    """Return the model and device of a measurement as JSON values."""
     import torch
 
     device = target.device
@@ -151,17 +151,17 @@ def _fitting(requests: list[BenchRequest], target: TargetModel) -> list[BenchReq
 
 
 def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
-    """Return an architecture of about that size: 512 wide, or narrower if the vocabulary would take most of it."""
+    """Return an architecture of about this size: hidden size 512, or less if the vocabulary would dominate."""
     from transformers import GptOssConfig
 
     if size == _REAL:
-        # Except for the layers, transformers' defaults are the released model's values.
+        # Transformers' defaults are the released model's values, except for the layers.
         return GptOssConfig(num_hidden_layers=24, num_local_experts=32, eos_token_id=None, pad_token_id=None)
     num_parameters = round(float(size[:-1]) * _UNITS[size[-1]])
     hidden = _HIDDEN
     while hidden > _NARROWEST and vocabulary_size * hidden > 0.8 * num_parameters:
         hidden //= 2
-    # Experts of a quarter of the width: 32 of them and their two matrices, and about 3 squares of attention.
+    # Per layer: 32 experts of a quarter of the width with two matrices each, and about 3 square attention matrices.
     per_layer = _EXPERTS * 3 * hidden * (hidden // 4) + 3 * hidden * hidden
     pairs = (num_parameters - vocabulary_size * hidden) / (2 * per_layer)  # full and sliding attention alternate
     return GptOssConfig(

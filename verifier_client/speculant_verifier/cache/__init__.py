@@ -1,4 +1,4 @@
-"""Key-value caches for ragged rows that roll back drafts exactly."""
+"""KV caches for ragged batches, with exact rollback of drafts."""
 
 from speculant_verifier.cache.pass_layout import CacheLayout, ForwardPlan
 from speculant_verifier.cache.slots import SlotCache

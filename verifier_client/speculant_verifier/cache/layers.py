@@ -18,9 +18,9 @@ Buffer = NDArray[np.int16]
 
 
 class SlotLayer(CacheLayerMixin):
-    """Buffers ``[rows, kv_heads, slots, head_dim]``; before every pass the cache sets the slots to write and read.
+    """KV buffers ``[rows, kv_heads, slots, head_dim]``; the cache sets the slots to write and read before every pass.
 
-    Buffers are zeroed, never empty: a NaN in a masked slot would still poison the output (0 x NaN).
+    Buffers are zeroed, never uninitialised: a NaN in a masked slot would still poison the output (0 x NaN).
     """
 
     keys: Tensor
@@ -36,7 +36,7 @@ class SlotLayer(CacheLayerMixin):
         self._memories: tuple[Buffer | None, Buffer | None] = None, None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate on the first pass, when shapes, dtype and device are known."""
+        """Allocate the buffers in the first pass, when shapes, dtype and device are known."""
         self.keys = _zeros_like(key_states, self.num_rows, self.num_slots)
         self.values = _zeros_like(value_states, self.num_rows, self.num_slots)
         self._memories = _memory_of(self.keys), _memory_of(self.values)
@@ -66,8 +66,8 @@ class SlotLayer(CacheLayerMixin):
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
     def resize(self, num_rows: int, num_slots: int) -> None:
-        """Change the buffers' size; rows and slots that exist in both sizes keep their contents."""
-        for name in ("keys", "values"):  # one after the other, so that only one exists twice at a time
+        """Resize the buffers; rows and slots that exist in both sizes keep their contents."""
+        for name in ("keys", "values"):  # one by one, so that only one exists twice at a time
             if not self.is_initialized:
                 break
             old: Tensor = getattr(self, name)
@@ -81,7 +81,7 @@ class SlotLayer(CacheLayerMixin):
         self.num_rows, self.num_slots = num_rows, num_slots
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy slots ``source`` of ``rows`` to slots ``target``, in path order: no target is after its source."""
+        """Copy slots ``source`` of ``rows`` to slots ``target``, in path order; no target is after its source."""
         keys, values = self._memories
         if keys is not None and values is not None:  # a loop: index tensors cost more than the copies
             for memory in (keys, values):
@@ -126,9 +126,9 @@ class SlotLayer(CacheLayerMixin):
 
 
 def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
-    """Return a buffer for keys or values ``[rows, kv_heads, slots, head_dim]``: on a GPU in the order of slots.
+    """Return a buffer for keys or values ``[rows, kv_heads, slots, head_dim]``; on a GPU its memory is in slot order.
 
-    In this order, parts of a row's slots (:meth:`CacheLayout.num_parts`) are views.
+    In slot order, the parts of a row's slots (:meth:`CacheLayout.num_parts`) are views.
     """
     heads, size = states.shape[1], states.shape[3]
     if states.device.type == "cpu":
@@ -137,7 +137,7 @@ def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
 
 
 def _memory_of(buffer: Tensor) -> Buffer | None:
-    """Return the memory of a buffer of keys or values; None if it is not on a CPU, or has one-byte elements."""
+    """Return the memory of a buffer; None if it is not on a CPU or has one-byte elements."""
     if buffer.device.type != "cpu" or buffer.element_size() % 2:
         return None
     memory: Buffer = buffer.view(torch.int16).numpy()

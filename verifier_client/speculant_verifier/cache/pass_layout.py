@@ -1,8 +1,8 @@
-"""Lays out one pass over ragged rows: computes positions and masks from trees of tokens, on the host.
+"""Lays out one pass over a ragged batch: computes positions and masks from token trees, on the host.
 
-A row's pass is a chain of pending tokens, committed by definition, and a draft whose root is the last of them. Node i
-of the pass is written to the row's slot ``length + i``. It sees the committed tokens, its ancestors and itself; its
-position follows from its depth.
+A row's pass consists of a chain of pending tokens, which are always committed, and a draft rooted at the last one. Node
+i of the pass is written to the row's slot ``length + i``. It attends to the committed tokens, its ancestors and itself.
+Its position follows from its depth.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from torch import Tensor
 
 from speculant_graph.types import Draft
 
-_STEP = 16  # granularity of slots, because kernels need masks with aligned rows
+_STEP = 16  # slot granularity, because kernels need masks with aligned rows
 _WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 """Widths of recorded passes, in nodes."""
 _LEAST_COLUMN_STEP = 256
-"""Recorded passes read a multiple of this many slots, or of a quarter of the next power of two."""
+"""Recorded passes read a multiple of this number of slots, or of a quarter of the next power of two."""
 _MOST_BUSY = 256
-"""Most thread blocks of one attention kernel: about twice the multiprocessors of large GPUs."""
+"""Most thread blocks of one attention kernel, about twice the number of multiprocessors of large GPUs."""
 _FEWEST_COLUMNS = 128
-"""Least slots of a part: combining two parts takes as long as reading this many slots."""
+"""Fewest slots of a part, because combining two parts takes as long as reading this many slots."""
 _MOST_MASKED = 1 << 27
 """Most elements of a mask that is repeated for every head."""
 _MOST_FOLDED = 64
-"""Wider passes have masks that are not repeated, because one kernel call per group then costs little."""
+"""Wider passes do not repeat masks, because one kernel call per group then costs little."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The properties of the model and its attention that determine a cache."""
+    """Properties of a model and its attention that determine the cache."""
 
     step: ClassVar[int] = _STEP
-    """Slots come in multiples of this."""
+    """The number of slots is a multiple of this."""
     is_sliding: tuple[bool, ...]
-    """Per layer, whether it sees only the window."""
+    """Per layer, whether it attends only to the window."""
     window: int | None
-    """Positions that sliding layers see, including the token's own; None if no layer slides."""
+    """Number of positions that sliding layers attend to, including the token's own; None without sliding layers."""
     groups: int
-    """Query heads per key head."""
+    """Query heads per KV head."""
     kv_heads: int
-    """Number of key heads."""
+    """Number of KV heads."""
     folds_masks: bool
-    """Whether masks are repeated for query heads that share a key head."""
+    """Whether masks are repeated for query heads that share a KV head."""
     dtype: torch.dtype
     """Dtype of additive masks."""
     device: torch.device
-    """Device of the plans."""
+    """Device of the plans' tensors."""
     rounds: bool = False
-    """Whether passes are padded to a few shapes, so that they can be recorded."""
+    """Whether passes are padded to a few shapes, so that they can be recorded as CUDA graphs."""
     splits: bool = False
-    """Whether attention over many slots is computed in several parts, to keep a GPU busy."""
+    """Whether attention over many slots is split into parts (split-KV), to keep a GPU busy."""
 
     def round_up(self, num_slots: int) -> int:
         """Return a number of slots, rounded up."""
@@ -71,16 +71,17 @@ class CacheLayout:
         return 1 << (num_rows - 1).bit_length() if self.rounds and num_rows else num_rows
 
     def round_columns(self, end: int) -> int:
-        """Return the slots that a pass reads if it writes its last node before slot ``end``."""
+        """Return the number of slots that a pass reads if it writes its last node before slot ``end``."""
         if not self.rounds:
             return self.round_up(end)
         step = max(_LEAST_COLUMN_STEP, (1 << (end - 1).bit_length()) // 4)
         return -(-end // step) * step
 
     def num_parts(self, num_rows: int, width: int, columns: int) -> int:
-        """Return the number of parts of the slots that a pass attends to in parallel.
+        """Return the number of parts into which a pass splits the slots for parallel attention.
 
-        A GPU's kernel uses one thread block for up to 64 queries of a head, which reads the slots one after the other.
+        The GPU kernel uses one thread block for up to 64 queries of a head, and this block reads the slots
+        sequentially.
         """
         queries = width * self.groups
         if not self.splits or width > _MOST_FOLDED or num_rows * self.kv_heads * queries * columns > _MOST_MASKED:
@@ -92,9 +93,10 @@ class CacheLayout:
         )
 
     def ring_slots(self, widest_pass: int | None) -> int | None:
-        """Return the slots of a ring in which passes of this width can be rolled back; None for passes of any width.
+        """Return the slots that a ring needs to roll back passes of this width; None for any width.
 
-        A pass overwrites the slot ``ring`` positions before its last node, which its first node must no longer see.
+        A pass overwrites the slot ``ring`` positions before its last node. This slot must be outside its first node's
+        window.
         """
         if widest_pass is None or self.window is None:
             return None
@@ -110,9 +112,9 @@ class Placement:
     slots: Tensor
     """Slots of the nodes, ``[n, T]``."""
     columns: int
-    """Number of slots to read, from the first."""
+    """Number of slots to read, starting at the first."""
     block: slice | None
-    """The rows as a contiguous block, which is read in place; None if they must be gathered."""
+    """The rows if they are contiguous, so they are read in place; None if they must be gathered."""
     run: tuple[int, int] | None
     """(row, first slot) if the pass writes contiguous slots of one row."""
 
@@ -124,9 +126,9 @@ class ForwardPlan:
     position_ids: Tensor
     """``[n, T]`` int64, by depth in the tree."""
     full: Tensor | None
-    """Mask of full-attention layers, in the form of the layout's attention; None if there are none."""
+    """Mask of full-attention layers, in the format of the layout's attention; None without such layers."""
     sliding: Tensor | None
-    """Mask of sliding layers; None if there are none."""
+    """Mask of sliding layers; None without such layers."""
     full_placement: Placement | None
     """Placement in full-attention layers."""
     sliding_placement: Placement | None
@@ -134,34 +136,34 @@ class ForwardPlan:
 
 
 def hidden_score(dtype: torch.dtype) -> float:
-    """Return the value that masks add to the scores of hidden slots.
+    """Return the value that masks add to the scores of masked slots.
 
-    It is not minus infinity, because the result of a query that sees no slot must be finite. It is not the lowest
-    number either, because kernels scale it, and the result for such a query, which a part of the slots may have, would
-    be infinite.
+    A query may see no slot of a part when slots are split into parts, and its result must be finite. So the value is
+    not minus infinity. It is not the lowest finite number either, because kernels scale it, and the result would
+    overflow.
     """
     return max(torch.finfo(dtype).min, -1e30)
 
 
 class MaskMaker:
-    """Makes the masks of one kind of layers, pass by pass; a mask is valid until the next is made."""
+    """Builds the masks of one kind of layers. A mask is valid until the next one is built."""
 
     def __init__(self, layout: CacheLayout, window: int | None = None) -> None:
-        """Take the layout, and the positions that the layers see; None: everything."""
+        """Set the layout, and the window of the layers; None for full attention."""
         self._layout, self._window = layout, window
-        # Filling newly allocated memory takes several times as long as refilling a buffer.
+        # Writing to newly allocated memory takes several times as long as reusing a buffer.
         self._space = torch.empty(0, dtype=layout.dtype, device=layout.device)
         self._seen = torch.zeros((), dtype=layout.dtype, device=layout.device)
         self._hidden = torch.full((), hidden_score(layout.dtype), dtype=layout.dtype, device=layout.device)
 
     def make(self, shape: PassShape, columns: int, ring: int, num_written: int) -> Tensor:
-        """Return the mask of a pass in the form of the layout's attention, on its device.
+        """Return the mask of a pass in the format of the layout's attention, on its device.
 
         Args:
             shape: the pass.
-            columns: slots that are looked at.
-            ring: slots of a layer with a window; see :func:`window_visibility`.
-            num_written: nodes from the first one that were written before: their rows are left out.
+            columns: number of slots that the pass reads.
+            ring: ring size of sliding layers; see :func:`window_visibility`.
+            num_written: number of leading nodes that earlier passes wrote; their mask rows are omitted.
         """
         layout, window = self._layout, self._window
         seen = full_visibility(shape, columns) if window is None else window_visibility(shape, columns, window, ring)
@@ -173,7 +175,7 @@ class MaskMaker:
         num_parts, groups = layout.num_parts(count, width, columns), layout.groups if width > 1 else 1
         if num_parts * groups == 1:
             return added
-        # Adjacent slots belong to different parts, so each part is a view of keys in slot order.
+        # Adjacent slots belong to different parts, so each part is a strided view of the keys.
         parted = added.view(count, width, columns // num_parts, num_parts).permute(0, 3, 1, 2)
         heads = layout.kv_heads if num_parts > 1 else 1
         size = added.numel() * heads * groups
@@ -190,37 +192,37 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The nodes of one pass over n rows of T nodes each; shorter rows are padded with nodes that see themselves."""
+    """The nodes of one pass over n rows of T nodes each. Padding nodes attend to themselves."""
 
     lengths: Integers
     """Committed tokens, ``[n]``."""
     depths: Integers
     """Distance from a row's first pending token, ``[n, T]``; padding has the depth of the row's deepest node."""
     ancestors: Bools
-    """``[n or 1, T, T]``: whether the first node sees the second, its ancestor or itself."""
+    """``[n or 1, T, T]``: whether the second node is the first node itself or its ancestor."""
 
 
 def shape_of_pass(
     lengths: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None, width: int | None = None
 ) -> PassShape:
-    """Compute depths and ancestors of all rows.
+    """Compute the depths and ancestors of all rows.
 
     Args:
         lengths: committed tokens of each row.
         pending: pending tokens of each row, at least 1.
         drafts: the tree below the last pending token of each row; None for no drafts.
-        width: T, at least the nodes of the longest row; None: exactly these.
+        width: T, at least the number of nodes of the longest row; None for exactly this number.
     """
     sizes = sizes_of(pending, drafts)
     width = max(sizes) if width is None else width
     if drafts is None or all(draft.is_chain for draft in drafts):
         depths = np.minimum(np.arange(width), np.array(sizes)[:, None] - 1)
-        # Padding of a chain may see the chain, which is harmless, so all rows share one matrix.
+        # All chains share one matrix: padding then attends to the chain, which is harmless.
         return PassShape(np.array(lengths), depths, np.tri(width, dtype=np.bool_)[None])
     depths = np.empty((len(sizes), width), dtype=np.int64)
     relations: list[int] = []
     for row, (chain, draft) in enumerate(zip(pending, drafts, strict=True)):
-        # The visible nodes of a node are the bits of an integer.
+        # The visible nodes of a node are stored as the bits of an integer.
         seen = [(2 << node) - 1 for node in range(chain)]
         depth = list(range(chain))
         for node, parent in enumerate(draft.parents, start=chain):
@@ -238,7 +240,7 @@ def shape_of_pass(
 
 
 def sizes_of(pending: Sequence[int], drafts: Sequence[Draft] | None) -> list[int]:
-    """Return the nodes of each row's pass, without padding."""
+    """Return each row's number of nodes, without padding."""
     if drafts is None:
         return list(pending)
     return [chain + len(draft.token_ids) for chain, draft in zip(pending, drafts, strict=True)]
@@ -269,7 +271,7 @@ def window_visibility(shape: PassShape, columns: int, window: int, ring: int) ->
     count, width = shape.depths.shape
     visible = np.zeros((count, width, columns), dtype=np.bool_)
     for row, length in enumerate(shape.lengths.tolist()):
-        first = max(0, length - window + 1)  # the first node's window; later nodes see less of the past
+        first = max(0, length - window + 1)  # the first node's window; later windows start later
         depths = shape.depths[row]
         block = np.empty((width, length - first + width), dtype=np.bool_)
         block[:, : length - first] = np.arange(first, length) > (length - window + depths)[:, None]

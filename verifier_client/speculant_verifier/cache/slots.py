@@ -1,16 +1,16 @@
-"""Key-value cache of slots: ragged rows without padding, drafts verified in place, exact rollback.
+"""KV cache of slots: ragged rows without padding, in-place verification of drafts, exact rollback.
 
 Every row starts at slot 0, and a committed token's slot is its position. A forward pass writes row ``b`` to the slots
-after its committed length; rows with fewer nodes are padded with junk that masks hide and later passes overwrite.
-To roll back, the cache does *not* advance the length. This holds for sliding-window layers too, because the mask
-applies the window by **position**.
+after its committed length. Rows with fewer nodes are padded with junk, which is masked and later overwritten. To roll
+back, the cache does *not* advance the length. This also works for sliding-window layers, because the mask applies the
+window by **position**.
 
-Sliding layers may be rings: slot = index % ring, where the ring has space for the window and the widest pass. The
-tokens that a pass overwrites are then outside every window, and masks hide the slots of earlier, rejected drafts. Until
-a row wraps around, a ring is an ordinary layer of the same size, so a short batch takes no more memory.
+Sliding layers may be ring buffers: slot = index % ring, where the ring has space for the window and the widest pass. So
+the tokens that a pass overwrites are outside every window, and slots of rejected drafts are masked. Until a row wraps
+around, a ring is like any other layer of its size, so short batches take no more memory.
 
-Invariant between steps: the cache contains every token of a row except the last ones, the *pending* tokens with which
-the next pass begins (usually one).
+Invariant between steps: the cache contains every token of a row except its *pending* tokens (usually one), with which
+the next pass begins.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ class SlotCache(Cache):
     """The cache of all layers, and the placement of the next pass."""
 
     def __init__(self, layout: CacheLayout, num_rows: int, *, widest_pass: int | None = None) -> None:
-        """Make an empty cache; it allocates memory on first use.
+        """Create an empty cache; it allocates memory on first use.
 
         Args:
             layout: the model's layout.
             num_rows: number of sequences.
-            widest_pass: most nodes of one pass, which sizes the rings; None: any number, without rings.
+            widest_pass: most nodes per row in one pass, which sets the ring size; None: any number, without rings.
         """
         self.layout, self.num_rows, self.capacity = layout, num_rows, 0
         self.max_slots: int | None = None
-        """Bound of rows times capacity for automatic growth; None for no bound."""
+        """Limit of rows times capacity for automatic growth; None for no limit."""
         self.lengths = [0] * num_rows
-        """Committed tokens per row. Read them; commits and clears change them."""
+        """Committed tokens per row. Read only: commits and clears change them."""
         self._written = [0] * num_rows  # slots that may have contents, including rejected nodes
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout, layout.window)
         self._slot_layers = [SlotLayer(num_rows, 0) for sliding in layout.is_sliding]
         self.recordings: dict[Hashable, Any] = {}
-        """Passes recorded over these buffers; dropped when the buffers change."""
+        """Recorded passes over these buffers; dropped when the buffers change."""
         super().__init__(layers=list(self._slot_layers))
 
     def _slots_of(self, is_sliding: bool, capacity: int) -> int:
@@ -71,36 +71,36 @@ class SlotCache(Cache):
 
     @property
     def most_slots(self) -> int | None:
-        """Most slots of a row within the bound; None for any number."""
+        """Most slots of a row within the limit; None for any number."""
         if self.max_slots is None or not self.num_rows:
             return None
         return self.max_slots // self.num_rows // self.layout.step * self.layout.step
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all keys and values; 0 before the first pass."""
+        """Memory of the cache in bytes; 0 before the first pass."""
         return sum(layer.num_bytes for layer in self._slot_layers)
 
     def slots_needed(self, num_rows: int, longest: int) -> int:
-        """Return rows times capacity for the longest row's committed tokens plus the nodes of the widest pass.
+        """Return rows times the capacity for the longest row's tokens plus the widest pass.
 
-        The two may belong to different rows, because all rows of a pass are padded to the same number of nodes.
+        The longest row needs both, because all rows of a pass are padded to the same number of nodes.
         """
         return num_rows * self.layout.round_up(longest)
 
     @torch.inference_mode()
     def resize(self, num_rows: int, capacity: int) -> None:
-        """Change rows and slots per row; contents stay. Works layer by layer, so that little memory exists twice.
+        """Change the rows and the slots per row, and keep the contents. Works layer by layer, to save memory.
 
         Raises:
-            ValueError: a row or slots to remove have committed tokens.
+            ValueError: rows or slots to be removed have committed tokens.
         """
         capacity = self.layout.round_up(capacity)
         if any(self.lengths[num_rows:]) or max(self.lengths, default=0) > capacity:
             raise ValueError("a cache can't shrink below its contents; clear rows first")
         if (num_rows, capacity) != (self.num_rows, self.capacity):
             self.recordings.clear()
-        # If memory runs out midway, the cache has the size that all its layers have.
+        # If memory runs out midway, the cache keeps the size that all layers have in common.
         self._set_size(min(num_rows, self.num_rows), min(capacity, self.capacity))
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             layer.resize(num_rows, self._slots_of(is_sliding, capacity))
@@ -113,10 +113,10 @@ class SlotCache(Cache):
         self._written = self._written[:num_rows] + more
 
     def reserve(self, num_slots: int) -> None:
-        """Make space for this many slots per row, and some more if the bound allows.
+        """Make space for this many slots per row, plus some headroom within the limit.
 
         Raises:
-            ValueError: rows times slots would exceed the bound (see :meth:`slots_needed`).
+            ValueError: rows times slots would exceed the limit (see :meth:`slots_needed`).
         """
         if num_slots <= self.capacity:
             return
@@ -132,9 +132,10 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def clear(self, row: int) -> None:
-        """Clear a row, so that another sequence may use it.
+        """Clear a row for another sequence.
 
-        Its slots are zeroed: masked slots are multiplied by zero, and a NaN of the former sequence would survive that.
+        Its slots are zeroed, because masked slots are multiplied by zero, and a NaN of the former sequence would
+        survive.
         """
         for layer in self._slot_layers:
             layer.wipe(row, 0, min(self._written[row], layer.num_slots))
@@ -144,7 +145,7 @@ class SlotCache(Cache):
     def move_row(self, source: int, target: int) -> None:
         """Move a row to another index and overwrite the row there; the source is then empty.
 
-        Adjacent rows in use are read in place. Others are gathered, which copies them on every pass.
+        Adjacent rows are read in place. Other rows are gathered, which copies them in every pass.
         """
         if source == target:
             return
@@ -157,7 +158,7 @@ class SlotCache(Cache):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no pass has run yet, so that no row has keys and values."""
+        """Whether no pass has run yet, so no row has keys and values."""
         return not self._slot_layers[0].is_initialized
 
     @torch.inference_mode()
@@ -167,19 +168,19 @@ class SlotCache(Cache):
         Args:
             row: the row; a pass must have run.
             start: first position.
-            stop: end position. Sliding layers have only the window of the next position.
+            stop: end position. Sliding layers have only the window before the next position.
             sliding: read sliding layers instead of full-attention layers.
         """
         return tuple(layer.read(row, slots) for layer, slots in self._positions(start, stop, sliding=sliding))
 
     @torch.inference_mode()
     def write(self, row: int, start: int, contents: KeysAndValues, *, sliding: bool, length: int) -> None:
-        """Write back the first ``length`` positions of the result of :meth:`read`; they must fit.
+        """Write back the first ``length`` positions of a result of :meth:`read`; they must fit.
 
         Args:
             row: any row.
             start: first position of the contents.
-            contents: keys and values of this cache.
+            contents: a result of :meth:`read`.
             sliding: as for :meth:`read`.
             length: number of positions to write.
         """
@@ -201,9 +202,9 @@ class SlotCache(Cache):
                 yield layer, slots
 
     def block_of(self, rows: Sequence[int]) -> range:
-        """Return the rows of a pass over some rows after padding: the first ones, a rounded number.
+        """Return the rows of a padded pass: the first rows of the cache, with the number rounded up.
 
-        Padding does not harm a row outside the pass, because its slots are written only beyond its length.
+        Padding does not harm rows outside the pass, because it writes only to slots beyond their length.
         """
         return range(min(self.layout.round_rows(max(rows) + 1), self.num_rows))
 
@@ -215,14 +216,14 @@ class SlotCache(Cache):
         drafts: Sequence[Draft] | None = None,
         num_written: int = 0,
     ) -> ForwardPlan:
-        """Prepare a pass: per row a chain of pending tokens and the draft below the last of them.
+        """Prepare a pass over each row's pending tokens and the draft below the last of them.
 
         Args:
             rows: the n rows of the pass.
             pending: tokens of each row's chain, at least 1.
-            drafts: the tree below each chain; None for none (a chunk of a prompt).
-            num_written: nodes of every row, from its first pending token, that earlier passes since the last commit
-                have written. The pass covers the nodes after them, so trees can grow pass by pass.
+            drafts: the tree below each chain; None for no drafts (a chunk of a prompt).
+            num_written: number of nodes per row, counted from the first pending token, that earlier passes wrote since
+                the last commit. The pass covers only the nodes after them, so trees can grow pass by pass.
 
         Returns:
             Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
@@ -258,7 +259,7 @@ class SlotCache(Cache):
             layer.placement = plan.sliding_placement if is_sliding else plan.full_placement
 
     def _width(self, rows: Sequence[int], width: int) -> int:
-        """Return the width to which the rows of a pass are padded: a rounded number, if it fits."""
+        """Return the width to which the rows of a pass are padded: the rounded width, if it fits."""
         rounded = self.layout.round_width(width)
         end = max(self.lengths[row] for row in rows) + rounded
         is_too_wide = self._ring is not None and rounded + (self.layout.window or 0) > self._ring + 1
@@ -279,9 +280,9 @@ class SlotCache(Cache):
         )
 
     def commit_all(self, rows: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Keep nodes of the last pass; all others stay beyond their row's length and so are rolled back.
+        """Commit nodes of the last pass; all other nodes stay beyond their row's length and are thus rolled back.
 
-        Only nodes that must move are copied, for all rows at once: all reads come before all writes.
+        Only nodes that must move are copied, for all rows at once, with all reads before all writes.
 
         Args:
             rows: rows of the last pass, all or some, in any order.

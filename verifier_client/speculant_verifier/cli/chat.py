@@ -1,7 +1,6 @@
-"""``speculant chat``: talk with a model in the terminal.
+"""``speculant chat``: chat with a model in the terminal.
 
-Each input line is a command or a message that gets an answer. Answers go to standard output, everything else to
-standard error.
+Each input line is a command or a message to answer. Answers go to standard output, everything else to standard error.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ COMMANDS = {
     "/eval": "compare the present adapter with the draft model without adapter",
     "/quit": "end, as Ctrl-D does",
 }
-"""Command -> its description."""
+"""Commands and their descriptions."""
 
 
 class ChatGenerationConfig(GenerationConfig):
@@ -71,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     """Chat until the input ends; return 1 if a line of a pipe failed.
 
     Raises:
-        ConfigError: settings are wrong, or the model can't be loaded.
+        ConfigError: settings are invalid, or the model can't be loaded.
         GenerationError: the model has no chat template.
     """
     settings = load_settings(ChatSettings, "chat", arguments)
@@ -90,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Input:
-    """The source of messages: a prompt on a terminal, whose history is not saved, or standard input."""
+    """Reads messages from standard input, on a terminal with a prompt whose history is not saved."""
 
     def __init__(self, *, is_colored: bool) -> None:
         """Set up the prompt, if the input is a terminal."""
@@ -101,7 +100,7 @@ class Input:
         """Return the next line without its end.
 
         Raises:
-            EOFError: there is none.
+            EOFError: the input has ended.
             KeyboardInterrupt: Ctrl-C.
             ConfigError: standard input is not text.
         """
@@ -117,22 +116,22 @@ class Input:
 
 
 class Answer:
-    """Shows one answer as it arrives; on a terminal with thoughts and drafted tokens."""
+    """Shows one answer as it arrives; a terminal also shows reasoning and marks drafted tokens."""
 
     def __init__(self, console: Console, splitter: Splitter | None) -> None:
         """Begin.
 
         Args:
             console: the output.
-            splitter: splits the text of models that write in channels.
+            splitter: splits the text of models with output channels.
         """
         self.text = ""
-        """Its pieces so far."""
+        """The answer so far."""
         self._console, self._splitter = console, splitter
         self._is_reasoning = self._has_begun = False
 
     def add(self, event: StepEvent) -> None:
-        """Show the text of a step: reasoning dimmed, accepted drafts in their colour."""
+        """Show the text of a step: reasoning is dimmed, accepted drafts are coloured."""
         for token_ids, text, style in (
             (event.token_ids[: event.num_accepted], event.accepted_text, ACCEPTED_STYLE),
             (event.token_ids[event.num_accepted :], event.text[len(event.accepted_text) :], ""),
@@ -147,7 +146,7 @@ class Answer:
                     self._show(piece, DIM_STYLE, is_reasoning=True)
 
     def end(self) -> None:
-        """End its line."""
+        """End the line."""
         if self._has_begun:
             write(self._console, "\n")
 
@@ -176,18 +175,18 @@ class Conversation:
         """Begin.
 
         Args:
-            decoder: generates the answers; it has no other callers.
-            config: how tokens are chosen.
+            decoder: generates the answers; nothing else may use it.
+            config: sampling settings.
             source: source of messages.
             answers: console for answers.
             notes: console for everything else.
-            system: a system message before all others, if not empty.
+            system: a system message at the start, if not empty.
             training: statistics, training and evaluation; None disables their commands.
 
         Raises:
             GenerationError: the model has no chat template that accepts user messages.
         """
-        decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fails here instead of after the first message
+        decoder.chat_prompt([{"role": "user", "content": "Hello"}])  # fail now instead of after the first message
         self._decoder, self._config, self._input = decoder, config, source
         self._answers, self._notes, self._system = answers, notes, system
         self._training = training
@@ -195,7 +194,7 @@ class Conversation:
         self._has_failed = False
 
     def run(self) -> int:
-        """Chat; return 1 if a message from a pipe got no answer.
+        """Run the chat; return 1 if a message from a pipe got no answer.
 
         Raises:
             KeyboardInterrupt: Ctrl-C while messages come from a pipe.
@@ -249,7 +248,7 @@ class Conversation:
     def _ask(self, message: str) -> None:
         try:
             message.encode()
-        except UnicodeEncodeError:  # invalid bytes from a pipe, as Python decodes them
+        except UnicodeEncodeError:  # Python decodes invalid bytes from a pipe to surrogates
             self._fail("speculant: chat: the line is not valid text; give UTF-8")
             return
         asked = [*self._messages, {"role": "user", "content": message}]
@@ -266,7 +265,7 @@ class Conversation:
             reason, interruption = "interrupted", interrupt
         except SpeculantError as failure:
             error = failure
-        # A partial answer stays in the conversation; a message without an answer, or with a failure, is removed.
+        # A partial answer stays in the conversation. A message is removed if it got no answer or if decoding failed.
         if not error and (answer.text or reason != "interrupted"):
             self._messages = [*asked, {"role": "assistant", "content": answer.text}]
         answer.end()
@@ -305,6 +304,6 @@ def _session(*, is_colored: bool) -> PromptSession[str]:
         color_depth=None if is_colored else ColorDepth.MONOCHROME,
         output=create_output(sys.stderr),  # only answers go to standard output
     )
-    # A terminal that does not report its cursor is good enough for a one-line prompt, so no warning is needed.
+    # A terminal without cursor reports suffices for a one-line prompt, so the warning is suppressed.
     session.app.renderer.cpr_not_supported_callback = None
     return session

@@ -1,7 +1,7 @@
-"""Statistics of drafts, and training and evaluation of the draft model, in a chat: /stats, /train, /eval.
+"""The chat commands /stats, /train and /eval: draft statistics, and training and evaluation of the draft model.
 
-The latter two run ``speculant train`` in its own process and show its output: the model in use is never changed, and
-Ctrl-C ends a training as on a command line, with the best state so far.
+/train and /eval run ``speculant train`` in a separate process and show its output. So a training never changes the
+model in use. As on the command line, Ctrl-C ends a training with the best state so far.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class ChatTraining:
         train: TrainConfig,
         note: Callable[[str], object],
     ) -> None:
-        """Take the parts that a training needs.
+        """Set the decoder and the settings.
 
         Args:
-            decoder: has the draft model, and records.
+            decoder: the decoder, with a draft model and records.
             draft_model: settings of the draft model.
             record: settings of the records.
             train: settings of the training.
-            note: shows a line.
+            note: shows a line of text.
         """
         self._decoder, self._draft_model, self._record, self._train = decoder, draft_model, record, train
         self._note = note
 
     def train(self) -> None:
-        """Train on the records; draft with the new adapter if it passes the gate.
+        """Train on the records, and load the new adapter if it passes the gate.
 
         Raises:
             ConfigError: there is no draft model, or recording is off.
@@ -55,12 +55,12 @@ class ChatTraining:
         if adapters is None or self._record.folder is None:
             raise ConfigError("there is nothing to train, or to learn from; start with --draft-model and --record")
         output = output_of(self._record.folder, self._draft_model)
-        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal their training text
+        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # weights reveal training text
         if self._run(f"--output={output}", present=adapters.state.present.folder) == 0:
             self._note(f"the draft model now has {described(adapters.load(str(output)))}")
 
     def evaluate(self) -> None:
-        """Compare the present adapter with the draft model without adapter.
+        """Compare the present adapter with the base model.
 
         Raises:
             ConfigError: there is no adapter, or recording is off.
@@ -72,7 +72,7 @@ class ChatTraining:
         self._run(f"--evaluate={folder}", present="")
 
     def statistics(self) -> str:
-        """Return statistics of drafting since the start, as lines of text."""
+        """Return drafting statistics since the start as lines of text."""
         from speculant_verifier.draft_model.adapters import described
 
         totals, engine = self._decoder.totals, self._decoder.engine
@@ -91,7 +91,7 @@ class ChatTraining:
         return "\n".join(lines)
 
     def _run(self, argument: str, *, present: str) -> int:
-        """Run ``speculant train`` to its end, even after Ctrl-C, which it receives, too; return its exit status."""
+        """Run ``speculant train`` to its end, even after Ctrl-C; return its exit status. It receives Ctrl-C, too."""
         from speculant_verifier.service.learning import environment_of
 
         recorder = self._decoder.engine.recorder

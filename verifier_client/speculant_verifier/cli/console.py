@@ -1,4 +1,4 @@
-"""Generated text on a terminal: accepted drafts in one colour, the model's own tokens in another."""
+"""Shows generated text on a terminal: accepted drafts in one colour, the target's own tokens in another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN_STYLE = "bold yellow"
 DIM_STYLE = "dim"
 
 ColorChoice = Literal["auto", "never", "always"]
-"""Whether output is coloured; 'auto': on a terminal, unless NO_COLOR is set."""
+"""Whether output is coloured. 'auto': only on a terminal, unless NO_COLOR is set."""
 
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -46,7 +46,7 @@ def make_console(color: ColorChoice, *, stderr: bool = False) -> Console:
 def write(console: Console, text: str, style: str = "") -> None:
     """Write text unchanged, including tabs.
 
-    On a terminal, control characters are shown as escapes, because a model may write any.
+    On a terminal, control characters are shown as escapes, because a model may output any characters.
     """
     if console.is_terminal:
         text = _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r", ""))
@@ -55,7 +55,7 @@ def write(console: Console, text: str, style: str = "") -> None:
 
 
 def print_event(console: Console, event: StepEvent) -> None:
-    """Print the text of a step, without a line end; without colours, the text unchanged."""
+    """Print the text of a step without a line end; without colours, the text is unchanged."""
     write(console, event.accepted_text, ACCEPTED_STYLE)
     write(console, event.text[len(event.accepted_text) :], OWN_STYLE)
 
@@ -66,7 +66,7 @@ def legend() -> Text:
 
 
 class RunMeter:
-    """Measures a run of a decoder without other callers, even an interrupted one."""
+    """Measures a run, even an interrupted one, of a decoder without other callers."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         """Start measuring."""
@@ -81,7 +81,7 @@ class RunMeter:
             self._first_token_s = time.perf_counter() - self._started_s
 
     def line(self) -> str:
-        """Return one line about the run so far, without a line end."""
+        """Return one line of statistics on the run so far, without a line end."""
         elapsed_s = time.perf_counter() - self._started_s
         tokens, steps, without_drafter, drafted, accepted, from_cache = (
             now - before for now, before in zip(self._counts(), self._before, strict=True)
@@ -120,7 +120,7 @@ class RunMeter:
 
 
 def waiting_for(what: str, color: ColorChoice) -> Status:
-    """Return a context manager that shows a status on standard error, if that is a terminal.
+    """Return a context manager that shows a status on standard error if it is a terminal.
 
     Args:
         what: the text, such as "loading my-model".

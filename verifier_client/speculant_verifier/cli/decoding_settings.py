@@ -1,4 +1,4 @@
-"""Settings of commands that decode: the model, its drafter, and records."""
+"""Settings of decoding commands: the model, its drafter, and records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DecodingSettings(CommandSettings):
         return suited(self.draft, self.generation, Sources(has_ngrams, bool(self.draft_model.name)))
 
     def open_decoder(self, *, require_same_tokenizer: bool = True) -> SpeculativeDecoder:
-        """Load the model and open its drafter, with a warning if there is none."""
+        """Load the model and open its drafter; warn if there is none."""
         from speculant_verifier.decoder import SpeculativeDecoder
         from speculant_verifier.model.progress import quiet_transformers
 

@@ -1,4 +1,4 @@
-"""``speculant demo``: corpus, graph, sidecar process, model, and the same text twice: plainly and with drafts."""
+"""``speculant demo``: builds a graph, starts a sidecar, and decodes the same text with and without drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DemoSettings(ReportingSettings):
     The exit status is 1 if any two texts differ.
     """
 
-    # Setting one option of a section keeps the demo's own defaults of the others.
+    # If one option of a section is set, the other options keep the demo's defaults.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     rounds: Annotated[int, Field(ge=1)] = 3

@@ -1,4 +1,4 @@
-"""The verifier's checks of ``speculant doctor``. Slow imports happen only if a model is named."""
+"""The verifier's checks for ``speculant doctor``. Slow imports happen only if a model is named."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def check_devices() -> Iterator[CheckResult]:
 
 
 def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
-    """Check a model: its description, weights, size and tokenizer, or load it.
+    """Check a model's configuration, weights, size and tokenizer, or load it.
 
     Args:
         config: the model and its device.
         load: load the whole model.
-        tokenizers: receives its tokenizer.
+        tokenizers: receives the tokenizer's fingerprint.
 
     Raises:
-        ConfigError: it can't be used; the message has the reason.
+        ConfigError: the model can't be used; the message has the reason.
     """
     from transformers import AutoConfig
 
@@ -59,7 +59,7 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
         raise ConfigError(
             f"can't load model '{config.model_name}': {first_line(error)}", fix="check the name or the folder"
         ) from error
-    yield _size(config, described, model, device)  # known without weights
+    yield _size(config, described, model, device)  # does not need weights
     _, fingerprint = load_tokenizer(config)
     tokenizers["the model"] = fingerprint
     _require_weights(Path(config.model_name))
@@ -71,7 +71,7 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
 
 
 def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
-    """Return a model without weights; refuse architectures that can't verify drafts."""
+    """Return a model without weights; reject architectures that can't verify drafts."""
     from transformers import AutoModelForCausalLM
 
     from speculant_verifier.model.loading import check_architecture, sliding_layers
@@ -84,7 +84,7 @@ def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
 
 
 def _require_weights(folder: Path) -> None:
-    """Refuse a folder that lacks weight files; names on the hub are downloaded when the model is loaded."""
+    """Reject a folder without weight files. Models on the hub are downloaded only when they are loaded."""
     if not folder.is_dir():
         return
     index = folder / "model.safetensors.index.json"
@@ -105,7 +105,7 @@ def _require_weights(folder: Path) -> None:
 def _size(
     config: VerifierConfig, described: PreTrainedConfig, model: PreTrainedModel, device: torch.device
 ) -> CheckResult:
-    """Report a model's memory, and how much is streamed; a model that does not fit is a failed check, not an error."""
+    """Report a model's memory and its streamed share. A model that does not fit is a failed check, not an error."""
     from speculant_verifier.offload import plan_for
     from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pack
     from speculant_verifier.offload.weight_files import bytes_per_second

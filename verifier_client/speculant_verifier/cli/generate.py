@@ -1,4 +1,4 @@
-"""``speculant generate``: continue prompts, with drafts from a graph file or from a sidecar."""
+"""``speculant generate``: continues prompts, with drafts from a graph file or a sidecar."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GenerateSettings(DecodingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Generate; print text as it arrives, and a line of statistics on standard error."""
+    """Generate; print text as it arrives, and a line of statistics to standard error."""
     settings = load_settings(GenerateSettings, "generate", arguments)
     if settings.system and not settings.chat:
         raise ConfigError("--system is for conversations; add --chat")
@@ -82,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -> None:
-    """Refuse settings that are invalid for every prompt.
+    """Reject settings that are invalid for every prompt.
 
     Raises:
         ConfigError: a setting is invalid; the message names it.
@@ -97,7 +97,7 @@ def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
-    """Load the model and drafter of the settings, and show a status."""
+    """Load the model and open the drafter, and show a status."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.sources import require_sources
 
@@ -136,7 +136,7 @@ def _generate(
                 message = f"{location}: {event.result.error}" if location else str(event.result.error)
                 sys.stderr.write(f"speculant: generate: {printable(message)}\n")
     except BrokenPipeError:
-        raise  # the reader has closed the pipe
+        raise  # the reader closed the pipe
     except BaseException as end:
         output.stop()  # show the text decoded before an interruption
         num_missing = len(lines) * settings.generation.n - len(reasons)
@@ -148,7 +148,7 @@ def _generate(
 
 
 class _TextOutput:
-    """Text output: one text is shown as it arrives, several are shown when complete, each after a heading."""
+    """Text output. A single text is shown as it arrives; several texts are shown when complete, each with a heading."""
 
     def __init__(self, console: Console, num_prompts: int, num_samples: int) -> None:
         self._console, self._is_single, self._num_samples = console, num_prompts * num_samples == 1, num_samples

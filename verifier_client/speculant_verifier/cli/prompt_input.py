@@ -1,4 +1,4 @@
-"""Prompts of ``speculant generate``: texts, conversations and token ids, from arguments, files and a pipe."""
+"""Reads prompts for ``speculant generate``: texts, conversations and token ids from arguments, files and a pipe."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class PromptLine:
     """One prompt as given."""
 
     prompt: str | list[TokenId] | None
-    """Text or token ids; None: it is a conversation."""
+    """Text or token ids; None for a conversation."""
     messages: list[Message]
     """Messages of the conversation."""
     location: str
     """Its location, for messages; empty if there is only one prompt."""
     document: str = ""
-    """The document it belongs to, for records; empty if unknown."""
+    """Name of its document, for records; empty if unknown."""
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
-    """Collect prompts: the arguments, then the lines of a file; without both, all of standard input is one prompt.
+    """Collect prompts from arguments, then from a file; without both, standard input is one prompt.
 
     Args:
         texts: arguments; '-' alone is standard input.
@@ -71,7 +71,7 @@ def _from_file(path: Path) -> Iterator[PromptLine]:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         raise ConfigError(f"can't read the prompts in '{path}' ({reason}); give a text file in UTF-8") from error
     is_json = path.suffix == ".jsonl"
-    # Only line feeds end lines, because prompts may contain other characters that str.splitlines treats as line ends.
+    # Only line feeds end lines, because prompts may contain other characters that str.splitlines splits at.
     for line_number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             location = f"line {line_number} of '{path}'"
@@ -114,11 +114,11 @@ def prompts_for(
     Args:
         decoder: has the template.
         lines: the prompts.
-        is_chat: whether texts are messages of a user.
-        system: a system message before them, if not empty; conversations are not changed.
+        is_chat: whether texts are user messages.
+        system: a system message before the user messages, if not empty; conversations are unchanged.
 
     Raises:
-        GenerationError: there is no template, or it refuses the messages; the message names the prompt.
+        GenerationError: there is no template, or it rejects the messages; the error names the prompt.
     """
     head: list[Message] = [{"role": "system", "content": system}] if system else []
     prompts: list[Prompt] = []

@@ -1,4 +1,4 @@
-"""``speculant verifier``: serve a model that drafts and verifies, until SIGTERM."""
+"""``speculant verifier``: serves a model with speculative decoding until SIGTERM."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class VerifierSettings(DecodingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve; returns when the server has stopped."""
+    """Serve until the server has stopped; return the exit status."""
     # Ignore requests to reload the access file until the server has read it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # gRPC's core logs every failed connection; our own messages cover these.
+    # gRPC's core logs every failed connection; this project logs them itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     settings = load_settings(VerifierSettings, "verifier", arguments)
     log_to_stderr(settings.log_level, settings.log_format)
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     require_addresses(settings.service.admin_listen, "service.admin_listen")
     require_port(settings.service.http, "service.http")
     require_sources(settings.verifier, settings.graph_path, settings.client)
-    _ = settings.suited_draft  # refuses incompatible settings
+    _ = settings.suited_draft  # raises for incompatible settings
     if settings.train.min_failures and not (settings.draft_model.name and settings.record.folder):
         raise ConfigError(
             "train.min_failures trains a draft model on records; set --draft-model and --record, or leave it out"

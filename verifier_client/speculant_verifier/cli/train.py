@@ -1,8 +1,8 @@
-"""``speculant train``: trains an adapter for the draft model on recorded requests, and publishes it if it is better.
+"""``speculant train``: trains an adapter of the draft model on recorded requests, and publishes it if it is better.
 
-Adapters are published by rename: a reader always sees the complete old or new one. A folder can't be renamed over
-another, so an adapter's name is a link: ``legal`` points to ``legal.d/7``. The previous version is kept for rollback.
-Readers resolve the link once, then read.
+Adapters are published atomically by a rename, so a reader sees either the complete old adapter or the complete new one.
+A folder can't be renamed over another, so an adapter's name is a symbolic link: ``legal`` points to ``legal.d/7``. The
+previous version is kept for rollback. Readers resolve the link once before reading.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TrainSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train and publish; figures on standard output, progress on standard error."""
+    """Train and publish; print figures to standard output, and progress to standard error."""
     settings = load_settings(TrainSettings, "train", arguments)
     draft_model = settings.draft_model
     if not draft_model.name:
@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         if result.candidate is not None:
             verdict = judge(result.candidate, present, draft_model, result.held_out)
             if verdict.is_better:
-                # An adapter that continues another has learned the other's documents, too.
+                # An adapter that continues another was also trained on the other's documents.
                 documents = result.documents.union(() if start is None else start.note.get("documents", ()))
                 note = {"gate": verdict.figures(), "tenants": [records[0].tenant], "documents": sorted(documents)}
                 add_to_note(result.candidate, note)
@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _evaluate(settings: TrainSettings, adapter: Path) -> int:
-    """Compare an adapter with the present one, on records that it was not trained on; 1 if it is not better."""
+    """Compare an adapter with the present one on unseen documents; return 1 if it is not better."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
 
@@ -144,7 +144,7 @@ def _evaluate(settings: TrainSettings, adapter: Path) -> int:
         records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
         del model  # the gate loads two
         learned = info.note.get("documents")
-        if learned is None:  # another program made it, perhaps from these records
+        if learned is None:  # made by another program, perhaps from these records
             records = split(records)[1]
         else:
             records = [each for each, key in zip(records, documents_of(records), strict=True) if key not in learned]
@@ -174,7 +174,7 @@ def _print_gate(verdict: Verdict) -> None:
 
 
 def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrainedModel) -> Path | None:
-    """Return the adapter that a new one must beat; None for the model without any.
+    """Return the adapter that a new one must beat; None for the base model.
 
     Raises:
         ConfigError: the adapter in the settings does not belong to this model.
@@ -197,7 +197,8 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
     """Read the records of one tenant, failures and replay.
 
     Raises:
-        ConfigError: there are none, or they belong to several tenants, and weights reveal their training text.
+        ConfigError: there are no records, or they belong to several tenants, which is refused because weights reveal
+            training text.
     """
     from speculant_verifier.records.database import read_records, replay_of
 
@@ -238,7 +239,7 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
 
 
 def require_publishable(target: Path) -> None:
-    """Refuse names at which no adapter can be published; call it before a training.
+    """Reject a name under which no adapter can be published; call this before a training.
 
     Raises:
         ConfigError: the name exists and is not a link, or its folder is missing or can't be written.
@@ -250,17 +251,17 @@ def require_publishable(target: Path) -> None:
 
 
 def publish(folder: Path, target: Path) -> Path:
-    """Publish a finished folder under a name. Versions before the previous one are deleted.
+    """Publish a finished folder under a name. Versions older than the previous one are deleted.
 
     Args:
-        folder: on the same file system; it is moved.
+        folder: the folder, on the same file system; it is moved.
         target: the name, checked by :func:`require_publishable`; one process at a time may publish to it.
 
     Returns:
         The new path of the folder.
 
     Raises:
-        GraphFileError: it can't be read back or moved; the published adapter stays.
+        GraphFileError: the folder can't be read back or moved; the published adapter stays.
     """
     versions = target.with_name(target.name + ".d")
     versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal their training text
@@ -272,7 +273,7 @@ def publish(folder: Path, target: Path) -> Path:
     try:
         with writing(target):
             link.unlink(missing_ok=True)
-            # A relative link, because link and target may be moved or mounted elsewhere together.
+            # A relative link, because link and target may be moved or mounted together.
             link.symlink_to(Path(versions.name) / version.name)
             link.replace(target)
             sync(target.absolute().parent)
@@ -286,7 +287,7 @@ def publish(folder: Path, target: Path) -> Path:
 
 
 def _require_readable(folder: Path) -> None:
-    """Refuse a folder with a damaged file. Does not need torch."""
+    """Reject a folder with a damaged file. Does not need torch."""
     from safetensors import SafetensorError, safe_open
 
     for file in folder.iterdir():
@@ -294,14 +295,14 @@ def _require_readable(folder: Path) -> None:
             json.loads(file.read_bytes())
         elif file.suffix == ".safetensors":
             try:
-                with safe_open(file, "np") as weights:  # compares the file's size with its tensors'
+                with safe_open(file, "np") as weights:  # checks the file's size against its tensors
                     weights.keys()
             except SafetensorError as error:
                 raise ValueError(f"{file.name}: {error}") from error
 
 
 def _version_of(target: Path) -> str | None:
-    """Return the version number that a name points to; None if it was not published here."""
+    """Return the version to which a name points; None if it was not published by :func:`publish`."""
     version = target.readlink() if target.is_symlink() else Path()
     is_ours = version.parent == Path(target.name + ".d") and version.name.isdecimal()
     return version.name if is_ours else None

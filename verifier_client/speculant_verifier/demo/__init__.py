@@ -1,8 +1,8 @@
-"""The demo: real components, small enough for any machine."""
+"""The demo: real components that are small enough for any machine."""
 
 from pathlib import Path
 
 MODEL_FOLDER = Path(__file__).with_name("model")
 """The demo's model."""
 DRAFT_MODEL_FOLDER = Path(__file__).with_name("draft_model")
-"""Its draft model."""
+"""The demo's draft model."""

@@ -1,7 +1,7 @@
 """The demo's text: the standard library of the running Python interpreter.
 
-It is on every machine, so nothing is downloaded and no third-party text is committed. This module knows neither the
-tokenizer nor the model.
+Every machine has it, so nothing is downloaded and no third-party text is committed. This module depends on neither
+tokenizer nor model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _BEGINNING = re.compile(r"^ *(?:async )?def .*\n.*\n", re.MULTILINE)
 
-# Generated tables and vendored tools: megabytes of digits that the models are not trained to write.
+# Generated tables and vendored tools: megabytes of digits, not used for training.
 _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings",
      "pydoc_data", "__pycache__", "turtledemo", "tkinter", "distutils", "ensurepip"}
@@ -24,10 +24,11 @@ TRAINING_MODULES = (
     "asyncio", "concurrent", "http", "json", "logging", "queue.py", "selectors.py", "socket.py",
     "socketserver.py", "subprocess.py", "threading.py",
 )  # fmt: skip
-"""Training text of the demo model: packages and modules about processes and servers."""
+"""Training text of the demo model: packages and modules for processes and servers."""
 
 UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
-"""The part of it that the demo's draft model never saw: a domain that it can learn from the demo model's output."""
+"""The part of the training text that is unknown to the demo's draft model: a domain to learn from the target's
+output."""
 
 _TIMES_KNOWN = 8
 
@@ -39,10 +40,10 @@ PROMPTS = (
     "class Semaphore:\n    def __init__(self, value=1):",
     "def loads(s, *, cls=None):",
 )
-"""The demo's prompts: beginnings of code in the style of the training text."""
+"""The demo's prompts: starts of code in the style of the training text."""
 
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
-"""Files of these packages that training never saw; the model card's validation loss is measured on them."""
+"""Files of these packages that are excluded from training, for the model card's validation loss."""
 
 
 def standard_library_folder() -> Path:
@@ -61,7 +62,7 @@ def standard_library_files(root: Path | None = None) -> list[Path]:
 
 
 def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the (training, validation) files of the demo model; the two share no file."""
+    """Return the disjoint (training, validation) files of the demo model."""
     root = root or standard_library_folder()
     training, validation = [], []
     for path in standard_library_files(root):
@@ -74,10 +75,10 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 
 
 def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the files that the demo's draft model was trained on, and the files that only the demo model knows.
+    """Return the training files of the demo's draft model, and the files known only to the demo model.
 
-    The former are the rest of the library, so that it writes Python in general. Files that the demo model knows occur
-    several times, because the draft model drafts such text.
+    The training files are the rest of the library, so the draft model learns Python in general. Files known to the demo
+    model occur several times, because the draft model must draft such text.
     """
     root = root or standard_library_folder()
 
@@ -91,9 +92,9 @@ def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 
 
 def beginnings(count: int, root: Path | None = None) -> list[str]:
-    """Return the first two lines of ``count`` functions that the demo model was trained on.
+    """Return the first two lines of ``count`` functions from the demo model's training text.
 
-    They are always the same and all different; there are fewer if the library has fewer.
+    The selection is deterministic, without duplicates; it is shorter if the library has fewer functions.
     """
     unlike = beginnings_of(training_files(root)[0])
     return random.Random(0).sample(unlike, min(count, len(unlike)))

@@ -1,4 +1,4 @@
-"""The steps and output of the demo: coloured text, a table, and one JSON object for programs."""
+"""Steps and output of the demo: coloured text, a table, and one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class _Outcome:
     """The results of one prompt."""
 
     shown: list[GenerationResult]
-    """Results without and with drafts of the printed, unmeasured run."""
+    """Results of the printed, unmeasured run: without drafts and with drafts."""
     plain: list[GenerationResult]
     speculative: list[GenerationResult]
     round_trips_s: list[float]
-    """Measured results with drafts."""
+    """Results of the measured runs with drafts."""
 
 
 def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
-    """Return the keys that every demo object has, from the medians of each prompt."""
+    """Return the figures that every demo object has, from the medians of each prompt."""
     plain_s, speculative_s = (
         sum(median(result.times.total_s for result in results) for results in ways)
         for ways in ([each.plain for each in outcomes], [each.speculative for each in outcomes])
@@ -85,7 +85,7 @@ def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
 
 
 def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
-    """Run everything and print the comparison; 0 if all texts are identical, else 1."""
+    """Run the demo and print the comparison; return 0 if all texts are identical, else 1."""
     console = Console(highlight=False)
     quiet_transformers()
     log_to_stderr("WARNING")
@@ -95,13 +95,13 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
         _build(graph, console)
         with closing(OwnDrafter(graph, f"unix://{folder}/drafter.sock")) as drafter:
             console.print(f"sidecar: process {drafter.process.pid} serves it at {drafter.address}", soft_wrap=True)
-            # One thread: matrices this small gain nothing from more, and waiting threads would compete with the sidecar
-            # for the cores.
+            # One thread: such small matrices gain nothing from more threads, and waiting threads would compete with the
+            # sidecar for cores.
             target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
             console.print(f"model:   {sum(p.numel() for p in target.model.parameters()):,} parameters, {target.device}")
             plain = SpeculativeDecoder(drafter=NullDrafter(), target=target, draft_config=DraftConfig(k=0))
             speculative = SpeculativeDecoder(
-                # Otherwise the measured run could draft from the accepted text of the first run.
+                # Otherwise the measured run could draft from the learned text of the first run.
                 client_config=ClientConfig(address=drafter.address, deadline_ms=100.0, learn=False),
                 target=target,
                 draft_config=settings.draft,
@@ -111,7 +111,7 @@ def run_demo(settings: DemoSettings, arguments: Sequence[str]) -> int:
                 for index, prompt in enumerate(PROMPTS, start=1):
                     console.rule(f"prompt {index} of {len(PROMPTS)}", align="left")
                     console.print(Text(prompt, "bold"))
-                    shown = [  # also the warm-up
+                    shown = [  # also warms up
                         _show_stream(console, name, decoder.stream(prompt, settings.generation))
                         for name, decoder in (("plain", plain), ("speculative", speculative))
                     ]
@@ -135,7 +135,7 @@ def _build(path: Path, console: Console) -> None:
 
 
 def _show_stream(console: Console, name: str, events: Iterator[StepEvent]) -> GenerationResult:
-    """Print text as it is decoded and return the result."""
+    """Print text as it is decoded; return the result."""
     colors = [legend()] if name != "plain" and console.color_system else []
     console.print(Text(f"[{name}]", "dim"), *colors, sep="  ")
     result = None
@@ -157,7 +157,7 @@ def _measure(
     settings: DemoSettings,
     shown: list[GenerationResult],
 ) -> _Outcome:
-    """Decode alternately without and with drafts."""
+    """Decode alternately with and without drafts."""
     round_trips_s: list[float] = []
 
     def with_drafts(_: int) -> GenerationResult:
@@ -174,7 +174,7 @@ def _measure(
 
 
 def _report(console: Console, outcomes: Sequence[_Outcome], arguments: Sequence[str], *, as_json: bool) -> int:
-    """Print the table, and the JSON object; return the exit status of the demo."""
+    """Print the table, and the JSON object if requested; return the demo's exit status."""
     prompts, everything = [_figures([each]) for each in outcomes], _figures(outcomes)
     console.rule("tokens per second, tokens per forward pass, accepted share of drafted tokens", align="left")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))

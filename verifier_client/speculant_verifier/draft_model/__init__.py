@@ -1,4 +1,4 @@
-"""A small language model that drafts, alone or with n-grams, in the verifier's process."""
+"""Drafting with a small language model in the verifier's process, alone or with n-grams."""
 
 from speculant_verifier.draft_model.drafter import ModelDrafter
 

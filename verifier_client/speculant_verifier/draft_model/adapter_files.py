@@ -1,7 +1,7 @@
-"""LoRA adapters of a draft model: read, and added to a copy of a model, so that a wrong adapter changes nothing.
+"""Reads LoRA adapters of a draft model and merges them into a copy of the model, so a bad adapter changes nothing.
 
-An adapter is a folder in peft's own format, so that other programs can load it, too. In addition to peft's two files,
-``speculant.json`` records the tenants of its training text, and its figures.
+An adapter is a folder in peft's own format, so other programs can load it, too. In addition to peft's two files,
+``speculant.json`` records the tenants of the training text and the figures of the training.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ _SHAPING = frozenset({
     "layers_to_transform", "lora_alpha", "lora_bias", "modules_to_save", "r", "rank_pattern", "target_modules",
     "target_parameters", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 })  # fmt: skip
-"""Settings that define the added weights."""
+"""Settings that define the adapter's weights."""
 _OF_TRAINING = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config",
 })  # fmt: skip
-"""Settings without effect on a finished adapter. Every other setting of peft changes the result of a layer."""
+"""Settings without effect on a trained adapter. Every other setting of peft changes the output of a layer."""
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` that do not change the base model's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """The note in an adapter's folder."""
+    """Description of an adapter, read from its folder."""
 
     folder: Path
-    """Its path with links resolved: this version stays the same while another is published."""
+    """Its path with links resolved, so that it still names this version after another is published."""
     digest: str
-    """sha256 of the weights' file."""
+    """sha256 of the weights file."""
     base: str
-    """Name or folder of the model that it was trained for; empty if not recorded."""
+    """Name or folder of its base model; empty if not recorded."""
     tenants: frozenset[str] | None
-    """Tenants whose text it was trained on; it may draft only for their sequences. None: all."""
+    """Tenants of the training text; the adapter may draft only for their sequences. None: all tenants."""
     note: Mapping[str, Any]
     """Figures of its training, from ``speculant.json``."""
     config: LoraConfig
@@ -69,10 +69,10 @@ class AdapterInfo:
 
 
 def read_adapter(folder: Path | str) -> AdapterInfo:
-    """Read the description of an adapter, without a model.
+    """Read the description of an adapter, without loading a model.
 
     Raises:
-        ConfigError: there is no LoRA adapter, or it is more than plain LoRA.
+        ConfigError: there is no LoRA adapter, or it uses a variant of LoRA.
     """
     path = Path(folder).resolve()
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
@@ -95,22 +95,22 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
 
 
 def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
-    """Return a copy of a model with an adapter merged into its weights, which costs no time per pass.
+    """Return a copy of a model with an adapter merged into its weights, so passes take no longer.
 
     Args:
-        model: the base, as loaded; it is not changed. If its weights are packed, in four bits for example, the copy's
+        model: the base model, which stays unchanged. If its weights are quantised, to four bits for example, the copy's
             are not.
         base_name: the name or folder it was loaded from.
         folder: the adapter.
 
     Raises:
-        ConfigError: the base's weights can't be unpacked, the adapter was trained for another model, its tensors do not
-            match this model, or some numbers are not finite; one line that ends with the fix.
+        ConfigError: the base's weights can't be dequantised, the adapter was trained for another model, its tensors do
+            not match this model, or some numbers are not finite. The message is one line that ends with the fix.
     """
     info = read_adapter(folder)
     require_base(info, base_name)
     try:
-        # A copy, because loading the checkpoint again would change torch's default dtype for the whole process.
+        # A copy: loading the checkpoint again would change torch's default dtype for the whole process.
         with quiet_peft():
             adapted = get_peft_model(plain(copy.deepcopy(model)), info.config)
             load_weights(adapted, base_name, info)
@@ -127,12 +127,12 @@ def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> 
 
 
 def require_base(info: AdapterInfo, base_name: str) -> None:
-    """Refuse an adapter of another model.
+    """Reject an adapter of another base model.
 
     Raises:
         ConfigError: it is for another model.
     """
-    # A model may be moved to another folder, or downloaded from the hub into one.
+    # The base model may have been moved, or downloaded from the hub into a folder.
     if info.base and Path(info.base).name != Path(base_name).name:
         raise ConfigError(
             f"the adapter {info.folder} is for the model '{info.base}', not for '{base_name}'; {_another(base_name)}"
@@ -140,7 +140,7 @@ def require_base(info: AdapterInfo, base_name: str) -> None:
 
 
 def load_weights(adapted: Module, base_name: str, info: AdapterInfo) -> None:
-    """Load an adapter's weights into a model with layers of its shape.
+    """Load an adapter's weights into a model with LoRA layers of the same shape.
 
     Args:
         adapted: the model, with peft's layers.
@@ -171,10 +171,10 @@ def _unusable(folder: Path | str, base_name: str, error: Exception) -> ConfigErr
 
 
 def _separate_tied(model: Module) -> bool:
-    """Give layers that share a matrix separate ones, because an adapter changes only one of them.
+    """Untie layers that share a matrix, because an adapter changes only one of them.
 
     Returns:
-        Whether any layers shared one.
+        Whether any layers shared a matrix.
     """
     owners: set[int] = set()
     found = False
@@ -188,7 +188,7 @@ def _separate_tied(model: Module) -> bool:
 
 
 def _add_biases(model: Module) -> None:
-    """Add a zero bias to layers whose adapter has a bias, if they have none."""
+    """Add a zero bias to layers that have none but whose adapter has one."""
     for layer in model.modules():
         base = layer.get_base_layer() if isinstance(layer, LoraLayer) else None
         if isinstance(base, Linear) and base.bias is None:
@@ -196,7 +196,7 @@ def _add_biases(model: Module) -> None:
 
 
 def _tie_if_equal(model: PreTrainedModel) -> None:
-    """Tie embedding and head again if they are equal; otherwise record that they differ."""
+    """Tie the embedding and the LM head again if they are equal; otherwise record that they differ."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     assert isinstance(embedding.weight, Parameter)
     assert isinstance(head.weight, Parameter)
@@ -208,10 +208,10 @@ def _tie_if_equal(model: PreTrainedModel) -> None:
 
 
 def plain(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model whose weights can be added to; packed weights are unpacked, in place.
+    """Return a model to whose weights an adapter can be added; quantised weights are dequantised in place.
 
     Raises:
-        ConfigError: transformers can't unpack weights of this kind.
+        ConfigError: transformers can't dequantise weights of this kind.
     """
     if not getattr(model, "is_quantized", False):
         return model
@@ -227,10 +227,10 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Suppress three warnings of peft about itself.
+    """Suppress three warnings from peft that are irrelevant here.
 
-    It uses a name that transformers deprecates, warns of its own patterns for experts, and reports that it unties
-    weights, which are tied again here.
+    Peft uses a name that transformers deprecates, warns about its own patterns for experts, and reports that it unties
+    weights. This module ties them again.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)

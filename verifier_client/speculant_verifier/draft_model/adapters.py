@@ -1,8 +1,9 @@
-"""The draft model's LoRA adapters at run time: loaded, swapped between two steps, and rolled back.
+"""Loads, swaps and rolls back the draft model's LoRA adapters at run time.
 
-An adapter is checked completely and added to a copy of the base model before anything changes: weights in use are never
-modified. A rollback loads the previous adapter again. It happens automatically if the new adapter predicts its first
-tokens worse than the previous one predicted its latest. The output does not depend on any of this.
+An adapter is validated and merged into a copy of the base model first, so weights in use are never modified. The copy
+replaces the model between two steps. A rollback loads the previous adapter again. It happens automatically if the new
+adapter predicts its first tokens worse than the previous adapter predicted its latest. Adapters never change the
+output.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RecordIdentity
 
 _FEWEST_JUDGED = 400
-"""Judged tokens of each adapter before the new one may be rolled back. Once its window is full it stays, because an
-adapter that is compared forever looks worse at some point."""
+"""Judged tokens of each adapter before the new one may be rolled back. An adapter whose window is full stays, because
+with endless comparisons any adapter looks worse at some point."""
 _ERRORS = 4.0
-"""Standard errors by which it must be worse. Texts differ, too, so this is more than chance alone would require."""
+"""Standard errors by which the new adapter must be worse. The texts differ, too, so this is more than chance alone
+would require."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class Adapter:
     """A draft model with one adapter, or with none."""
 
     name: str
-    """As requested; empty: the base model."""
+    """The requested name; empty for the base model."""
     folder: str
     """Its path with links resolved."""
     digest: str
-    """sha256 of its weights; empty: none."""
+    """sha256 of its weights; empty for the base model."""
     tenants: frozenset[str] | None = None
-    """Tenants for whose sequences it drafts; None: all."""
+    """Tenants for whose sequences it drafts; None: all tenants."""
 
 
 BASE = Adapter("", "", "")
@@ -54,11 +56,12 @@ class AdapterState:
     previous: Adapter | None
     """The adapter that a rollback would restore."""
     acceptance: float | None
-    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model predicted; None before any."""
+    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model predicted; None without
+    tokens."""
     num_judged: int
     """Number of these tokens."""
     previous_acceptance: float | None
-    """The same share of the previous adapter when it was replaced."""
+    """This share for the previous adapter when it was replaced."""
     num_passes: int
     """Passes of the draft model since it was first loaded, with any adapter."""
     passes_s: float
@@ -75,13 +78,13 @@ class Adapters:
         config: DraftModelConfig,
         identity: RecordIdentity,
     ) -> None:
-        """Begin with the base model, or with the adapter in the settings.
+        """Start with the base model, or with the adapter in the settings.
 
         Args:
             drafter: the drafter.
-            base: the model without an adapter; it is not changed, and adapters are added to copies of it.
-            config: its settings, with the names of adapters.
-            identity: the draft model's identity in records, which is kept up to date.
+            base: the model without an adapter; it stays unchanged, because adapters are merged into copies.
+            config: the draft model's settings, with the names of adapters.
+            identity: the draft model's identity in records, updated after every swap.
 
         Raises:
             ConfigError: the adapter in the settings can't be used.
@@ -100,7 +103,7 @@ class Adapters:
 
     @property
     def names(self) -> dict[str, Path]:
-        """Folders by their names in the settings."""
+        """Adapter folders, by the names in the settings."""
         return dict(self._config.adapters)
 
     @property
@@ -117,15 +120,15 @@ class Adapters:
         )
 
     def load(self, name: str) -> Adapter:
-        """Load an adapter and draft with it from the next step on; loading the present one does nothing.
+        """Load an adapter for drafting from the next step on; loading the present adapter does nothing.
 
         Args:
-            name: one of the settings' names, or a folder; empty: the base model.
+            name: a name in the settings, or a folder; empty for the base model.
 
         Raises:
-            ConfigError: it is missing, damaged, or for another model; the present one stays.
+            ConfigError: the adapter is missing, damaged, or for another model; the present one stays.
         """
-        with self._lock:  # loads one at a time
+        with self._lock:  # one load at a time
             return self._load(name, self._config.adapters.get(name, Path(name)))
 
     def rollback(self) -> Adapter:
@@ -142,7 +145,7 @@ class Adapters:
         return adapter
 
     def _judge(self) -> None:
-        """Roll back the adapter if it is worse than the previous one; called at the end of a sequence."""
+        """Roll back the adapter if it is worse than the previous one. Called at the end of each sequence."""
         (num_before, right_before), (num_now, right_now) = self._hits_before, self._drafter.hits
         if not self._is_on_trial or min(num_before, num_now) < _FEWEST_JUDGED:
             return
@@ -178,7 +181,7 @@ class Adapters:
         self._previous, self._hits_before, self._is_on_trial = present, self._drafter.hits, True
         self._present, self._identity.adapter = adapter, adapter.digest
         tenants = adapter.tenants
-        if tenants is not None:  # the empty tenant is of requests without a tenant, which may be anyone's here
+        if tenants is not None:  # requests without a tenant count as ``identity.tenant``'s
             tenants = tenants - {""} | ({""} if self._identity.tenant in tenants else set())
         self._drafter.swap(model, tenants)
         logger.info("the draft model now has {}", described(adapter))

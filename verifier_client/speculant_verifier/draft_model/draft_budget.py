@@ -1,10 +1,10 @@
-"""Whether one more pass of the draft model pays, and over how many nodes.
+"""Decides whether one more pass of the draft model pays, and over how many nodes.
 
-The expected gain of another pass of the model over some nodes is its past gain at such nodes. The pass runs if this
-gain clearly exceeds the gain that its time must earn (:class:`~speculant_graph.budget.StepBudget`). So there may be no
-pass, and there is none where n-grams are confident. The gain is an estimate, so time spent on the model and time saved
-by its drafts are counted (:class:`~speculant_graph.budget.allowance.Allowance`), and a useless model takes a small
-share of the time.
+The expected gain of another pass of the model over some nodes is the past gain at similar nodes. The pass runs if this
+gain clearly exceeds the gain that its time must earn (:class:`~speculant_graph.budget.StepBudget`). So a step may have
+no pass, for example where n-grams are confident. The gain is only an estimate. So an account balances time spent on the
+model against time saved by its drafts (:class:`~speculant_graph.budget.allowance.Allowance`). A useless model takes
+only a small share of the time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from speculant_graph.budget.allowance import Allowance
 MOST_NODES = 16
 """Most nodes of a row in one pass of the model."""
 _READ_FOR_LATER = 8
-"""Pending tokens beyond this number are not charged to the step that reads them, because later steps benefit
-equally."""
+"""A step is not charged for reading more pending tokens than this, because later steps benefit equally."""
 WIDEST = MOST_NODES + _READ_FOR_LATER - 1
-"""Tokens of a row in the widest pass of the model whose time is learned."""
+"""Tokens per row in the widest pass of the model whose duration is learned."""
 
 _FIRST_PASSES = 4.0
-"""Passes of the target that the model may lose before it rests for the first time: twice as many as n-grams, because
-requests differ more in how well a model drafts for them, and a good one must not rest after a few hopeless requests."""
+"""Initial credit of the model, in passes of the target, before it rests for the first time. It is twice the credit of
+n-grams: a model's draft quality varies more between requests, and a good model must not rest after a few hopeless
+requests."""
 LEAST_GAIN = 0.05
-"""Extra gain that a pass must bring, as a share of the gain that the step's time must earn, because the best of several
-estimates is too high on average."""
+"""Extra gain required of a pass, as a share of the gain that the step's time must earn. The maximum of several
+estimates is too high on average (winner's curse)."""
 
 
 class Choice(NamedTuple):
@@ -50,19 +50,19 @@ class DraftPrice:
     """Decides on passes of the draft model."""
 
     def __init__(self, budget: StepBudget, draft: PassCost) -> None:
-        """Take the target's budget, and the cost of the draft model's passes."""
+        """Create it from the target's budget and the cost of the draft model's passes."""
         self._budget, self._draft = budget, draft
         self.rate = 0.0
-        """Tokens of all rows that a second must earn, at the latest decision."""
+        """Tokens, over all rows, that a second had to earn at the latest decision."""
         self.allowance = Allowance(_FIRST_PASSES)
         """The account of the model's time."""
 
     def begin_account(self) -> None:
-        """Forget what the model has gained and lost so far."""
+        """Reset the model's account of gains and losses."""
         self.allowance = Allowance(_FIRST_PASSES)
 
     def choose(self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int) -> Choice:
-        """Return the nodes per row, and the rows, for which another pass pays most.
+        """Return the number of nodes per row, and the rows, for which another pass pays most.
 
         Args:
             gains: per row, the probabilities of its best nodes, descending.
@@ -71,7 +71,7 @@ class DraftPrice:
                 the first expanded node. 0 in later passes.
         """
         by_width = _sums(gains)
-        # The target also verifies the node that a pass of the model adds, one more per row.
+        # The target also verifies one more node per row, which the model's pass adds.
         seconds = self._target_s(len(gains), len(by_width) + 1)
         self.rate = self._budget.prices(len(gains), 0).rate
         now = best_size(by_width.tolist(), seconds[:-1], self.rate)
@@ -103,7 +103,7 @@ class DraftPrice:
         return seconds[num_rows::num_rows][first - 1 :]
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
-        """Record the duration of the model's pass over ``width`` tokens per row, with its overhead."""
+        """Record the duration of the model's pass over ``width`` tokens per row, including overhead."""
         self._draft.observe(num_rows, num_rows * width, seconds)
 
     def record_target(self, seconds: float) -> None:
@@ -117,7 +117,7 @@ class DraftPrice:
 
 
 def _sums(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """Return the sum of all rows' first numbers, of all rows' second ones, ..."""
+    """Return the column sums of rows of different lengths."""
     table = np.zeros((len(rows), max((len(row) for row in rows), default=0)))
     for index, row in enumerate(rows):
         table[index, : len(row)] = row

@@ -1,10 +1,10 @@
-"""A drafter that runs a language model where it pays: with n-grams, or alone.
+"""A drafter that runs a language model, with n-grams or alone, where it pays.
 
-In every step n-grams draft first. Strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`). With the
-other strategies the price decides pass by pass whether the model expands nodes of these trees, and how many. Its
-candidates are mixed with the n-grams' (:class:`~.tree.Reliability`), and the most probable nodes are drafted. These
-drafts have no q, so rules that compare p with q only follow them. All sequences of a batch share the passes. The text
-does not depend on the model.
+In every step the n-grams draft first. The strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`).
+With the other strategies, a cost model (:mod:`.draft_budget`) decides before each pass how many nodes the model
+expands, if any. The model's candidates are mixed with the n-grams' candidates (:class:`~.tree.Reliability`), and the
+most probable nodes are drafted. These drafts have no q, so rules that need q verify them with *follow*. All sequences
+of a batch share the passes. The model never changes the output.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from speculant_verifier.draft_model.tree import DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 
 _LONGEST_READ = 64
-"""A sequence with more pending tokens is first prefilled in chunks, before the model drafts for it."""
+"""A sequence with more pending tokens than this is first prefilled in chunks."""
 _LEAST_PAUSE = 8
-"""Steps without the model before it is tried although it does not seem to pay, because the text may have become
+"""After this many steps without the model, it is tried even if it does not seem to pay. The text may have become
 easier."""
 HIT_WINDOW = 1_000
-"""Judged tokens in the acceptance of an adapter: tokens at expanded nodes, and tokens that the model read in its first
-pass over a sequence."""
+"""Window of judged tokens for an adapter's acceptance rate: tokens at expanded nodes, and pending tokens that the model
+read."""
 _HIT_SHARE = 0.12
-"""Weight of one outcome in the rate of a sequence."""
+"""Weight of one outcome in the running hit rate of a sequence."""
 _NGRAMS: tuple[DraftSourceName] = ("ngrams",)
 
 
 class ModelDrafter:
-    """Drafts by a language model, with another drafter or alone."""
+    """Drafts with a language model, together with another drafter or alone."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class ModelDrafter:
         ngrams: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Take the parts.
+        """Assemble the drafter.
 
         Args:
             passes: the model.
             price: costs and gains of its passes.
-            config: depth and branches of trees.
-            ngrams: the n-grams' drafter, which drafts first. It is closed with this one.
-            clock: returns seconds; measures the time spent on the model.
+            config: depth and branching of trees.
+            ngrams: the n-gram drafter, which drafts first; this drafter closes it. None: the model drafts alone.
+            clock: returns the time in seconds, to measure the time spent on the model.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._clock = clock
@@ -80,35 +80,35 @@ class ModelDrafter:
         self._tenants: frozenset[str] | None = None
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
         self.num_passes = 0
-        """Passes of the model since it was made."""
+        """Passes of the model since the drafter was created."""
         self.ended: Callable[[], None] = lambda: None
-        """Called when a sequence has ended."""
+        """Called after a sequence has ended."""
         self.passes_s = 0.0
-        """Duration of these passes in seconds, already weighed against their gain."""
+        """Duration of these passes in seconds, which the model's account already includes."""
         self._reported_s = 0.0  # of these
 
     @property
     def state(self) -> DrafterState:
-        """State of the n-grams' drafter."""
+        """State of the n-gram drafter."""
         return "ok" if self._ngrams is None else self._ngrams.state
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Statistics of the n-grams' drafter."""
+        """Statistics of the n-gram drafter."""
         return DrafterStatistics() if self._ngrams is None else self._ngrams.statistics
 
     @property
     def hits(self) -> tuple[int, int]:
-        """Number of latest judged tokens, at most :data:`HIT_WINDOW`, and how many equal the model's best candidate."""
+        """Number of latest judged tokens, at most :data:`HIT_WINDOW`, and how many of them the model ranked first."""
         hits = self._hits.copy()
         return len(hits), sum(hits)
 
     def swap(self, model: TargetModel, tenants: frozenset[str] | None = None) -> None:
-        """Draft with another model from the next step on; it reads all sequences again. Thread-safe.
+        """Draft with another model from the next step on, which reads all sequences again. Thread-safe.
 
         Args:
             model: the other model.
-            tenants: the tenants for whose sequences it drafts, "" for sequences without a tenant; None: all.
+            tenants: tenants for whose sequences it drafts, "" for sequences without a tenant; None: all tenants.
         """
         self._next = model, tenants
         self._hits = deque(maxlen=HIT_WINDOW)
@@ -119,7 +119,7 @@ class ModelDrafter:
             return
         model, self._tenants = following
         self._passes = DraftPasses(model, self._passes.num_rows)
-        self._hits = deque(maxlen=HIT_WINDOW)  # the step that ran meanwhile has recorded some of the other model's
+        self._hits = deque(maxlen=HIT_WINDOW)  # a step during the swap has recorded hits of the previous model
         self._price.begin_account()
         self._reliability, self._has_failed = Reliability(), False
         for session in self._sessions.values():
@@ -139,7 +139,7 @@ class ModelDrafter:
         return self._ngrams.open(session_id) if options is None else self._ngrams.open(session_id, options)
 
     def observe(self, report: PassReport) -> float:
-        """Record the duration of the target's pass; return that of the model's own passes since the last report."""
+        """Record the duration of the target's pass; return the duration of the model's passes since the last report."""
         self._price.record_target(report.seconds)
         weighed_s, self._reported_s = self.passes_s - self._reported_s, self.passes_s
         return weighed_s
@@ -151,13 +151,13 @@ class ModelDrafter:
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
-        self._price.allowance.add(session.charged_s)  # the outcome of its latest step stays unknown
+        self._price.allowance.add(session.charged_s)  # the outcome of the latest step is unknown
         if session.cached is not None:
             self._passes.drop(session.cached)
         self.ended()
 
     def close(self) -> None:
-        """Close it, and the n-grams' drafter."""
+        """Close this drafter and the n-gram drafter."""
         for session_id in list(self._sessions):
             self.finish(session_id)
         if self._ngrams is not None:
@@ -188,7 +188,7 @@ class ModelDrafter:
             if search([batch[index] for index in allowed]):
                 for index in allowed:
                     drafts[index] = self._best_of(batch[index])
-        except (RuntimeError, MemoryError, IndexError) as error:  # torch's errors, such as running out of memory
+        except (RuntimeError, MemoryError, IndexError) as error:  # torch raises these, for example if out of memory
             self._has_failed = True
             logger.warning("the draft model fails, continuing without it: {!r}; fix it, or leave it out", error)
         elapsed_s = self._clock() - started_s
@@ -199,7 +199,7 @@ class ModelDrafter:
         return drafts
 
     def _learn(self, session: Session, step: SequenceStep) -> None:
-        """Learn from the tokens after the sequence's latest step."""
+        """Learn from the tokens emitted since the sequence's latest step."""
         emitted = step.token_ids[session.num_tokens :]
         if session.is_asked and self._price.rate:
             num_saved = len(emitted) - 1 - session.tree.num_followed(emitted, session.baseline)
@@ -207,7 +207,7 @@ class ModelDrafter:
         self._record_hits(session, session.tree.learn(emitted, self._reliability))
 
     def _record_hits(self, session: Session, hits: Sequence[bool]) -> None:
-        """Record whether the model was right, token by token."""
+        """Record for each token whether the model was right."""
         self._hits.extend(hits)
         for is_right in hits:
             session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
@@ -234,7 +234,7 @@ class ModelDrafter:
         return Shape(step.node_budget, self._max_depth(step), self._config.max_branches)
 
     def _fill(self, batch: Sequence[Session]) -> bool:
-        """Grow the trees as SpecExec does, at any cost; return whether the model ran."""
+        """Grow the trees as SpecExec does, regardless of cost; return whether the model ran."""
         members = self._members(batch)
         shapes = {index: self._shape(batch[index].step) for index in members}
         for index, cached in members.items():
@@ -256,9 +256,9 @@ class ModelDrafter:
         return any(each.is_asked for each in batch)
 
     def _search(self, batch: Sequence[Session]) -> bool:
-        """Expand nodes of the trees with the model as long as it pays; return whether the model ran.
+        """Expand tree nodes with the model as long as it pays; return whether the model ran.
 
-        Trees of sequences without pricing grow to their whole budget.
+        Trees of sequences without a cost model grow to their whole node budget.
         """
         members = self._members(batch)
         num_passes, plain_s = 0, 0.0
@@ -301,12 +301,12 @@ class ModelDrafter:
         return num_passes > 0
 
     def _members(self, batch: Sequence[Session]) -> dict[int, CachedSequence]:
-        """Return the sequences that the model may draft for, by index, updated with their emitted tokens."""
+        """Return the sequences for which the model may draft, by index, updated with their emitted tokens."""
         members = {}
         for index, each in enumerate(batch):
             if each.cached is None:
                 each.cached = self._passes.add()
-            # Positions follow from depth, even if several nodes share one.
+            # Positions follow from depth, even if several nodes share a position.
             capacity = self._passes.model.max_length - len(each.step.token_ids) - self._max_depth(each.step)
             if each.cached is not None and capacity > 0:
                 members[index] = each.cached
@@ -316,9 +316,9 @@ class ModelDrafter:
     def _first(
         self, batch: Sequence[Session], members: Mapping[int, CachedSequence], paying: Sequence[int]
     ) -> list[int]:
-        """Return the sequences of a step's first pass: those for which it pays, or else those due for a trial.
+        """Return the sequences in a step's first pass: where it pays, otherwise those due for a trial.
 
-        Sequences without pricing are always included.
+        Sequences without a cost model are always included.
         """
         chosen = [index for index in members if index in paying or not batch[index].step.is_priced]
         for index in members:
@@ -341,7 +341,7 @@ class ModelDrafter:
     def _expand(
         self, batch: Sequence[Session], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
     ) -> float:
-        """Run one pass over nodes of the trees and mix its candidates in; return its duration in seconds."""
+        """Run one pass over tree nodes and mix in its candidates; return its duration in seconds."""
         started_s = self._clock()
         fills = self.capabilities.fills_budget
         nodes = [batch[index].tree.write(chosen[index], len(cached.tokens)) for index, cached in members.items()]
@@ -349,7 +349,7 @@ class ModelDrafter:
         rows = self._passes.run(list(members.values()), nodes, width)
         for (index, cached), top in zip(members.items(), rows, strict=True):
             each = batch[index]
-            self._record_hits(each, cached.hits)  # whether it was right about the tokens that it has just read
+            self._record_hits(each, cached.hits)  # for the tokens that the model has just read
             cached.hits = []
             if fills:
                 grow(each.tree, chosen[index], top, self._reliability, self._shape(each.step))

@@ -1,4 +1,4 @@
-"""Makes a drafter from settings: loads the draft model, checks that it suits the target, and measures its cost."""
+"""Creates a drafter from settings: loads the draft model, checks its tokenizer, and measures the cost of its passes."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from speculant_verifier.speculation import ObservedCosts, batches_up_to, load_or
 
 
 def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) -> tuple[PreTrainedModel, Fingerprint]:
-    """Load a draft model without adapter, and the identity of its tokenizer.
+    """Load a draft model without an adapter, and the fingerprint of its tokenizer.
 
     Args:
         config: the model.
-        verifier: all other settings of loading; device and dtype are the target's.
+        verifier: the target's settings for loading, such as device and dtype.
 
     Raises:
-        ConfigError: model or tokenizer can't be loaded.
+        ConfigError: the model or its tokenizer can't be loaded.
     """
     own: dict[str, Any] = {
         "model_name": config.name,
         "tokenizer_name": None,
-        "memory_budget": 0,  # it is not part of the target's budget
+        "memory_budget": 0,  # outside the target's budget
         "host_budget": 0,
         "resident_layers": None,
     }
     loading = (verifier or VerifierConfig()).model_copy(update=own)
     try:
-        # transformers can't unpack MXFP4 later, which an adapter needs.
+        # An adapter needs unpacked weights, and transformers can't unpack MXFP4 after loading.
         return load_model(loading, may_stream=False, may_pack=False), load_tokenizer(loading)[1]
     except ConfigError as error:
         if error.field != MODEL_SETTING:
@@ -54,7 +54,7 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
         ConfigError: it can't be loaded.
         TokenizerMismatchError: it has another tokenizer than the target.
     """
-    # On the target's device, wherever a caller has put it.
+    # Use the target's actual device, because a caller may have moved the target.
     model, fingerprint = load_base(config, verifier.model_copy(update={"device": str(target.device)}))
     if fingerprint.sha256 != target.fingerprint.sha256:
         raise TokenizerMismatchError(
@@ -76,14 +76,14 @@ def open_model_drafter(
 
     Args:
         model: the draft model.
-        target: the model it drafts for.
-        verifier: number of rows.
+        target: the target model.
+        verifier: settings with the number of rows.
         draft: drafting settings.
-        ngrams: the n-grams' drafter; None: the model drafts alone.
-        budget: the target's budget for drafts; None: typical costs are assumed for both models.
+        ngrams: the n-gram drafter; None: the model drafts alone.
+        budget: the target's draft budget; None: typical costs are assumed for both models.
     """
     passes = DraftPasses(model, verifier.max_batch_size)
-    if budget is None or STRATEGIES[draft.strategy].fills_budget:  # such strategies ignore the price
+    if budget is None or STRATEGIES[draft.strategy].fills_budget:  # such strategies ignore the cost
         own = RowCurve(model.typical_cost.curve, _size(model) / _size(target))
         price = DraftPrice(StepBudget(target.typical_cost), own)
     else:

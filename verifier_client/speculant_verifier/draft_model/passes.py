@@ -1,4 +1,4 @@
-"""The draft model's passes: its cache follows the sequences of the engine, and trees grow in it pass by pass."""
+"""The draft model's passes. Its KV cache follows the engine's sequences, and each pass adds tree nodes to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.sampling import top_logprobs
 
 _MOST_HITS = 16
-"""Most pending tokens of a pass that are judged: whether the model would have drafted them."""
+"""Most pending tokens per pass that are compared with the model's top token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class TopRows:
     token_ids: NDArray[np.int64]
     """Token ids, ``[nodes, width]``, best first."""
     logprobs: NDArray[np.float64]
-    """Log-probabilities of the raw logits over the whole vocabulary, ``[nodes, width]``."""
+    """Log-softmax of the raw logits over the whole vocabulary, ``[nodes, width]``."""
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
@@ -33,11 +33,11 @@ class TopRows:
 
 @dataclass(eq=False, slots=True)
 class CachedSequence:
-    """A sequence in the model's cache: committed tokens, pending tokens, and the tree below the last pending token."""
+    """A sequence in the model's KV cache: committed and pending tokens, and the tree below them."""
 
     row: int
     num_cached: int = 0
-    """Committed tokens."""
+    """Number of committed tokens."""
     pending: list[TokenId] = field(default_factory=list)
     """Pending tokens; the last token of the sequence is always pending."""
     tokens: list[TokenId] = field(default_factory=list)
@@ -47,19 +47,19 @@ class CachedSequence:
     is_written: bool = False
     """Whether a pass has written the pending tokens."""
     hits: list[bool] = field(default_factory=list)
-    """Whether the model would have drafted the latest pending tokens, from the first pass over them."""
+    """Whether the latest pending tokens were the model's top tokens, from the first pass over them."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of known tokens of the sequence."""
+        """Number of committed and pending tokens."""
         return self.num_cached + len(self.pending)
 
 
 class DraftPasses:
-    """One model and its cache, for a limited number of sequences at a time."""
+    """One model and its KV cache, for a limited number of sequences at a time."""
 
     def __init__(self, model: TargetModel, num_rows: int) -> None:
-        """Take the model, and the largest number of sequences."""
+        """Create an empty cache for a model and the largest number of sequences."""
         self.model, self.num_rows = model, num_rows
         self._cache = model.new_cache(0)
         self._sequences: list[CachedSequence] = []  # by row
@@ -76,7 +76,7 @@ class DraftPasses:
         return self._sequences[-1]
 
     def drop(self, sequence: CachedSequence) -> None:
-        """End a sequence; the last row moves to its index, because adjacent rows are read without a copy."""
+        """End a sequence. The last row moves to its index, because adjacent rows can be read without a copy."""
         last = self._sequences.pop()
         if last is not sequence:
             self._cache.move_row(last.row, sequence.row)
@@ -84,11 +84,11 @@ class DraftPasses:
             self._sequences[last.row] = last
 
     def follow(self, sequences: Sequence[CachedSequence], texts: Sequence[Sequence[TokenId]]) -> None:
-        """Take the emitted tokens: agreeing nodes of the trees are committed, the rest is pending.
+        """Add the emitted tokens: tree nodes that match them are committed, the remaining tokens are pending.
 
         Args:
             sequences: the sequences.
-            texts: per sequence, all its tokens; they extend the known ones.
+            texts: all tokens of each sequence; they extend the known tokens.
         """
         rows, paths = [], []
         for each, text in zip(sequences, texts, strict=True):
@@ -103,7 +103,7 @@ class DraftPasses:
         self._cache.commit_all(rows, paths)
 
     def read(self, sequence: CachedSequence) -> None:
-        """Prefill a chunk of the pending tokens, without the last token."""
+        """Prefill a chunk of the pending tokens, without the last pending token."""
         chunk = sequence.pending[:-1][:PREFILL_CHUNK]
         self.model.prefill([chunk], self._cache, [sequence.row])
         sequence.num_cached += len(chunk)
@@ -112,7 +112,7 @@ class DraftPasses:
     def run(
         self, sequences: Sequence[CachedSequence], nodes: Sequence[Sequence[tuple[int, TokenId]]], width: int
     ) -> list[TopRows]:
-        """Run one pass over pending tokens and new nodes of the trees.
+        """Run one pass over pending tokens and new tree nodes.
 
         Args:
             sequences: the sequences; after the first pass of a step, a subset of that pass.
@@ -121,8 +121,8 @@ class DraftPasses:
             width: number of most probable tokens per node.
 
         Returns:
-            Per sequence, the rows after its new nodes; in the first pass of a step they follow the row after the last
-            pending token.
+            Per sequence, one row per new node; in the first pass of a step, the row of the last pending token comes
+            first.
         """
         written = len(sequences[0].pending) + len(sequences[0].tokens) if sequences[0].is_written else 0
         firsts = [len(each.tokens) for each in sequences]
@@ -164,13 +164,13 @@ class DraftPasses:
 
 
 def candidates_of(rows: TopRows, width: int) -> list[list[tuple[TokenId, float]]]:
-    """Return per node its ``width`` most probable tokens and their probabilities, best first."""
+    """Return the ``width`` most probable tokens of each node and their probabilities, best first."""
     found = zip(rows.token_ids[:, :width].tolist(), rows.probabilities[:, :width].tolist(), strict=True)
     return [list(zip(*each, strict=True)) for each in found]
 
 
 def _agreeing(sequence: CachedSequence, text: Sequence[TokenId]) -> list[int]:
-    """Return the nodes on the path where a tree agrees with the emitted tokens, as indices in its passes."""
+    """Return the tree nodes on the path of the emitted tokens, as indices in the model's passes."""
     path, last = [], 0
     for token in text[sequence.num_tokens :]:
         found = next(

@@ -1,4 +1,4 @@
-"""The model drafter's state of a sequence."""
+"""The model drafter's state for a sequence."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ _NO_STEP = SequenceStep(-1, (), 0)
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One sequence, and its latest step; mutable."""
+    """Mutable state of one sequence and its latest step."""
 
     options: SessionOptions | None = None
     hit_rate: float = FIRST_HIT_RATE
     """Recent rate at which the model was right."""
     num_unasked: int = 0
-    """Steps with a decision since the model last ran."""
+    """Number of steps since the model last ran in which it could have run."""
     cached: CachedSequence | None = None
-    """Its entry in the model's cache."""
+    """Its entry in the model's KV cache."""
     step: SequenceStep = _NO_STEP
     num_tokens: int = 0
-    """Number of tokens at this step; the caller's list grows."""
+    """Number of tokens at this step, stored because the caller's list grows."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
-    """The tree of this step; empty if there was no decision about the model."""
+    """The tree of this step; empty if the model could not run."""
     is_asked: bool = False
     """Whether the model ran in this step."""
     charged_s: float = 0.0
-    """Seconds charged to the model's account in this step, which the outcome may still earn back."""
+    """Seconds charged to the model's account in this step; the accepted tokens may still earn them back."""
     baseline: frozenset[int] = frozenset()
     """Nodes that this step would have drafted without the model."""
     inner_id: int = 0
-    """Id of the n-grams' draft in this step."""
+    """Id of the n-gram draft in this step."""
     ngrams_indices: Sequence[int] | None = None
-    """Per node of our draft, its index from 1 in the n-grams' draft, or 0 if it is not in it. None: the drafts are the
-    same."""
+    """Per node of this drafter's draft, its index in the n-gram draft from 1, or 0 if absent. None: both drafts are
+    equal."""
 
     @property
     def tenant(self) -> str:
-        """Its tenant; empty if the caller named none."""
+        """Its tenant; empty if the caller set none."""
         return (self.options.tenant if self.options is not None else None) or ""
 
     def begin(self, step: SequenceStep, draft: Draft) -> None:
-        """Begin a step for which n-grams have drafted."""
+        """Begin a step from the n-gram draft."""
         self.step, self.num_tokens = step, len(step.token_ids)
         self.inner_id, self.ngrams_indices = draft.draft_id, None
         self.tree = DraftTree(EMPTY_DRAFT)
@@ -59,7 +59,7 @@ class Session:
         self.hit_rate, self.num_unasked = FIRST_HIT_RATE, 0
 
     def translated(self, feedback: Feedback | None) -> Feedback | None:
-        """Return the target's feedback on our draft, for the nodes that are in the n-grams' draft."""
+        """Return the target's feedback, restricted to the nodes of the n-gram draft."""
         if feedback is None or self.ngrams_indices is None:
             return feedback
         if not self.inner_id:

@@ -1,12 +1,12 @@
 """SpecExec's search for the most probable paths (Svirschevski et al. 2024, arXiv 2406.02532, algorithm 2).
 
-In every round the model expands the most probable unexpanded nodes, up to B of them in one pass, and the most probable
-of the candidates join the tree. After D rounds, or as soon as all of the K best nodes that may have children are
-expanded, these K are the draft. The published algorithm drafts only expanded nodes, and keeps all of them; here an
-unexpanded node replaces a less probable one, so that the draft of the same rounds is never worth less.
+In every round, one pass of the model expands up to B of the most probable unexpanded nodes. The most probable
+candidates join the tree. The search ends after D rounds, or as soon as all of the K best nodes that may have children
+are expanded; these K nodes are the draft. The published algorithm drafts exactly the expanded nodes. Here an unexpanded
+node replaces a less probable expanded one, so with the same rounds the draft is at least as good.
 
-The n-grams' draft is in the tree from the start. Below a node where n-grams have candidates, the candidates of both are
-mixed (:class:`~.tree.Reliability`); all other paths have the product of the model's own probabilities.
+The tree starts with the n-gram draft. Where n-grams have candidates, they are mixed with the model's
+(:class:`~.tree.Reliability`). Elsewhere, a path's probability is the product of the model's probabilities.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from speculant_verifier.draft_model.passes import TopRows, candidates_of
 from speculant_verifier.draft_model.tree import DraftTree, Node, Reliability
 
 MIXED_WIDTH = 16
-"""Tokens per row of the model that are learned, and mixed with the candidates of n-grams."""
+"""Top tokens per row of the model that are mixed with n-gram candidates and used for learning."""
 
 
 class Shape(NamedTuple):
-    """Limits of a tree's size."""
+    """Size limits of a tree."""
 
     num_nodes: int
-    """K: most nodes."""
+    """K: maximum number of nodes."""
     max_depth: int
-    """D: longest path, and most rounds."""
+    """D: maximum depth and maximum number of rounds."""
     max_branches: int
-    """B: most nodes that one round expands, and most children of each."""
+    """B: maximum number of nodes expanded per round, and of children per node."""
 
 
 def frontier(tree: DraftTree, shape: Shape) -> list[int]:
-    """Return the nodes that a round expands, the most probable first, so that parents come before their children.
+    """Return the nodes to expand in this round, the most probable first, so parents come before their children.
 
-    Children of a node outside the K best are outside, too, because no path is more probable than its beginning.
+    A child of a node outside the K best is outside, too, because no path is more probable than its prefix.
     """
     unseen = (
         index
@@ -48,14 +48,14 @@ def frontier(tree: DraftTree, shape: Shape) -> list[int]:
 
 
 def grow(tree: DraftTree, asked: Sequence[int], rows: TopRows, reliability: Reliability, shape: Shape) -> None:
-    """Add the candidates of a round: the K most probable new nodes, in this order, join the tree.
+    """Add the K most probable new candidates of a round to the tree, in this order.
 
-    Ties are ordered by the expansion of their parents, and children of one parent by their rank in its row.
+    Ties are ordered by the expansion order of their parents; children of one parent by their rank in its row.
 
     Args:
-        tree: the tree; the probabilities of its paths are computed again.
+        tree: the tree; its path probabilities are recomputed.
         asked: the expanded nodes.
-        rows: the model's rows, one per node, at most B wide.
+        rows: the model's top tokens, one row per node, at most B wide.
         reliability: mixes the candidates.
         shape: K and B.
     """

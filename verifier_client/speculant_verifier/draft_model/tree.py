@@ -1,14 +1,14 @@
-"""A draft tree whose nodes change their probabilities as the model expands them.
+"""A draft tree whose node probabilities change as the model expands nodes.
 
-It begins with the n-grams' draft, or empty. The children of an expanded node come from the n-grams and from the model,
-with the probabilities of the mixture. At the end the most probable nodes are drafted, as in SpecExec's search
-(Svirschevski et al. 2024, algorithm 2; see ``native/tree_drafter.cpp``), with several nodes per pass.
+It starts with the n-gram draft, or empty. The children of an expanded node come from the n-grams and from the model,
+with the probabilities of a mixture. At the end the most probable nodes are drafted, as in SpecExec's search
+(Svirschevski et al. 2024, algorithm 2; see ``native/tree_drafter.cpp``). One pass expands several nodes.
 
-N-grams provide candidates with calibrated probabilities, the model a row of its most probable tokens. They are mixed
-like contexts in the calibrated drafter: P(x) = s P_model(x) + (1 - s) P_ngrams(x). There is one share s for each class
-of confidence of the n-grams and of the model, learned online by expectation-maximisation (Jelinek and Mercer 1980):
-once the true token is known, each source is credited with the probability that the token came from it. A table of bins
-then maps P(x) to the rate at which such candidates were right.
+N-grams provide candidates with calibrated probabilities, and the model provides its most probable tokens. Both are
+mixed like contexts in the calibrated drafter: P(x) = s P_model(x) + (1 - s) P_ngrams(x). There is one weight s for each
+pair of confidence classes of the n-grams and the model. It is learned online by expectation-maximisation (Jelinek and
+Mercer 1980): when the true token is known, each source is credited with the probability that the token came from it. A
+table of bins then maps P(x) to the rate at which such candidates were right.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, DraftSourceName, TokenId
 
 _CONFIDENCES = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
-"""Bounds of the classes of the best candidate's probability; below the first bound there is no candidate."""
+"""Lower bounds of the confidence classes, in terms of the best candidate's probability. Below the first bound there is
+no candidate."""
 _CLASSES = len(_CONFIDENCES) + 1
 _UNSEEN = 1e-4
-"""Probability of a token that neither source has."""
+"""Probability of a token that a source does not propose."""
 _SHARE_MEMORY, _BIN_MEMORY, _RIGHT_MEMORY = 0.998, 0.998, 0.97
 _SHARE_PRIOR, _BIN_PRIOR, _RIGHT_PRIOR = 4.0, 5.0, 4.0
 _HALF_OCTAVES = 20
 _SMALLEST = 2.0**-10
-"""Less probable candidates are left out."""
+"""Less probable candidates are dropped."""
 
 Candidate = tuple[TokenId, float]
 
 
 class Features(NamedTuple):
-    """Features of a node that predict how useful the model is there."""
+    """Features of a node that predict the model's gain there."""
 
     is_root: bool
     confidence: float
-    """At the root, the recent rate at which the model was right in this sequence; below, the probability of the
-    node."""
+    """At the root, the model's recent hit rate in this sequence; elsewhere, the probability of the node."""
 
 
 class Mixed(NamedTuple):
-    """A candidate of the mixture."""
+    """A candidate with its mixture probability."""
 
     token_id: TokenId
     probability: float
@@ -54,15 +54,15 @@ class Mixed(NamedTuple):
 
 
 class Reliability:
-    """How often one model was right so far, by features."""
+    """Learned reliability of one model, by features."""
 
     def __init__(self) -> None:
-        """Begin with equal shares if both have candidates."""
+        """Start with equal weights where both sources have candidates."""
         self._shares = [[_SHARE_PRIOR, 0.5 * _SHARE_PRIOR] for _ in range(_CLASSES * _CLASSES)]
         for confidence in range(_CLASSES):
-            self._shares[confidence] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # without candidates of n-grams
+            self._shares[confidence] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # no n-gram candidates
         self._bins = [[0.0, 0.0, 0.0] for _ in range(_HALF_OCTAVES * 4)]
-        # By features: visits, and how often the model was right. The prior assumes a good model.
+        # By features: number of visits, and how often the model was right. The prior assumes a good model.
         self._model = [
             [_RIGHT_PRIOR, (0.4 + 0.6 * confidence) * _RIGHT_PRIOR]
             for _ in range(2)
@@ -72,7 +72,7 @@ class Reliability:
         self._mixed = [[0.0, 0.0] for _ in range(len(self._model) * _CLASSES)]
 
     def mix(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[Mixed]:
-        """Return the candidates of both, the most probable first.
+        """Return the candidates of both sources, the most probable first.
 
         Args:
             ngrams: calibrated candidates, best first; may be empty.
@@ -96,14 +96,14 @@ class Reliability:
         """Learn from the token that followed a node for which both sources had candidates.
 
         Args:
-            ngrams: candidates of the n-grams.
-            row: candidates of the model.
+            ngrams: candidates of the n-grams, best first.
+            row: candidates of the model, best first.
             token_id: the token that followed.
             features: features of the node.
-            is_drafted: whether the token was drafted there.
+            is_drafted: whether the draft had the token there.
 
         Returns:
-            Whether it was the model's most probable token.
+            Whether the token was the model's most probable one.
         """
         is_right = bool(row) and row[0][0] == token_id
         kind = _kind_of(features)
@@ -128,7 +128,7 @@ class Reliability:
         return is_right
 
     def gain(self, ngrams: Sequence[Candidate], features: Features) -> float:
-        """Return the expected gain of running the model: the rise of the probability that it drafts the next token."""
+        """Return the expected gain of expanding a node: the increase in P(next token is drafted)."""
         kind = _kind_of(features)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
@@ -158,7 +158,7 @@ class Reliability:
         if probability <= _SMALLEST:
             return 0.0
         visits, expected, hits = self._bins[_bin_of(probability, kind)]
-        # The rarer outcome is scaled, so that 0.99 and 0.9 stay distinct although they share a bin.
+        # Scale the rarer outcome, so that 0.99 and 0.9 stay distinct within one bin.
         if probability <= 0.5:
             return min(1.0, probability * (hits + _BIN_PRIOR) / (expected + _BIN_PRIOR))
         misses = (1.0 - probability) * (visits - hits + _BIN_PRIOR) / (visits - expected + _BIN_PRIOR)
@@ -179,19 +179,19 @@ def _bin_of(probability: float, kind: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One node; the root is the end of the sequence."""
+    """One node; the root is the last token of the sequence."""
 
     token_id: TokenId
     parent: int
     """Its index in :attr:`DraftTree.nodes`; -1 for the root."""
     depth: int
     conditional: float
-    """Probability after its parent; for the root, the recent rate at which the model was right."""
+    """Probability given its parent; for the root, the model's recent hit rate."""
     source: DraftSourceName = "ngrams"
     path: float = 1.0
-    """Probability that all tokens down to it follow."""
+    """Probability of the path from the root to this node."""
     ngrams_index: int = 0
-    """Index in the n-grams' draft, from 1; 0 if it is not in it."""
+    """Index in the n-gram draft, from 1; 0 if absent."""
     written: int = -1
     """Index as a parent in the model's passes; -1 if the model has not expanded it."""
     children: list[int] = field(default_factory=list)
@@ -205,11 +205,11 @@ class DraftTree:
     """The tree of one sequence in one step."""
 
     def __init__(self, draft: Draft, confidence: float = 0.5) -> None:
-        """Begin with the n-grams' draft.
+        """Start with the n-gram draft.
 
         Args:
             draft: nodes and their path probabilities.
-            confidence: recent rate at which the model was right in this sequence.
+            confidence: the model's recent hit rate in this sequence.
         """
         self.nodes = [Node(-1, -1, 0, confidence)]
         self.drafted: frozenset[int] = frozenset()
@@ -233,11 +233,12 @@ class DraftTree:
 
         Args:
             reliability: predicts the gain of an expansion.
-            chosen: the most probable nodes, as many as may be drafted. Children of others are less probable than these.
+            chosen: the most probable nodes, as many as may be drafted. Children of other nodes are less probable than
+                these.
             max_depth: a node at this depth has no children.
 
         Returns:
-            (node, expected further accepted tokens).
+            (node, expected additional accepted tokens).
         """
         return [
             (index, node.path * reliability.gain(node.ngrams, self._features(index)))
@@ -254,7 +255,7 @@ class DraftTree:
             self.nodes.append(Node(token_id, index, node.depth + 1, probability, source))
 
     def mix_in(self, index: int, row: Sequence[Candidate], reliability: Reliability, max_branches: int) -> list[Mixed]:
-        """Set the mixture's probabilities of a node's children; return the candidates of the mixture that it lacks."""
+        """Set the mixture probabilities of a node's children; return candidates that are not children yet."""
         node = self.nodes[index]
         known = {self.nodes[child].token_id: child for child in node.children}
         mixed = reliability.mix(node.ngrams, row)
@@ -268,12 +269,12 @@ class DraftTree:
         return added
 
     def update(self) -> None:
-        """Compute the probabilities of all paths again, after a pass."""
+        """Recompute the probabilities of all paths after a pass."""
         for node in self.nodes[1:]:
             node.path = self.nodes[node.parent].path * node.conditional
 
     def best(self, most: int) -> list[int]:
-        """Return the most probable nodes without the root; a node never comes before its parent."""
+        """Return the most probable nodes without the root; parents come before their children."""
         ranked = sorted(range(1, len(self.nodes)), key=lambda index: (-self.nodes[index].path, index))
         chosen: list[int] = []
         kept = {0}
@@ -284,11 +285,11 @@ class DraftTree:
         return chosen
 
     def write(self, chosen: Sequence[int], first: int) -> list[tuple[int, TokenId]]:
-        """Return nodes in the form of the model's passes, (parent, token), and mark them as expanded.
+        """Return nodes as (parent, token) pairs for the model's passes, and mark them as expanded.
 
         Args:
-            chosen: nodes, parents before their children; the root is in no pass.
-            first: number of nodes that passes of this step have written.
+            chosen: nodes, parents before their children, without the root.
+            first: number of nodes that earlier passes of this step have written.
         """
         new: list[tuple[int, TokenId]] = []
         for index in chosen:
@@ -332,7 +333,7 @@ class DraftTree:
         return found
 
     def num_followed(self, emitted: Sequence[TokenId], nodes: Container[int]) -> int:
-        """Return how many of the emitted tokens a draft of some nodes would have contained."""
+        """Return how many emitted tokens a draft of the given nodes would have matched."""
         index = 0
         for count, token_id in enumerate(emitted):
             index = self._child(index, token_id)

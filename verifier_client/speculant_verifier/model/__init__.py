@@ -1,4 +1,4 @@
-"""The target model and its tokenizer: supported models, loading, and one pass over the slots of a cache."""
+"""The target model and its tokenizer: supported models, loading, and forward passes over a slot cache."""
 
 from speculant_verifier.model.target import PREFILL_CHUNK, TargetModel
 

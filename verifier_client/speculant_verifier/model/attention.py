@@ -1,9 +1,9 @@
-"""Attention with any mask and gpt-oss's sinks, on CPU and GPU, without copying the cache.
+"""Attention with arbitrary masks and gpt-oss's attention sinks, on CPU and GPU, without copying the KV cache.
 
-A sink is a learned logit per head that takes part in the softmax and contributes nothing. The fused kernels of torch
-return the logarithm of the softmax's denominator, so the sink is one factor per query afterwards:
-``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a key head are laid out as more queries
-of that head ("folded"), so that keys and values are not repeated.
+A sink is a learned logit per head that is part of the softmax but has no value. The fused kernels of torch return the
+logarithm of the softmax denominator (LSE), so the sink becomes one factor per query after the kernel:
+``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a KV head become additional queries of
+that head ("folded"), so keys and values are not repeated.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from transformers.masking_utils import sdpa_mask
 from speculant_verifier.cache.pass_layout import hidden_score
 
 IMPLEMENTATION = "speculant"
-"""Name under which transformers has the functions (gpt-oss refuses names that contain "sdpa")."""
+"""Name of the implementation in transformers (gpt-oss rejects names that contain "sdpa")."""
 
 _ALIGNED_COLUMNS = 16  # alignment of mask rows for the GPU's kernel
-_LARGEST_ERROR = 0.05  # in the check on a GPU, whose kernels may round to bfloat16
+_LARGEST_ERROR = 0.05  # tolerance of the check on a GPU, whose kernels may round to bfloat16
 
 
 def masked_attention(
@@ -42,11 +42,12 @@ def masked_attention(
     Args:
         module: the attention layer (unused; part of the transformers interface).
         query: ``[batch, heads, T, d]``.
-        key: ``[batch, kv_heads, L, d]``, may be a view with any strides but the last.
+        key: ``[batch, kv_heads, L, d]``, may be a view whose last dimension is contiguous.
         value: the same shape.
         attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
-            or numbers that are added to the logits. None = causal. Folded for n parts of the keys, where part i has
-            every n-th key from the i-th on: ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts first.
+            or numbers to add to the logits. None = causal. If the keys are split into n parts (part i has every n-th
+            key, starting at key i), the folded mask is ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts
+            first.
         scaling: factor of the logits, default ``d ** -0.5``.
         dropout: ignored.
         s_aux: sink logits ``[heads]`` or None.
@@ -65,7 +66,7 @@ def masked_attention(
         attend = _fused if mask.shape[1] == 1 else _fused_in_parts
         output = attend(query.flatten(2, 3), key, value, mask, scaling, folded_sinks)
         output = output.reshape(batch, heads, length, dimensions)  # GPU kernels put the heads last
-    else:  # many queries: one call per group costs less than repeating the mask
+    else:  # many queries: a call per group costs less than repeating the mask
         parts = [
             _fused(query[:, :, group], key, value, mask, scaling, None if sinks is None else sinks[:, :, group])
             for group in range(groups)
@@ -75,7 +76,7 @@ def masked_attention(
 
 
 def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask as additive numbers."""
+    """Return a mask in additive form."""
     length, columns = query.shape[2], key.shape[2]
     if mask is None:
         mask = torch.ones(length, columns, dtype=torch.bool, device=query.device).tril(columns - length)[None, None]
@@ -91,7 +92,7 @@ def _fused(
     if sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     if _want_gradients(query, key, value, mask, sinks):
-        # The kernels below don't differentiate the logarithms, so here the sink is one more key with a zero value.
+        # The kernels below can't differentiate the LSE, so with gradients the sink is one more key with a zero value.
         scores = sinks[..., None].to(query.dtype).expand(*query.shape[:3], 1)
         mask = torch.cat([mask.expand(*query.shape[:3], -1), scores], -1)
         key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
@@ -103,7 +104,7 @@ def _fused(
 def _fused_in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """The same with a mask for several parts of the keys, which the kernel treats as separate heads."""
+    """Attend with a mask for several parts of the keys, which the kernel treats as separate heads."""
     heads = key.shape[1]
     num_parts = mask.shape[1] // heads
     key, value = (_parts_of(each, num_parts) for each in (key, value))
@@ -117,7 +118,7 @@ def _fused_in_parts(
 
 
 def _parts_of(states: Tensor, num_parts: int) -> Tensor:
-    """Return keys or values ``[batch, kv_heads, L, d]`` as ``[batch, n * kv_heads, L / n, d]``, a view on a GPU."""
+    """Split keys or values ``[batch, kv_heads, L, d]`` into ``[batch, n * kv_heads, L / n, d]``, a view on a GPU."""
     batch, heads, length, size = states.shape
     parts = states.transpose(1, 2).reshape(batch, length // num_parts, num_parts * heads, size)
     return parts.transpose(1, 2)
@@ -126,7 +127,7 @@ def _parts_of(states: Tensor, num_parts: int) -> Tensor:
 def _with_logarithms(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend; return the result ``[batch, heads, queries, d]`` and the logarithm of every denominator, float32."""
+    """Attend; return the result ``[batch, heads, queries, d]`` and the LSE of every query, float32."""
     logarithms: Tensor
     output: Tensor
     if query.device.type == "cpu":
@@ -148,23 +149,23 @@ def _want_gradients(*tensors: Tensor) -> bool:
 
 
 def _always_a_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Build the boolean mask that plain ``generate()`` needs; never the shortcut None, which drops the window."""
+    """Build the boolean mask that plain ``generate()`` needs, never the shortcut None, which loses the window."""
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, **kwargs)
 
 
 def register() -> str:
-    """Make the implementation known to transformers; returns its name for ``attn_implementation``."""
+    """Register the implementation with transformers; return its name for ``attn_implementation``."""
     AttentionInterface.register(IMPLEMENTATION, masked_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _always_a_mask)
     return IMPLEMENTATION
 
 
 def use_attention(model: PreTrainedModel) -> bool:
-    """Make a loaded model use the fused kernels, or its own, slow attention if they do not work.
+    """Make a loaded model use the fused kernels, or its own slow attention if they do not work.
 
     Returns:
-        Whether its masks must be repeated for query heads that share a key head.
+        Whether masks must be repeated for query heads that share a KV head.
     """
     register()
     has_sinks = any(parameter.endswith(".sinks") for parameter, _ in model.named_parameters())
@@ -178,24 +179,24 @@ def use_attention(model: PreTrainedModel) -> bool:
 
 
 def attends_in_parts(model: PreTrainedModel) -> bool:
-    """Whether attention over many keys is faster in parts and the fused kernels support it, as on most GPUs."""
+    """Return whether attention over many keys is faster in parts, and the fused kernels support it, as on most GPUs."""
     return model.device.type != "cpu" and not _problem_of_kernels(model, num_parts=2)
 
 
 @torch.inference_mode()
 def _problem_of_kernels(model: PreTrainedModel, num_parts: int = 1) -> str:
-    """Compare the fused kernels with the definition once, on the model's device and with its dtype.
+    """Check the fused kernels once against a reference implementation, on the model's device and with its dtype.
 
-    They are not a public interface of torch, so a release or a device may lack them.
+    The kernels are not a public interface of torch, so a release or a device may lack them.
 
     Returns:
-        Their problem; empty if they work.
+        The problem; empty if the kernels work.
     """
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)
     query, key, value = numbers[0, ..., :6, :], numbers[1], numbers[2]
     visible = (torch.rand(2, 1, 6, 32, generator=generator) < 0.5).to(model.device)
-    visible[:, :, 0] = torch.arange(32, device=model.device) == 4  # and no key of the other parts
+    visible[:, :, 0] = torch.arange(32, device=model.device) == 4  # and no key in the other parts
     sinks = torch.tensor([0.5, -1.0], device=model.device)
     logits = (query.float() @ key.float().transpose(2, 3) * 0.125).masked_fill(~visible, -torch.inf)
     logits = torch.cat([logits, sinks.view(1, 2, 1, 1).expand(2, 2, 6, 1)], -1)

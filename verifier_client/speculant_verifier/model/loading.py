@@ -1,4 +1,4 @@
-"""Loads a checkpoint: dtypes, devices, refused models, and errors with their fix."""
+"""Loads a checkpoint: dtypes, devices, checks for unsupported models, and errors with their fix."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ _SAMPLE = 1 << 28
 def prepare_cpu(config: VerifierConfig) -> None:
     """Configure this process for computation on a CPU, before its first tensor."""
     torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
-    # Logits of a pass take up to a hundred megabytes, allocated and freed in every step. With pages of 4 KB that takes
-    # several milliseconds, and the first writes take an eighth of the pass.
+    # The logits of a pass take up to 100 MB, which are allocated and freed in every step. With 4 KB pages this takes
+    # several milliseconds, and page faults take an eighth of the pass.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: bool = True) -> PreTrainedModel:
-    """Load the complete weights, with the requested dtype, to their device.
+    """Load all weights with the requested dtype, and place them on their device.
 
-    Weights in MXFP4 stay packed on a GPU for which transformers has kernels, and if they are streamed; otherwise they
-    are decoded.
+    MXFP4 weights stay packed if transformers has kernels for the GPU, or if they are streamed; otherwise they are
+    decoded.
 
     Args:
         config: the model.
         may_stream: whether weights may be read in every pass if they do not fit into memory.
-        may_pack: whether weights in MXFP4 may stay packed.
+        may_pack: whether MXFP4 weights may stay packed.
 
     Raises:
         ConfigError: the checkpoint can't be read, lacks weights, or does not fit into memory; or the device does not
@@ -81,8 +81,8 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
             model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
             plan = _plan(model_config, dtype, config, device, may_stream)
             if plan is not None:
-                # oneDNN caches compiled kernels for up to 1,024 shapes: for experts, which get any number of tokens,
-                # 200 MB.
+                # oneDNN caches compiled kernels for up to 1,024 shapes. Experts get any number of tokens, so the cache
+                # takes 200 MB.
                 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
                 folder = TemporaryDirectory(prefix="speculant-weights-")
                 if_it_fails.callback(folder.cleanup)
@@ -105,7 +105,7 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
                 **options,
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
-            # On a CPU torch reports full memory as a generic error.
+            # On a CPU torch reports lack of memory as a generic error.
             if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error):
                 raise ConfigError(
                     f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}",
@@ -130,16 +130,16 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
 
 
 def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fingerprint]:
-    """Load the tokenizer and its identity.
+    """Load the tokenizer and compute its fingerprint.
 
     Raises:
-        ConfigError: it can't be read, or is not a fast one.
+        ConfigError: it can't be read, or is not a fast tokenizer.
     """
     is_local, token = is_tokenizer_local(config), access_token(config)
     name = config.tokenizer_name or config.model_name
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, token=token, local_files_only=is_local)
-    except Exception as error:  # a damaged one may raise any error, and the tokenizers library raises bare exceptions
+    except Exception as error:  # the tokenizers library raises bare exceptions, and damaged files cause any error
         setting = TOKENIZER_SETTING if config.tokenizer_name else MODEL_SETTING
         if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "tokenizer.json")):
             raise ConfigError(
@@ -154,9 +154,9 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"the tokenizer of '{name}' is not a fast one; choose a model with a tokenizer.json")
     try:
-        # Graphs are built with the tokenizer's file. transformers may add special tokens from other files.
+        # Graphs are built from the tokenizer file alone, but transformers may add special tokens from other files.
         return tokenizer, CorpusTokenizer.load(name, token).fingerprint
-    except ConfigError:  # there is no such file: transformers converted an older format
+    except ConfigError:  # no such file: transformers converted an older format
         return tokenizer, fingerprint_of(name, tokenizer.backend_tokenizer)
 
 
@@ -189,14 +189,14 @@ def device_named(name: str) -> torch.device:
 def _plan(
     model_config: PreTrainedConfig, dtype: str, config: VerifierConfig, device: torch.device, may_stream: bool
 ) -> Plan | None:
-    """Return the plan of streaming; None if all weights stay in memory.
+    """Return the plan for streaming weights; None if all weights stay in memory.
 
     Raises:
-        ConfigError: they do not fit, and can't be streamed.
+        ConfigError: the weights do not fit, and can't be streamed.
     """
     is_quantised = getattr(model_config, "quantization_config", None) is not None
     if device.type != "cpu" and is_quantised and not is_packed(model_config):
-        return None  # its size is known only after loading
+        return None  # the size is known only after loading
     declared = getattr(model_config.get_text_config(), "dtype", None) or torch.float32
     number_type = declared if dtype == "auto" else getattr(torch, dtype)
     plan = plan_for(model_config, number_type, config, device, may_stream=may_stream)
@@ -214,10 +214,10 @@ _EXPERTS_IMPLEMENTATION = "grouped_mm"
 
 
 def check_architecture(model: PreTrainedModel, name: str) -> None:
-    """Refuse models whose attention would not apply our masks correctly.
+    """Reject models whose attention would not apply the masks correctly.
 
     Raises:
-        ConfigError: the model's attention can't be replaced, or caps its logits, which ours does not.
+        ConfigError: the model's attention can't be replaced, or uses logit soft-capping, which is not supported.
     """
     config = model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False) or getattr(config, "attn_logit_softcapping", None):
@@ -228,10 +228,10 @@ def check_architecture(model: PreTrainedModel, name: str) -> None:
 
 
 def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
-    """Return per layer whether it has a window; models that do not declare kinds of layers have one kind.
+    """Return for each layer whether it is a sliding-window layer; models without declared layer types have one type.
 
     Raises:
-        ConfigError: masks can't roll back the past of a kind of layer.
+        ConfigError: the state of a layer type can't be rolled back with masks.
     """
     declared = getattr(config, "layer_types", None)
     if declared is None:
@@ -246,10 +246,10 @@ def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
 
 
 def choose_experts(model: PreTrainedModel) -> None:
-    """Use grouped matrix products of tokens and experts, if the model supports it.
+    """Use grouped matrix products for experts, if the model supports it.
 
-    The alternative 'batched_mm' copies the weights of experts once per token, so a pass over a draft would cost as much
-    as one pass per token.
+    The alternative 'batched_mm' copies expert weights once per token. A pass over a draft would then cost as much as
+    one pass per token.
     """
     if model._can_set_experts_implementation():
         model.set_experts_implementation(_EXPERTS_IMPLEMENTATION)

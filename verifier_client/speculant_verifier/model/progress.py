@@ -12,7 +12,7 @@ _DELAY_S = 2.0
 
 
 def quiet_transformers() -> None:
-    """Keep progress bars and advice of transformers and accelerate out of a program's output; errors still raise."""
+    """Suppress the progress bars and advice of transformers and accelerate; errors still raise."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -22,7 +22,7 @@ def quiet_transformers() -> None:
 
 @contextmanager
 def patient_progress() -> Iterator[None]:
-    """Show transformers' bars only on a terminal, and only for long loads."""
+    """Show transformers' progress bars only on a terminal, and only for long loads."""
     from transformers.utils import logging as bars
 
     def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

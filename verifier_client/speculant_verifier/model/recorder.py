@@ -1,8 +1,8 @@
-"""Passes recorded as CUDA graphs: one launch replays a pass that otherwise takes thousands of launches.
+"""Records passes as CUDA graphs: one launch replays a pass that otherwise needs thousands of kernel launches.
 
-A pass of gpt-oss-20b launches about 2,100 kernels. With separate launches the host needs several times as long as the
-GPU, even for a pass over few tokens. A graph has fixed shapes and addresses, so passes are padded to a few shapes
-(:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's own tensors.
+A pass of gpt-oss-20b launches about 2,100 kernels. With separate launches, a pass over few tokens takes several times
+as long on the host as on the GPU. A graph has fixed shapes and addresses. So passes are padded to a few shapes
+(:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from speculant_verifier.cache import ForwardPlan, SlotCache
 from speculant_verifier.cache.pass_layout import Placement
 
 NUM_UNSTEADY = 2
-"""Passes of a shape before all others are replayed: one is recorded, and the very first pass runs normally."""
+"""Number of passes of a shape before replays begin: the very first pass runs normally, and one pass is recorded."""
 _MOST_RECORDINGS = 96
 """Most recordings of one cache; the least recently used is dropped."""
 
@@ -38,10 +38,10 @@ class _Recording:
 
 
 class PassRecorder:
-    """Runs passes, and records new shapes; for one thread at a time."""
+    """Runs passes, and records new shapes. Not thread-safe."""
 
     def __init__(self, compute: Compute) -> None:
-        """Begin without recordings.
+        """Start without recordings.
 
         Args:
             compute: runs a pass.
@@ -49,11 +49,11 @@ class PassRecorder:
         self._compute = compute
         self._pool: Any = None
         self._output: Tensor | None = None
-        """Output buffer of all recordings, because only one runs at a time. None before the first pass."""
+        """Output buffer that all recordings share, because only one runs at a time. None before the first pass."""
         self._vocabulary_size = 0
         self._is_usable = True
         self.is_steady = False
-        """Whether the last pass took as long as others of its shape will."""
+        """Whether the last pass took as long as later passes of its shape will."""
 
     def run(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache) -> Tensor:
         """Run a pass that has just been planned.
@@ -65,7 +65,7 @@ class PassRecorder:
         self.is_steady = not self._is_usable or not cache.is_empty
         if not self._is_usable or None in blocks or cache.is_empty:
             return self._compute(token_ids, plan, cache)
-        if self._output is None:  # libraries initialise in the first pass, which can't be recorded
+        if self._output is None:  # the first pass initialises libraries, which can't be recorded
             logits = self._compute(token_ids, plan, cache)
             self.is_steady, self._output, self._vocabulary_size = False, logits.new_empty(0), logits.shape[-1]
             return logits
@@ -93,8 +93,8 @@ class PassRecorder:
 
     def _record(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache, space: Tensor) -> _Recording:
         if self._pool is None:
-            # A pool that only its handle refers to is freed with its last graph, and can't be used for recording any
-            # more.
+            # A memory pool is freed with its last graph if only its handle refers to it, and recording into it then
+            # fails.
             self._pool = torch.cuda.MemPool()
         shape = (*token_ids.shape, self._vocabulary_size)
         size = math.prod(shape)

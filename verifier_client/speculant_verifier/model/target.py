@@ -1,4 +1,4 @@
-"""The target model: its interface for decoding, and one forward pass over the slots of a cache."""
+"""The target model: its interface for decoding, and its forward pass over a slot cache."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from speculant_verifier.structured import Grammar, Grammars, form_of
 PREFILL_CHUNK = 512
 """Most prompt tokens that are prefilled between two steps of the running sequences."""
 _UNTOUCHED = 256e6
-"""Bytes that should stay free, for temporary allocations."""
+"""Bytes to keep free for temporary allocations."""
 _UNTOUCHED_SHARE = 0.05
-"""The same for a small machine or container, as a share of its memory for this process."""
+"""The reserve of a small machine or container, as a share of the memory available to this process."""
 
 
 class TargetModel:
-    """A causal language model ready to verify drafts."""
+    """A causal language model that can verify drafts."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class TargetModel:
         *,
         cuda_graphs: bool = False,
     ) -> None:
-        """Wrap a loaded model; :meth:`load` is the usual way in.
+        """Wrap a loaded model. Usually :meth:`load` is called instead.
 
         Args:
             model: any causal model of transformers whose attention implementation can be chosen.
-            tokenizer: its tokenizer, of the fast kind; None if only token ids go in and out.
+            tokenizer: its fast tokenizer; None if callers use only token ids.
             name: its name, for messages.
-            fingerprint: the tokenizer's identity, if known.
-            cuda_graphs: record passes, if the model is on a GPU; its weights must not move.
+            fingerprint: the tokenizer's fingerprint, if known.
+            cuda_graphs: record passes if the model is on a GPU; the weights must not be moved afterwards.
 
         Raises:
             ConfigError: drafts can't be verified exactly with this model.
@@ -89,11 +89,11 @@ class TargetModel:
             rounds=cuda_graphs and _can_be_recorded(model),
             splits=folds_masks and attends_in_parts(model),
         )
-        """The layout of its caches."""
+        """The layout of its KV caches."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
         """Streams weights that do not fit into memory; None if all fit."""
         self.stall_s = 0.0
-        """Seconds that passes have waited for weights; 0 if all are in memory."""
+        """Seconds that passes waited for weights; 0 if all weights are in memory."""
         self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
         self.is_steady = self._recorder is None
         """Whether the last pass took as long as others of its shape will."""
@@ -104,10 +104,10 @@ class TargetModel:
 
     @classmethod
     def load(cls, config: VerifierConfig) -> TargetModel:
-        """Load model and tokenizer from a folder or from the hub.
+        """Load a model and its tokenizer from a folder or from the hub.
 
         Raises:
-            ConfigError: either can't be loaded; the message has the reason and the fix.
+            ConfigError: one of them can't be loaded; the message has the reason and the fix.
         """
         tokenizer, fingerprint = load_tokenizer(config)
         return cls(
@@ -119,7 +119,7 @@ class TargetModel:
         )
 
     def with_weights(self, model: PreTrainedModel) -> TargetModel:
-        """Return the same target with other weights of this architecture."""
+        """Return the same target with other weights of the same architecture."""
         return TargetModel(model, self._tokenizer, self.name, self._fingerprint)
 
     @property
@@ -127,7 +127,7 @@ class TargetModel:
         """Its tokenizer.
 
         Raises:
-            ConfigError: it was made without one.
+            ConfigError: the model was created without a tokenizer.
         """
         if self._tokenizer is None:
             raise ConfigError(f"'{self.name}' was given without its tokenizer, which this needs; give token ids")
@@ -135,12 +135,12 @@ class TargetModel:
 
     @cached_property
     def decode(self) -> Callable[[Sequence[TokenId]], str]:
-        """Returns the text of token ids, control tokens included."""
+        """Function that returns the text of token ids, including control tokens."""
         return cast("Callable[[Sequence[TokenId]], str]", partial(self.tokenizer.decode, skip_special_tokens=False))
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Identity of its tokenizer."""
+        """Fingerprint of its tokenizer."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.name, self.tokenizer.backend_tokenizer)
         return self._fingerprint
@@ -150,7 +150,7 @@ class TargetModel:
         return Grammars(self.tokenizer, self.vocabulary_size, self.end_token_ids)
 
     def prepare_grammars(self) -> None:
-        """Prepare structured output in advance, which takes seconds; thread-safe."""
+        """Prepare structured output in advance, which takes seconds. Thread-safe."""
         self._grammars.prepare()
 
     def grammar(self, config: GenerationConfig, prompt: Sequence[TokenId]) -> Grammar | None:
@@ -160,7 +160,7 @@ class TargetModel:
 
         Raises:
             GenerationRequestError: the schema or grammar is invalid.
-            ConfigError: the model was made without a tokenizer.
+            ConfigError: the model has no tokenizer.
         """
         if not (config.json_schema or config.grammar):
             return None
@@ -173,29 +173,29 @@ class TargetModel:
 
     @property
     def num_unsteady(self) -> int:
-        """First passes of a shape that take longer than all later ones."""
+        """Number of first passes of a shape that take longer than later passes."""
         return 0 if self._recorder is None else NUM_UNSTEADY
 
     @property
     def typical_cost(self) -> RowCurve:
-        """Assumed cost of passes without a measurement, in an arbitrary unit."""
+        """Assumed cost of passes if none was measured, in an arbitrary unit."""
         return RowCurve(CURVES[self.typical_curve])
 
     @property
     def typical_curve(self) -> Literal["dense", "cpu-moe"]:
-        """Name of the cost curve of such models on a typical machine."""
+        """Name of the typical cost curve for this kind of model."""
         has_experts = bool(getattr(self.model.config.get_text_config(), "num_local_experts", 0))
         return "cpu-moe" if has_experts else "dense"
 
     def close(self) -> None:
-        """Stop streaming weights, if any are streamed; the model can't run afterwards."""
+        """Stop streaming weights, if the model does; it can't run afterwards."""
         if self.offload is not None:
             self.offload.close()
 
     def spare_bytes(self) -> int | None:
-        """Return the free memory beyond the reserve, negative if there is less; None if unknown.
+        """Return the free memory beyond the reserve in bytes, negative if there is less; None if unknown.
 
-        A GPU reports full memory by errors, so no poll is needed.
+        A GPU reports lack of memory by errors, so it needs no polling.
         """
         free = available_bytes() if self.device.type == "cpu" else None
         if free is None:
@@ -218,13 +218,13 @@ class TargetModel:
 
         Args:
             num_rows: number of sequences.
-            widest_pass: most tokens of a row in one pass, so that sliding layers keep little more than the window;
-                None: any number.
+            widest_pass: most tokens per row in one pass; with this limit, sliding layers keep little more than the
+                window. None: any number.
         """
         return SlotCache(self.layout, num_rows, widest_pass=widest_pass)
 
     def encode(self, text: str) -> list[TokenId]:
-        """Tokenise a prompt as transformers and drafters do."""
+        """Tokenise a prompt in the same way as transformers and drafters."""
         return encode_prompt(self.tokenizer.backend_tokenizer, text)
 
     @torch.inference_mode()
@@ -237,21 +237,21 @@ class TargetModel:
         num_written: int = 0,
         num_before: int = 0,
     ) -> Tensor:
-        """Run one pass over pending tokens and the drafts below them; lengths do not change until ``commit_all``.
+        """Run one pass over pending tokens and the drafts below them; ``commit_all`` commits the result.
 
         Args:
-            pending: per row, the tokens that are not in the cache yet, at least one.
+            pending: per row, the tokens that are not yet in the cache, at least one.
             cache: receives keys and values.
             rows: the cache's rows, in the same order.
-            drafts: per row, the tree below the last pending token; None for none.
-            num_written: pending tokens and nodes of every row, the same number, that passes since the last commit
-                have written, including all pending tokens: only the nodes after them are computed.
-            num_before: pending tokens before the last one after which logits are also returned.
+            drafts: per row, the tree below the last pending token; None for no drafts.
+            num_written: number of tokens and nodes that earlier passes wrote since the last commit, equal for all rows.
+                If it is not 0, it includes all pending tokens, and only the nodes after them are computed.
+            num_before: number of pending tokens before the last one for which logits are also returned.
 
         Returns:
-            Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: after the last pending tokens, and
-            after every node of the draft. Logits beyond a row's draft are meaningless, and so are those before its
-            first pending token. If nodes were written before, the logits after each of the new nodes, ``[n, T, V]``.
+            Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: for the last pending tokens and for
+            every draft node. Logits before a row's first pending token or beyond its draft are meaningless. With
+            ``num_written``, logits ``[n, T, V]`` for the new nodes.
         """
         if num_written:
             return self._run(pending, cache, rows, drafts, 0, num_written)
@@ -259,7 +259,7 @@ class TargetModel:
         width = 1 + max((len(draft.token_ids) for draft in drafts or ()), default=0)
         if max(ends) == 0 and not num_before:
             keep: int | Tensor = 0
-        else:  # with a large vocabulary, logits cost as much as several layers
+        else:  # with a large vocabulary, the LM head costs as much as several layers
             last = max(sizes_of([end + 1 for end in ends], drafts)) - 1
             wanted = [[max(0, min(end + node, last)) for node in range(-num_before, width)] for end in ends]
             keep = torch.tensor(wanted, device=self.device)
@@ -339,9 +339,9 @@ class TargetModel:
 
 
 def _can_be_recorded(model: PreTrainedModel) -> bool:
-    """Whether no operation in a pass waits for the GPU."""
+    """Return whether no operation in a pass synchronises with the GPU."""
     has_experts = bool(getattr(model.config.get_text_config(), "num_local_experts", 0))
-    # With other dtypes torch's grouped product of tokens and experts reads the tokens per expert from the GPU.
+    # With other dtypes, torch's grouped matrix product reads the number of tokens per expert from the GPU.
     is_unbroken = not has_experts or model.dtype == torch.bfloat16
     return model.device.type == "cuda" and not hasattr(model, OFFLOAD) and is_unbroken
 
@@ -351,7 +351,7 @@ def _end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | 
     if declared is None and tokenizer is not None:
         declared = tokenizer.eos_token_id
     harmony = None if tokenizer is None else HarmonyTokens.find(tokenizer)
-    # With a checkpoint that lacks some of them, the model would write the output of its own calls.
+    # Some checkpoints do not declare all of these, and the model would continue with the output of its own tool calls.
     stops: frozenset[TokenId] = frozenset() if harmony is None else harmony.stops
     if declared is None:
         return stops

@@ -1,1 +1,1 @@
-"""NASD: n-grams stored during decoding, as a drafter and as the paper's loop."""
+"""NASD, n-gram assisted speculative decoding, as a drafter and as the paper's loop."""

@@ -1,17 +1,17 @@
-"""NASD, n-gram assisted speculative decoding, with its own names: storages for tensors, and a decoding loop.
+"""NASD, n-gram assisted speculative decoding, with the paper's names: n-gram storages and a decoding loop.
 
-The loop decodes one sequence, for study or comparison; :class:`~speculant_verifier.decoder.SpeculativeDecoder` drafts
-from the sequence itself, too, with the strategies ``adaptive`` and ``tree``.
+The loop decodes one sequence, for study or comparison. With the strategies ``adaptive`` and ``tree``,
+:class:`~speculant_verifier.decoder.SpeculativeDecoder` also drafts from the sequence itself.
 
-Descriptions of NASD differ by one in some places. These storages follow its tables and examples:
+Descriptions of NASD have off-by-one differences. These storages follow the paper's tables and examples:
 
-- An n-gram is a context of n - 1 tokens and its successor, so n = 2 uses one token. :class:`NGramStorage` holds the
-  orders 2 to n, and ``counts[order]`` those of order - 1 tokens of context. (Loops that end at contexts of two tokens
-  would have no order for n = 2.)
-- ``update`` learns from a context of exactly n - 1 tokens, as ``initialize`` does and ``next_token`` looks up. (Asking
-  for n tokens would lose the first one after a prompt of n - 1.)
+- An n-gram is a context of n - 1 tokens and its successor, so n = 2 uses one token. :class:`NGramStorage` has the
+  orders 2 to n, and ``counts[order]`` has contexts of order - 1 tokens. (Loops that end at contexts of two tokens would
+  have no order for n = 2.)
+- ``update`` learns a context of exactly n - 1 tokens, like ``initialize`` and ``next_token``. (With n tokens, the first
+  token after a prompt of n - 1 tokens would be lost.)
 - The context is always the *last* tokens, and ``next_token`` returns ``[batch, 1]``.
-- A successor becomes the top token when its count exceeds the top token's, not when the counts are equal.
+- A successor becomes the top token when its count exceeds the top token's count, not when it equals it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from speculant_verifier.nasd.nasd_drafter import DEFAULT_MAX_CONTEXTS, NGramCoun
 
 
 class INgramStorage(ABC):
-    """Storage of n-gram assisted decoding: contexts and the tokens that followed them.
+    """Interface of n-gram storages: contexts and the tokens that followed them.
 
-    Implement it for a custom storage.
+    Subclass it for a custom storage.
     """
 
     def __init__(self, n: int, vocab_size: int) -> None:
-        """Keep the sizes.
+        """Check and store the sizes.
 
         Args:
             n: tokens of the longest n-gram, one more than its context.
@@ -60,22 +60,22 @@ class INgramStorage(ABC):
             input_ids: sequences, integers ``[batch, length]``.
 
         Returns:
-            The tokens, int64 ``[batch, 1]``, and whether each context was known, bool ``[batch, 1]``. Tokens of unknown
-            contexts are random.
+            The tokens, int64 ``[batch, 1]``, and whether each context was known, bool ``[batch, 1]``. At unknown
+            contexts the tokens are random.
         """
 
     @abstractmethod
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
-        """Count each of a row's next tokens once as a successor of the row's context.
+        """Count each next token of a row once as a successor of the row's context.
 
         Args:
             input_ids: contexts, integers ``[batch, length]``.
-            next_tokens: alternatives for the next token, such as the indices of a top-k, ``[batch, k]``.
+            next_tokens: alternatives for the next token, such as top-k indices, ``[batch, k]``.
         """
 
     @abstractmethod
     def initialize(self, input_ids: Tensor) -> None:
-        """Learn every n-gram of the sequences, in addition to earlier ones.
+        """Learn every n-gram of the sequences, in addition to all earlier n-grams.
 
         Args:
             input_ids: sequences, integers ``[batch, length]``.
@@ -83,27 +83,27 @@ class INgramStorage(ABC):
 
 
 class NGramStorage(INgramStorage):
-    """N-grams of 2 to n tokens: the longest known context of n - 1, n - 2, ... 1 tokens is used.
+    """N-grams of 2 to n tokens with back-off: the longest known context of n - 1, n - 2, ... 1 tokens is used.
 
-    It stores dictionaries, and takes tensors of any integer type on any device; results are on the inputs' device.
-    Padding is not supported: every token of a row belongs to its sequence. All methods raise ``DraftRequestError`` for
-    values that are not tensors, for tensors of another shape or type and for tokens outside of the vocabulary, before
-    they learn anything.
+    The storage consists of dictionaries. Inputs are tensors of any integer dtype on any device; results are on the same
+    device. Padding is not supported: every token of a row belongs to its sequence. All methods raise
+    ``DraftRequestError`` for inputs that are not tensors, have a wrong shape or dtype, or contain tokens outside the
+    vocabulary. They check this before they learn anything.
     """
 
     _keeps_shorter_contexts: ClassVar[bool] = True
 
     def __init__(self, n: int, vocab_size: int, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
-        """Make an empty storage.
+        """Create an empty storage.
 
         Args:
             n: tokens of the longest n-gram, one more than its context.
-            vocab_size: size of the model's vocabulary; random tokens at unknown contexts are below it.
+            vocab_size: size of the model's vocabulary, and upper bound of random tokens at unknown contexts.
             max_contexts: most contexts stored, about 450 bytes each; beyond it the least recently learned contexts of
                 the largest order are dropped.
 
         Raises:
-            ConfigError: n is not a whole number of at least 2, or another argument not one of at least 1.
+            ConfigError: n is not an integer of at least 2, or another argument is not an integer of at least 1.
         """
         super().__init__(n, vocab_size)
         most, shortest = _at_least(1, "max_contexts", max_contexts), 1 if self._keeps_shorter_contexts else self.n - 1
@@ -111,16 +111,16 @@ class NGramStorage(INgramStorage):
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """By order, how often each token followed each context: the tables themselves, not a copy."""
+        """Counts of each successor of each context, by order; not a copy."""
         return self._table.counts
 
     @property
     def ngrams(self) -> Mapping[Any, Any]:
-        """By order, the token with the highest count after each context: the tables themselves, too."""
+        """The token with the highest count after each context, by order; not a copy."""
         return self._table.most_frequent
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict as :class:`INgramStorage` does; a random token depends only on the length of the sequence."""
+        """Predict the next tokens; see :class:`INgramStorage`. A random token depends only on the sequence length."""
         found = [self._table.successor(end) for end in self._rows("input_ids", input_ids, self.n - 1)]
         unknown = int(uniform(0, input_ids.shape[1], PROPOSAL_STREAM) * self.vocab_size)
         token_ids = [unknown if token_id is None else token_id for token_id in found]
@@ -131,7 +131,7 @@ class NGramStorage(INgramStorage):
         )
 
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
-        """Learn successors as :class:`INgramStorage` does."""
+        """Learn successors; see :class:`INgramStorage`."""
         contexts, rows = self._rows("input_ids", input_ids, self.n - 1), self._rows("next_tokens", next_tokens)
         if len(contexts) != len(rows):
             raise DraftRequestError(
@@ -141,12 +141,12 @@ class NGramStorage(INgramStorage):
             self._table.count(context, token_ids)
 
     def initialize(self, input_ids: Tensor) -> None:
-        """Learn sequences as :class:`INgramStorage` does."""
+        """Learn sequences; see :class:`INgramStorage`."""
         for token_ids in self._rows("input_ids", input_ids):
             self._table.learn(token_ids)
 
     def _rows(self, name: str, tensor: Tensor, num_tokens: int | None = None) -> list[list[int]]:
-        """Return the last tokens of every row, or all of them."""
+        """Return the last ``num_tokens`` tokens of every row, or all tokens."""
         if not isinstance(tensor, Tensor):
             problem = f"{name} is not a tensor but {type(tensor).__name__}"
         elif tensor.ndim != 2 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -170,7 +170,7 @@ class OneLevelNGramStorage(NGramStorage):
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """How often each token followed each context of n - 1 tokens."""
+        """Counts of each successor of each context of n - 1 tokens."""
         return self._table.counts[self.n]
 
     @property
@@ -180,7 +180,7 @@ class OneLevelNGramStorage(NGramStorage):
 
 
 def _at_least(least: int, name: str, value: object) -> int:
-    """Return a whole number after checking its lower bound."""
+    """Return an integer after checking its lower bound."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}", fix=f"give a whole number of at least {least}", field=name)
     return int(value)
@@ -211,10 +211,10 @@ class GreedyProcessor:
 
 
 class MultinomialProcessor(GreedyProcessor):
-    """Draws a token from the probabilities, with torch's random state."""
+    """Samples a token from the probabilities, with torch's random state."""
 
     def sample(self, probs: Tensor) -> Tensor:
-        """Draw one token for each row of ``[rows, vocabulary]``; return them as ``[rows, 1]``."""
+        """Sample one token for each row of ``[rows, vocabulary]``; return them as ``[rows, 1]``."""
         return torch.multinomial(probs, num_samples=1)
 
 
@@ -238,33 +238,34 @@ def ngram_assisted_speculative_generate(
     stop_if_unknown: bool = False,
     debug: bool = False,
 ) -> tuple[list[TokenId], float]:
-    """Decode one sequence, drafting from n-grams of the sequence itself.
+    """Decode one sequence, with drafts from n-grams of the sequence itself.
 
-    The output equals the target's own: with a greedy processor the same tokens, with a sampling one the same
-    distribution. The target draws one token at every position, at its exact prefix; a drafted token is accepted if it
-    equals that token. After a mismatch the token already drawn is emitted. (NASD as usually written draws again there,
-    which favours drafted tokens: a token of probability p is emitted with probability ``p + (1 - p) p``.)
+    Decoding is lossless: with a greedy processor the tokens equal the target's, with a sampling processor their
+    distribution does. The target samples one token at every position, given the exact prefix. A drafted token is
+    accepted if it equals this token; after a mismatch the target's token is emitted. (NASD as usually written samples
+    again after a mismatch, which favours drafted tokens: a token of probability p is emitted with probability
+    ``p + (1 - p) p``.)
 
-    The storage learns the prompt, then every emitted token, then the target's most probable tokens at its position. It
-    continues to learn if it is passed to the next call.
+    The storage learns the prompt, and after it every emitted token with the target's most probable tokens at its
+    position. A storage passed to the next call continues to learn.
 
     Args:
         inputs: the prompt's token ids.
-        ngramstorage: the storage to draft from; :class:`NGramStorage` or a custom one.
+        ngramstorage: the storage for drafts: :class:`NGramStorage` or a custom one.
         target: a causal model in evaluation mode.
-        tokenizer: shows tokens as text with ``debug``; not used otherwise.
-        gamma: most tokens drafted for a pass.
-        filler_top_k: how many of the target's most probable tokens are learned at every position; 1 or less learns only
-            emitted tokens.
-        logits_processor: how the target's token is chosen; one of the two classes here, or another with their two
+        tokenizer: converts tokens to text for ``debug``; not used otherwise.
+        gamma: most drafted tokens per pass.
+        filler_top_k: number of the target's most probable tokens learned at every position; with 1 or less, only
+            emitted tokens are learned.
+        logits_processor: chooses the target's token: one of the two classes here, or another class with the same two
             methods.
-        max_gen_len: most tokens generated; fewer if the target's positions end.
-        eos_tokens_id: the token, or tokens, after which to stop.
-        pad_token_id: fills the buffer after the sequence; nothing reads it.
-        use_cache: keep keys and values between passes, which requires that all layers are attention; otherwise each
-            pass computes the whole sequence.
-        first_target: draft nothing for the first pass, whose token is learned without the target's other probable ones.
-        stop_if_unknown: end a draft at an unknown context; otherwise draft the storage's random token there.
+        max_gen_len: most tokens to generate; fewer at the end of the target's context.
+        eos_tokens_id: the end token or end tokens.
+        pad_token_id: fills the buffer after the sequence; it is never read.
+        use_cache: keep a KV cache between passes, which requires that all layers are attention layers; otherwise each
+            pass recomputes the whole sequence.
+        first_target: run the first pass without a draft, and learn only its token, not the target's other top tokens.
+        stop_if_unknown: end a draft at an unknown context; otherwise the storage drafts a random token.
         debug: write the drafted and accepted tokens of every pass to standard error.
 
     Returns:
@@ -273,7 +274,7 @@ def ngram_assisted_speculative_generate(
 
     Raises:
         GenerationRequestError: the prompt is empty, too long for the target, or has tokens outside its vocabulary.
-        ConfigError: the storage is for fewer tokens than the target has.
+        ConfigError: the storage's vocabulary is smaller than the target's.
     """
     config = target.config.get_text_config()
     vocabulary_size: int = config.vocab_size
@@ -306,7 +307,7 @@ def ngram_assisted_speculative_generate(
     input_ids = torch.full((1, length), pad_token_id)
     input_ids[0, : len(prompt)] = torch.tensor(prompt)
     end_tokens = {eos_tokens_id} if isinstance(eos_tokens_id, int) else set(eos_tokens_id)
-    cache = DynamicCache() if use_cache else None  # without a config it has no windows, so it can roll back
+    cache = DynamicCache() if use_cache else None  # without a config it has no sliding windows, so it can roll back
     position, num_cached, num_drafted, num_accepted = len(prompt), 0, 0, 0
     ngramstorage.initialize(input_ids[:, :position])
     while position < length:
@@ -346,7 +347,7 @@ def ngram_assisted_speculative_generate(
 def _draft(
     storage: INgramStorage, input_ids: Tensor, position: int, size: int, vocabulary_size: int, stop_if_unknown: bool
 ) -> list[TokenId]:
-    """Return at most ``size`` tokens from ``position`` on, and write them into ``input_ids``."""
+    """Draft at most ``size`` tokens from ``position`` on, and write them into ``input_ids``."""
     draft: list[TokenId] = []
     for end in range(position, position + size):
         tokens, known = storage.next_token(input_ids[:, :end])

@@ -1,8 +1,8 @@
-"""The strategy ``nasd``: sequences draft from n-grams of their tenant's sequences, counted during decoding.
+"""The strategy ``nasd``: drafts from n-grams of a tenant's sequences, counted during decoding.
 
-This is NASD in the engine, batched and under any rule; :mod:`speculant_verifier.nasd.generation` has the paper's loop.
-Both count n-grams while a sequence grows: dictionaries map contexts to their most frequent successor, in a few
-microseconds per token. Counts are used by one thread at a time.
+This is NASD in the engine, batched and with any rule; :mod:`speculant_verifier.nasd.generation` has the paper's loop.
+Both count n-grams while a sequence grows. Dictionaries map contexts to their most frequent successor, which takes a few
+microseconds per token. The counts are not thread-safe.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from speculant_graph.types import (
 )
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
-"""About half a gigabyte when full: in ordinary text 420 to 480 bytes for a context and its successors."""
+"""About half a gigabyte when full: a context and its successors take 420 to 480 bytes in ordinary text."""
 
 Context = tuple[TokenId, ...]
-"""The tokens before a successor."""
+"""The n - 1 or fewer tokens before a successor."""
 
 
 class NGramCounts:
     """Counts of the successors of contexts of every length from ``shortest_context`` to n - 1 tokens."""
 
     def __init__(self, n: int, *, shortest_context: int = 1, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
-        """Make empty counts.
+        """Create empty counts.
 
         Args:
             n: tokens of the longest n-gram, one more than its context, at least 2.
@@ -48,11 +48,11 @@ class NGramCounts:
         self.n, self.max_contexts = n, max_contexts
         self._shortest = shortest_context
         orders = range(shortest_context + 1, n + 1)
-        # Tables of plain values, which the garbage collector need not traverse.
+        # The tables have only plain values, so the garbage collector need not traverse them.
         self.counts: dict[int, OrderedDict[Context, dict[TokenId, int]]] = {each: OrderedDict() for each in orders}
-        """By order, the successors of each context and their counts; the least recently learned context is first."""
+        """Counts of each context's successors, by order; the least recently learned context is first."""
         self.most_frequent: dict[int, dict[Context, TokenId]] = {each: {} for each in orders}
-        """By order, the successor of each context that :meth:`successor` returns."""
+        """The most frequent successor of each context, by order."""
 
     def __len__(self) -> int:
         """Return the number of stored contexts."""
@@ -67,7 +67,7 @@ class NGramCounts:
     def count(self, context: Sequence[TokenId], token_ids: Sequence[TokenId]) -> None:
         """Count each token once as a successor of a context, whose last n - 1 tokens are used.
 
-        Several tokens are alternatives, not a continuation.
+        Several tokens are alternatives for one position, not a continuation.
         """
         end = tuple(context[1 - self.n :])
         for length in range(len(end), self._shortest - 1, -1) if token_ids else ():
@@ -81,7 +81,7 @@ class NGramCounts:
             top = most_frequent.setdefault(key, token_ids[0])
             for token_id in token_ids:
                 count = counts[token_id] = counts.get(token_id, 0) + 1
-                if count > counts.get(top, 0):  # not on a tie: the first to reach a count stays
+                if count > counts.get(top, 0):  # on a tie, the first to reach the count stays
                     top = most_frequent[key] = token_id
         while len(self) > self.max_contexts:
             order = max(self.counts, key=lambda each: len(self.counts[each]))
@@ -91,13 +91,13 @@ class NGramCounts:
     def successor(self, context: Sequence[TokenId]) -> TokenId | None:
         """Return the most frequent successor of the longest stored suffix of a context; None if there is none.
 
-        Among equally frequent successors, the first that reached the count. Reading changes nothing.
+        Among equally frequent successors, it is the first that reached the count. Lookups do not change the order.
         """
         return longest_successor(tuple(context[1 - self.n :]), self)
 
 
 def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
-    """Return the most frequent successor of the longest suffix of a context in any table; None if there is none."""
+    """Return the most frequent successor of the longest context suffix in any table; None if there is none."""
     for length in range(len(end), 0, -1):
         key = end[-length:]
         for table in tables:
@@ -108,9 +108,9 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
 
 
 _MAX_CONTEXTS = 250_000
-"""Most contexts of a tenant, some 120 MB."""
+"""Most contexts of a tenant, about 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
-"""Most contexts of all tenants together; beyond it the storages of idle tenants are dropped, least recently used
+"""Most contexts of all tenants together. Beyond it, the counts of idle tenants are dropped, the least recently used
 first."""
 
 
@@ -120,7 +120,7 @@ class _Sequence:
 
     options: SessionOptions
     shared: NGramCounts | None
-    """Its tenant's storage; None if there is none."""
+    """Its tenant's counts, if any."""
     own: NGramCounts | None
     """Its own counts, if its tenant does not learn from it."""
     token_ids: list[TokenId] = field(default_factory=list)
@@ -128,23 +128,23 @@ class _Sequence:
     draft_id: int = 0
     """Its latest draft."""
     filler_top_k: int = 0
-    """How many of the target's most probable tokens after the latest draft are learned."""
+    """Number of the target's most probable tokens to learn at the latest draft's positions."""
 
     @property
     def tables(self) -> tuple[NGramCounts, ...]:
-        """The tables that it drafts from."""
+        """The counts from which it drafts."""
         return tuple(table for table in (self.own, self.shared) if table is not None)
 
 
 class NasdDrafter:
-    """Drafts chains of the most frequent successors, from one storage for all sequences of a tenant."""
+    """Drafts chains of the most frequent successors. All sequences of a tenant share their counts."""
 
     def __init__(self, config: DraftConfig | None = None, vocabulary_size: int = 0) -> None:
-        """Begin without sequences.
+        """Start without sequences.
 
         Args:
             config: ``n``, ``filler_top_k``, ``stop_if_unknown`` and ``max_learned_tokens``.
-            vocabulary_size: random tokens at unknown contexts are below it; with 0 a draft ends there.
+            vocabulary_size: upper bound of random tokens at unknown contexts; with 0, a draft ends there.
         """
         self._config, self._vocabulary_size = config or DraftConfig(strategy="nasd"), vocabulary_size
         self.capabilities = STRATEGIES["nasd"]
@@ -161,11 +161,11 @@ class NasdDrafter:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Steps and nodes."""
+        """Number of steps and nodes."""
         return DrafterStatistics(steps=self._num_steps, drafted_nodes=self._num_nodes)
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
-        """Begin a sequence, which drafts from the counts of its tenant.
+        """Begin a sequence that drafts from its tenant's counts.
 
         Raises:
             GenerationRequestError: the options name a graph.
@@ -194,7 +194,7 @@ class NasdDrafter:
         return storage
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Learn the new tokens of every sequence, and draft for it."""
+        """Learn the new tokens of every sequence, then draft for it."""
         self._num_steps += 1
         drafts = [self._draft(step) for step in steps]
         self._num_nodes += sum(map(len, drafts))
@@ -205,7 +205,7 @@ class NasdDrafter:
         return 0.0
 
     def finish(self, session_id: int) -> None:
-        """Forget a sequence; its tenant's counts stay."""
+        """Forget a sequence, but keep its tenant's counts."""
         self._sequences.pop(session_id, None)
 
     def close(self) -> None:
@@ -245,11 +245,11 @@ class NasdDrafter:
 
 
 def _learn(sequence: _Sequence, step: SequenceStep, n: int) -> None:
-    """Count each new token as a successor, and with it the target's other top tokens there."""
+    """Count each new token, and the target's other top tokens at its position, as successors."""
     known, feedback = len(sequence.token_ids), step.feedback
     fillers: dict[int, list[TokenId]] = {}
     if sequence.filler_top_k > 1 and feedback is not None and feedback.draft_id == sequence.draft_id:
-        # Feedback on node j + 1 of a chain is about position j + 1 after the end of the drafted sequence.
+        # Feedback for node j + 1 of a chain describes position j + 1 after the end of the drafted sequence.
         rows = zip(feedback.nodes, feedback.rows[:, : sequence.filler_top_k].tolist(), strict=True)
         fillers = {known + node: row for node, row in rows}
     sequence.token_ids += step.token_ids[known:]

@@ -1,11 +1,13 @@
-"""Experts of a mixture, read individually when the router chooses them, and kept while memory lasts.
+"""Mixture-of-experts offloading: experts are read individually when the router chooses them, and cached in memory.
 
 All layers share one pool. A narrow pass reads the chosen experts that are not in the pool. While a layer is computed,
-the pass prefetches the experts that the next layer's router would choose for the same input: hidden states change
-little from layer to layer, so most guesses are right; for models with wrong guesses, fewer are made. A wrong guess is
-cancelled if its read has not begun. A pass that needs most experts of a layer will need as many in the next layer, and
-these are read while this layer is computed. Evicted experts are chosen at random: passes visit the layers in order, so
-the least recently used expert would be the next one needed.
+the pass prefetches experts for the next layer: it applies the next layer's router to the present input. Hidden states
+change little from layer to layer, so most guesses are right; a model with many wrong guesses gets fewer prefetches. A
+wrong guess is cancelled if its read has not begun.
+
+A pass that needs most experts of a layer will need about as many in the next layer. It reads them while the present
+layer is computed. Eviction is random: passes visit the layers in order, so LRU would evict the expert that is needed
+next.
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ from speculant_verifier.offload.host_memory import HostMemory
 from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
-"""Share of a layer's experts: if a pass needs more, it reads nearly as many of the next layer before they are
-chosen."""
+"""Share of a layer's experts. If a pass needs more than this, about as many of the next layer are read before its
+router chooses."""
 
 _MEMORY = 0.95
-"""Decay of the running share of right guesses, per layer."""
+"""Decay of the running share of right guesses, applied at each layer."""
 _LEAST_SHARE, _TRIED = 0.75, 16
-"""Below the first share of right guesses, a guess is made only in one of so many layers, to detect a change."""
+"""Below this share of right guesses, the pool guesses only once every ``_TRIED`` layers, to detect a change."""
 
 _Expert = tuple[int, int]
-"""Layer and index."""
+"""Layer index and expert index."""
 
 
 class ExpertPool:
-    """Assigns experts of all layers to slots of one pool, and routes to them."""
+    """One pool of slots for the experts of all layers."""
 
     def __init__(
         self,
@@ -45,12 +47,12 @@ class ExpertPool:
         source: WeightReader | PinnedWeights | HostMemory,
         routers: Sequence[tuple[Tensor, Tensor | None] | None],
     ) -> None:
-        """Take all layers, in order.
+        """Set up the pool for all layers, in order.
 
         Args:
-            modules: the layers with their weights, whose rows are experts.
+            modules: the layers with their weights; each weight has one row per expert.
             num_slots: number of experts that fit into memory.
-            like: the pool has its device, and its dtype unless weights are packed.
+            like: tensor whose device the pool uses, and whose dtype unless weights are packed.
             source: reads the weights.
             routers: weight and bias of the routers; None if unknown.
         """
@@ -61,12 +63,12 @@ class ExpertPool:
         """Number of experts that passes needed, and how many of them were in the pool."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
-        """Whether fewer slots free memory."""
+        """Whether reducing the slots frees memory."""
         kinds = {name: like.to(type_in_memory(each, like.dtype)) for name, each in modules[0][0].named_parameters()}
         spaces = {name: new_space((num_slots, *shape), kinds[name]) for name, shape in shapes.items()}
         self._pool = {name: pool for name, (pool, _) in spaces.items()}
         self._memory = [memory for _, memory in spaces.values()]
-        self._vectors = [  # such as biases, too short for individual reads: they stay, and are copied
+        self._vectors = [  # biases etc. are too short for single reads: they stay, and are copied
             {name: self._kept(stored, like) for name, stored in weights.items() if len(shapes[name]) == 1}
             for _, weights in modules
         ]
@@ -90,7 +92,7 @@ class ExpertPool:
             )
 
     def resize(self, num_slots: int) -> None:
-        """Change the number of slots in use, between passes; memory of unused slots is freed."""
+        """Change the number of slots between passes, and free the memory of unused slots."""
         was_dirty, self._is_dirty = self._is_dirty, True
         self._give_up(())
         for _, parts in self._leaving:
@@ -133,7 +135,7 @@ class ExpertPool:
         return (hidden, self._slots[layer][chosen], *rest), kwargs
 
     def _guess(self, layer: int, hidden: Tensor, kept: Sequence[_Expert]) -> None:
-        """Start reading experts of the next layer, the most probable first, as many as this layer needed."""
+        """Prefetch experts of the next layer, the most probable first, as many as this layer needed."""
         router = self._routers[layer]
         if router is None or not self.gives_back:  # copies to a GPU can't be cancelled
             return
@@ -145,7 +147,7 @@ class ExpertPool:
         self._take(self._guessed, [*kept, *self._guessed])
 
     def _likely(self, layer: int, hidden: Tensor) -> list[_Expert]:
-        """Return the experts of a layer, first the ones that its router would choose for these hidden states."""
+        """Return the experts of a layer, ordered by the scores of its router for these hidden states."""
         router = self._routers[layer]
         order: Iterable[int] = range(self._num_experts)
         if router is not None and layer:  # these states do not predict the first layer of the next pass
@@ -167,7 +169,7 @@ class ExpertPool:
         self._guessed = []
 
     def _fetch(self, layer: int, wanted: Sequence[_Expert], hidden: Tensor) -> None:
-        """Wait until the experts are in the pool that the layer's router chose for these hidden states."""
+        """Wait until the chosen experts are in the pool; after a wide choice, prefetch for the next layer, too."""
         self._take(wanted, wanted)
         if len(wanted) >= _MOST * self._num_experts:
             following = (layer + 1) % len(self._modules)
@@ -178,7 +180,7 @@ class ExpertPool:
             self._wait(expert)
 
     def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
-        """Start reading missing experts, as many as fit together with the kept ones."""
+        """Start reading missing experts, as many as fit without evicting the experts to keep."""
         done = [each for each in self._leaving if all(part.done() for part in each[1])]
         self._leaving = [each for each in self._leaving if each not in done]
         self._free += [slot for slot, _ in done]
@@ -216,7 +218,7 @@ class ExpertPool:
             self._source.wait(started)
 
     def _forget(self) -> None:
-        """Clear the pool, because its content is unknown after a pass that ended with an error or Ctrl-C."""
+        """Clear the pool: its content is unknown after a pass that ended with an error or Ctrl-C."""
         self._held.clear()
         self._reading.clear()
         self._guessed, self._leaving = [], []

@@ -1,8 +1,9 @@
-"""The middle of three tiers: host memory, between the disk and the device that computes.
+"""Host memory as the middle tier of offloading, between the disk and the compute device.
 
-The most frequently used weights are in host memory, and are copied to the device on demand; all others are read from
-the disk directly to the device. Weights that are used more often than the least used ones here replace them. So weights
-that passes use in turn, such as the layers of a dense model, do not evict each other, as they would with LRU.
+Host memory has the most frequently used weights, and copies them to the device on demand; all others are read from the
+disk directly to the device. Replacement is by frequency: a weight enters if it is used more often than the least used
+weight in memory. So weights that passes use in turn, such as the layers of a dense model, do not evict each other. With
+LRU they would.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _HALVED_EVERY = 4096
 
 
 class Copier(Protocol):
-    """Allocates memory and copies from it to a device, as :class:`PinnedWeights` does."""
+    """Allocates host memory and copies from it to a device; see :class:`PinnedWeights`."""
 
     num_bytes: int
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes have waited for copies."""
+        """Seconds that passes waited for copies."""
 
     def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return memory to copy from."""
+        """Allocate memory to copy from."""
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
         """Start copying each tensor to one of the same shape."""
@@ -51,7 +52,7 @@ class Copier(Protocol):
 
 @dataclass(slots=True)
 class _Unit:
-    """Weights that are used together, in memory."""
+    """Weights in host memory that are always used together."""
 
     buffers: list[Tensor]
     is_there: bool = False
@@ -59,16 +60,16 @@ class _Unit:
 
 @dataclass(slots=True)
 class _Started:
-    """A started transfer: a read from the disk, then a copy from memory, or one of them."""
+    """A transfer in progress: a read from the disk, a copy from memory, or a read followed by a copy."""
 
     key: StoredTensor
     reading: list[Any]
     copying: list[Any]
     into: list[Tensor]
-    """Targets of a copy after the read; empty if it reads directly to the device, or the copy is running."""
+    """Targets of the copy after the read; empty if the read goes directly to the device, or if the copy has started."""
 
     def cancel(self) -> bool:
-        """Cancel nothing, because read weights stay."""
+        """Cancel nothing, because the read weights stay in memory."""
         return False
 
 
@@ -76,12 +77,12 @@ class HostMemory:
     """Transfers weights to a device from host memory, within a budget, or from the disk."""
 
     def __init__(self, num_bytes: int, reader: WeightReader, copier: Copier) -> None:
-        """Begin with empty memory.
+        """Start with empty memory.
 
         Args:
             num_bytes: memory limit in bytes.
-            reader: reads from the disk.
-            copier: allocates memory, and copies from it to the device.
+            reader: reads weights from the disk.
+            copier: allocates host memory, and copies from it to the device.
         """
         self._left, self._reader, self._copier = num_bytes, reader, copier
         self._units: dict[StoredTensor, _Unit] = {}
@@ -100,11 +101,11 @@ class HostMemory:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes have waited for either."""
+        """Seconds that passes waited for reads and copies."""
         return self._reader.stall_s + self._copier.stall_s
 
     def read(self, pairs: _Pairs) -> list[_Started]:
-        """Start transferring weights that are always used together.
+        """Start transferring a unit: weights that are always used together.
 
         Args:
             pairs: stored tensors, each with a device tensor of the same shape.
@@ -121,7 +122,7 @@ class HostMemory:
             self._units[key] = unit
             started = self._reader.read([(stored, to) for (stored, _), to in zip(pairs, unit.buffers, strict=True)])
             return [_Started(key, started, [], into)]
-        return [_Started(key, self._reader.read(pairs), [], [])]  # or it is being transferred to another tensor
+        return [_Started(key, self._reader.read(pairs), [], [])]  # no memory, or in transfer to another tensor
 
     def wait(self, started: Sequence[_Started]) -> None:
         """Wait for transfers, or make later computation wait for them.
@@ -138,7 +139,7 @@ class HostMemory:
             self._copier.wait(each.copying)
 
     def drain(self) -> None:
-        """Wait until all writes are done; reads that have not begun are cancelled."""
+        """Cancel reads that have not begun, and wait until all others are done."""
         self._reader.drain()
         self._copier.drain()
         for key in [key for key, unit in self._units.items() if not unit.is_there]:
@@ -157,13 +158,13 @@ class HostMemory:
             self._uses = Counter({each: count // 2 for each, count in self._uses.items() if count > 1})
 
     def _space_for(self, pairs: _Pairs) -> _Unit | None:
-        """Return memory for a unit: free memory, or that of a less used unit."""
+        """Return memory for a unit: free memory, or the memory of a less used unit."""
         needed = _size([tensor for _, tensor in pairs])
         if needed <= self._left:
             try:
                 with torch.inference_mode(False):  # the threads that write to it are not in inference mode
                     unit = _Unit([self._copier.space(tensor.shape, tensor.dtype) for _, tensor in pairs])
-            except ConfigError as error:  # continue with the present memory
+            except ConfigError as error:  # continue with the memory allocated so far
                 logger.warning("no more memory for streamed weights: {}", error)
                 self._left = 0
                 return None

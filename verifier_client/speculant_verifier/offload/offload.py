@@ -1,4 +1,4 @@
-"""A loaded model with streamed weights: experts, or layers that are fetched while others are computed."""
+"""A loaded model with streamed weights: either experts, or whole layers that are fetched while others are computed."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _Weights = Sequence[tuple[nn.Module, str, StoredTensor | Tensor]]
 
 
 class LayerStream:
-    """Gives as many layers as possible their own slab of memory, and streams the others.
+    """Keeps as many layers as possible resident, each in its own slab of memory, and streams the others.
 
-    The others are fetched cyclically, in the order of the forward pass, into two slabs. A slab is free as soon as its
-    layer is computed, and the next streamed layer is fetched into it; at the end of a pass, the first one of the next
+    Streamed layers are fetched cyclically, in the order of the forward pass, into two slabs. As soon as a layer is
+    computed, its slab receives the next streamed layer; the last layers of a pass fetch the first layers of the next
     pass. A pass allocates no memory.
     """
 
     num_wanted = num_found = 0
-    """Number of experts that passes needed, and that were in memory."""
+    """Number of experts that passes needed, and of those found in memory; 0 for layers."""
     gives_back = True
-    """Whether fewer slots free memory."""
+    """Whether reducing the slots frees memory."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class LayerStream:
         like: Tensor,
         source: WeightReader | PinnedWeights | HostMemory,
     ) -> None:
-        """Take layers and their weights; slabs have the dtype and the device of ``like``."""
+        """Set up the stream for layers and their weights; slabs have the dtype and the device of ``like``."""
         self._source, self._layers = source, layers
         self._size = max(sum(_padded(stored) for _, _, stored in weights) for _, weights in layers)
         self._slabs = [new_space((self._size,), like)[0] for _ in range(2)]
-        self._own: dict[int, Tensor] = {}  # slabs of layers that stay
+        self._own: dict[int, Tensor] = {}  # slabs of resident layers
         self._turn: list[int] = []  # layers that are fetched
         self._fetching: dict[int, tuple[list[Tensor], list[Any]]] = {}
         self._next = 0  # index of the next streamed layer, counted over all rounds
@@ -77,7 +77,7 @@ class LayerStream:
         for index in turn:
             self._bind(index, self._views(index, self._slabs[0]))
             self._own.pop(index, None)
-        self._is_dirty = True  # until the resident layers are read; layers that can't be read then are streamed
+        self._is_dirty = True  # until the resident layers are read; layers that could not be read are streamed
         self._turn = [index for index in range(total) if index not in self._own]
         for index in progress([index for index in self._turn if index not in turn]):
             slab, _ = new_space((self._size,), self._slabs[0])
@@ -90,7 +90,7 @@ class LayerStream:
         self._is_dirty = False
 
     def _start(self, position: int) -> None:
-        """Fetch as many layers as there are slabs, from a position on."""
+        """Start fetching into both slabs, beginning at a position."""
         self._next = position
         self._fetching.clear()
         for following in range(position, position + len(self._slabs)):
@@ -145,7 +145,7 @@ def _padded(stored: StoredTensor | Tensor) -> int:
 
 
 OFFLOAD = "_speculant_offload"
-"""Attribute of a loaded model with its :class:`Offload`."""
+"""Name of the attribute of a loaded model that has its :class:`Offload`."""
 
 
 class Offload:
@@ -154,20 +154,21 @@ class Offload:
     degradable = "weights in memory"
 
     def __init__(self, model: PreTrainedModel, plan: Plan, folder: tempfile.TemporaryDirectory[str]) -> None:
-        """Take a model that was loaded with the plan's device map.
+        """Set up offloading for a model that was loaded with the plan's device map.
 
         Args:
             model: the model, without its streamed weights.
             plan: the plan.
-            folder: has weights that had to be rewritten in another form than the checkpoint's; removed at the end.
+            folder: temporary folder for weights that could not be read in the checkpoint's format; :meth:`close`
+                removes it.
         """
         self.plan, self._folder = plan, folder
         self.num_slots = plan.num_slots
-        """Number of units that have space now."""
+        """Present number of slots."""
         stored: dict[str, Any] = dict(stored_tensors(_index_of(model)))
         remove_hook_from_submodules(model)
         for parameter in model.parameters():
-            if not parameter.is_meta:  # otherwise they are pages of the file, which the system may evict at any time
+            if not parameter.is_meta:  # copied, because the system may evict pages of the mapped file at any time
                 parameter.data = parameter.data.clone()
         like = next(each for each in model.parameters() if not each.is_meta).new_empty(0, dtype=model.dtype)
         modules = [(name, model.get_submodule(name)) for name in plan.streamed]
@@ -199,7 +200,7 @@ class Offload:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes have waited for weights."""
+        """Seconds that passes waited for weights."""
         return self._source.stall_s
 
     @property
@@ -214,16 +215,16 @@ class Offload:
 
     @property
     def num_found(self) -> int:
-        """How many of these were in memory, or being read."""
+        """Number of these experts that were in memory or being read."""
         return self._stream.num_found
 
     def resize(self, num_slots: int) -> None:
-        """Keep fewer units in memory than planned, or more again; not while a pass runs."""
+        """Change the number of units in memory, up to the planned number; not during a pass."""
         self._stream.resize(num_slots)
         self.num_slots = num_slots
 
     def reduce(self) -> int | None:
-        """Drop a quarter of the degradable units from memory; return the freed bytes, or None at the minimum."""
+        """Drop a quarter of the degradable units from memory; return the freed bytes, or None if none can be freed."""
         before, least = self.num_slots, self.plan.least_slots
         if before <= least or not self._stream.gives_back:
             return None
@@ -250,7 +251,7 @@ def copier_of(device: torch.device) -> PinnedWeights | None:
 
 
 def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """Return weight and bias of a block's router, which has a row per expert; None if no module has this form."""
+    """Return weight and bias of a block's router, with one row per expert; None if no module has this shape."""
     for each in block.children():
         weight = getattr(each, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2 and len(weight) == experts.num_experts:
@@ -259,7 +260,7 @@ def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | N
 
 
 def _weights_of(layer: nn.Module, name: str, stored: Mapping[str, Any]) -> list[tuple[nn.Module, str, Any]]:
-    """Return the module, the name in it, and the location of every weight of a layer."""
+    """Return (module, parameter name, location) for every weight of a layer."""
     parts = [(*inner.rpartition("."), stored[f"{name}.{inner}"]) for inner, _ in layer.named_parameters()]
     return [(layer.get_submodule(path), last, where) for path, _, last, where in parts]
 

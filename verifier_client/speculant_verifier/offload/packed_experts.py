@@ -1,8 +1,8 @@
-"""Experts of gpt-oss in their published form, MXFP4: they stay packed, and are decoded during multiplication.
+"""Experts of gpt-oss in their published format, MXFP4: they stay packed, and are decoded during multiplication.
 
-32 numbers of four bits (E2M1) share one exponent (E8M0): 17 bytes for 32 weights. Some rows of an expert at a time are
-decoded into a buffer that fits into the processor's cache, and multiplied with the tokens of that expert. Decoding a
-whole expert would write, and read again, four or eight times as many bytes as its packed form has.
+32 numbers of four bits (E2M1) share one exponent (E8M0): 17 bytes for 32 weights. A few rows of an expert at a time are
+decoded into a buffer that fits into the CPU cache, and multiplied with the expert's inputs. Decoding a whole expert
+would write, and read again, four to eight times its packed size.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from speculant_graph.errors import ConfigError
 from speculant_verifier.sources import MODEL_SETTING
 
 BLOCK = 32
-"""Numbers that share an exponent."""
+"""Number of values that share an exponent."""
 _STRETCH = 1 << 21
 """Size of the buffer of decoded rows, in bytes."""
 _METHOD = "speculant-packed"
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Numbers of four bits in a byte."""
+"""The 16 values of E2M1, by their four bits."""
 
 
 def is_packed(config: PreTrainedConfig) -> bool:
-    """Return whether a checkpoint has its experts in MXFP4."""
+    """Return whether a checkpoint stores its experts in MXFP4."""
     quantization = getattr(config, "quantization_config", None)
     return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
 
@@ -48,7 +48,7 @@ class PackedExperts(nn.Module):
     _apply_gate: Any = GptOssExperts._apply_gate
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
-        """Take shapes from a model's configuration; the weights are zeros."""
+        """Create zero weights with the shapes from a model's configuration."""
         super().__init__()
         self.num_experts, self.hidden_size = config.num_local_experts, config.hidden_size
         self.intermediate_size = config.intermediate_size
@@ -67,7 +67,7 @@ class PackedExperts(nn.Module):
                 self.register_parameter(name + part, nn.Parameter(weight, requires_grad=False))
 
     def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
-        """Compute the experts' outputs for tokens.
+        """Compute the weighted sum of the experts' outputs for every token.
 
         Args:
             hidden_states: ``[n, hidden]``.
@@ -88,7 +88,7 @@ class PackedExperts(nn.Module):
         return weighted.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
 
     def _project(self, name: str, expert: int, inputs: Tensor) -> Tensor:
-        """Multiply rows with a matrix of an expert, and add its bias."""
+        """Multiply rows by a matrix of an expert, and add its bias."""
         parts: Any = self._parameters
         blocks, scales, bias = (parts[f"{name}{part}"][expert] for part in ("_blocks", "_scales", "_bias"))
         num_rows, width = len(blocks), inputs.shape[1]
@@ -102,12 +102,12 @@ class PackedExperts(nn.Module):
 
 
 def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
-    """Decode rows of MXFP4 (OCP Microscaling Formats 1.0); all numbers are exact.
+    """Decode rows of MXFP4 (OCP Microscaling Formats 1.0); the result is exact.
 
     Args:
-        blocks: two numbers per byte, the low half first, ``[rows, n, 16]``.
+        blocks: two values per byte, the low half first, ``[rows, n, 16]``.
         scales: exponents with a bias of 127, ``[rows, n]``.
-        into: receives the numbers, contiguous, ``[rows, 32 n]``.
+        into: receives the values, contiguous, ``[rows, 32 n]``.
     """
     if into.device.type == "cpu" and into.dtype in (torch.float32, torch.bfloat16):
         numbers = into.view(torch.uint16) if into.dtype == torch.bfloat16 else into
@@ -120,10 +120,10 @@ def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
 
 
 def pack(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Replace the experts of a model without weights with packed ones.
+    """Replace the experts of a model on the meta device with packed experts.
 
     Raises:
-        ConfigError: their sizes are not multiples of a block.
+        ConfigError: their sizes are not multiples of the block size.
     """
     config = model.config
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
@@ -139,7 +139,7 @@ def pack(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def keep_packed(config: PreTrainedConfig) -> None:
-    """Make transformers load the experts of a checkpoint in packed form."""
+    """Configure transformers to load a checkpoint's experts in packed form."""
     config.quantization_config = {"quant_method": _METHOD}
 
 

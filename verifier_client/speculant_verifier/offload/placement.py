@@ -1,9 +1,10 @@
-"""Decides which weights stay in memory and which are streamed in every pass, from sizes alone.
+"""Decides which weights stay in memory and which are streamed in every pass.
 
-In a dense model as many decoder layers stay as fit, and every n-th is streamed, so that it is read while those between
-are computed. In a mixture of experts the experts are streamed individually, and all other weights stay. SpecExec
-(Svirschevski et al. 2024) places whole layers on one side. For a GPU, streamed weights are in host memory as far as
-they fit, and otherwise, as on a CPU, on the disk. Experts in MXFP4 are streamed, and stay, packed. Nothing is loaded.
+The decision uses only sizes; nothing is loaded. In a dense model, as many decoder layers stay as fit. Every n-th layer
+is streamed, so that it is read while the resident layers before it are computed. In a mixture of experts, the experts
+are streamed individually, and all other weights stay. SpecExec (Svirschevski et al. 2024) instead places each layer on
+one side. For a GPU, streamed weights are in host memory if they fit there; the others are on the disk, as for a CPU.
+Experts in MXFP4 stay packed, in memory and when streamed.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pa
 from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
-"""Share of the budget for keys and values, and for temporary memory of passes."""
+"""Share of the budget reserved for the KV cache and for temporary memory of passes."""
 _LEAST_GB = 0.1
 """Smaller sizes are shown in megabytes."""
 _KV_SHARE = 0.4
-"""Share of the reserve for keys and values."""
+"""Share of the reserve for the KV cache."""
 _FREE_SHARE = 0.9
-"""Share of the free memory that is used without a budget."""
+"""Share of the free memory used if no budget is set."""
 _WIDEST = 256
-"""Most nodes of a tree; more have hardly ever helped."""
+"""Most nodes of a tree; larger trees have hardly ever helped."""
 _MOST_SLOTS = 4096
-"""Most experts of a pool: transformers counts their tokens with a float32 histogram, which is exact up to this
+"""Most experts in a pool: transformers counts their tokens with a float32 histogram, which is exact up to this
 number."""
 _NUM_SLABS = 2
-"""Slabs for streamed layers: one is computed, and one is read."""
+"""Slabs for streamed layers: one is computed while the other is read."""
 _TOLERANCE = 1.05
-"""Factor of the budget beyond which memory is short, because temporary memory of passes varies."""
+"""Memory counts as short beyond the budget times this factor, because temporary memory of passes varies."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
-"""Assumed free bytes if unknown."""
+"""Assumed free bytes if the number is unknown."""
 SMALLER = "choose a smaller model ({field}) or fewer bytes per weight (verifier.dtype bfloat16)"
-"""The usual fix."""
+"""The usual fix in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,53 +56,53 @@ class Plan:
     streamed: tuple[str, ...]
     """Names of the modules whose weights share slots, in the order of the forward pass."""
     resident: tuple[str, ...]
-    """Names of all other modules; of nested modules the outer one."""
+    """Names of all other modules; for nested modules, only the outer one."""
     unit_bytes: int
-    """Bytes of the largest unit in memory."""
+    """Size of the largest unit in memory, in bytes."""
     file_bytes: int
-    """Bytes of the same unit in the checkpoint, where the dtype may differ."""
+    """Size of this unit in the checkpoint, in bytes; the dtype may differ there."""
     num_units: int
     """Number of units in the streamed modules."""
     num_slots: int
     """Number of units that fit into memory."""
     least_slots: int
-    """Least number of slots: for layers one that is computed and one that is read, for experts all of a layer."""
+    """Least number of slots: two for layers (one computed, one read), or all experts of a layer."""
     resident_bytes: int
-    """Bytes of weights outside of the slots."""
+    """Bytes of weights outside the slots."""
     kv_tokens: int
-    """Number of tokens whose keys and values fit into memory."""
+    """Number of tokens that fit into the KV cache."""
     most_nodes: int
-    """Most nodes of a tree that can pay and whose logits fit into memory in a full batch."""
+    """Largest useful number of nodes of a tree, limited so that the logits of a full batch fit into memory."""
     budget: int
     """Memory limit of the whole process in bytes, on the GPU if there is one."""
     process_bytes: int
-    """Bytes that the process already used."""
+    """Bytes that the process used before loading."""
     most_bytes: int | None
-    """Bytes beyond which memory is short; None if there is no bound."""
+    """Memory is short beyond this number of bytes; None for no limit."""
     num_chosen: int = 0
-    """Experts of all layers that compute one token; 0 if layers are streamed."""
+    """Number of experts that one token activates, over all layers; 0 if layers are streamed."""
     host_bytes: int | None = None
-    """For a GPU, bytes of units in host memory, while others are on the disk; None if all are in host memory."""
+    """For a GPU, bytes of units in host memory; the other units are on the disk. None if all are in host memory."""
     is_packed: bool = False
     """Whether units are experts in MXFP4."""
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """The inputs of the cost of passes, rounded, because space differs a little at every start."""
+        """The inputs that determine the cost of passes, rounded, because free memory varies slightly between starts."""
         return self.unit, self.streamed, round(20 * self.num_kept / self.num_units)
 
     @property
     def num_kept(self) -> int:
-        """Units that a pass over many tokens finds in memory."""
+        """Number of units that a pass over many tokens finds in memory."""
         return self.num_slots - self.least_slots if self.unit == "layer" else min(self.num_slots, self.num_units)
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes that a pass over many tokens reads."""
+        """Number of bytes that a pass over many tokens reads."""
         return (self.num_units - self.num_kept) * self.file_bytes
 
     def bytes_of(self, num_tokens: int) -> float:
-        """Return the bytes that a pass over ``num_tokens`` tokens reads if experts are used evenly."""
+        """Return the bytes that a pass over ``num_tokens`` tokens reads if the router uses experts uniformly."""
         if self.unit == "layer":
             return self.pass_bytes
         wanted = 1.0 - (1.0 - self.num_chosen / self.num_units) ** num_tokens
@@ -143,7 +144,7 @@ def plan_for(
     *,
     may_stream: bool = True,
 ) -> Plan | None:
-    """Decide which weights stay in memory; None if all do.
+    """Decide which weights stay in memory; return None if all weights fit.
 
     Args:
         config: the model's configuration.
@@ -153,8 +154,8 @@ def plan_for(
         may_stream: whether passes may read weights from the disk.
 
     Raises:
-        ConfigError: the weights that must stay do not fit; or not all weights fit, and streaming is not allowed; or
-            there is a host budget although the model runs on the CPU.
+        ConfigError: the weights that must stay do not fit; streaming is needed but not allowed; or a host budget is set
+            although the model runs on the CPU.
     """
     if device.type == "cpu" and verifier.host_budget:
         raise ConfigError(
@@ -176,7 +177,7 @@ def plan_for(
     bound = int(verifier.memory_budget)
     budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
     wanted = verifier.resident_layers
-    # Without a budget there is no setting for keys and values, and they use the rest.
+    # Without a budget there is no setting for the KV cache, which then uses the remaining memory.
     left = budget - process - (int(_RESERVED * budget) if bound else 0)
     if wanted is None and needed <= left:
         return None
@@ -242,7 +243,7 @@ def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the decoder layers by their names, in order.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the model has no decoder layers.
     """
     decoder = model.get_decoder()
     prefix = next((f"{name}." for name, each in model.named_modules() if each is decoder and name), "")
@@ -260,17 +261,17 @@ def _require_streamable(
     *,
     may_stream: bool,
 ) -> None:
-    """Refuse a model that must not, or can't, be streamed.
+    """Reject a model that can't be streamed, or whose streaming is not allowed.
 
     Args:
         model: the model, without weights.
         layers: its decoder layers.
-        name: name of the model, for the message.
+        name: name of the model, for messages.
         reason: why it would be streamed, for the message.
         may_stream: whether passes may read weights from the disk.
 
     Raises:
-        ConfigError: it must not, or can't, be streamed.
+        ConfigError: the model can't be streamed, or streaming is not allowed.
     """
     quantization = getattr(model.config, "quantization_config", None)
     if not may_stream:
@@ -285,7 +286,7 @@ def _require_streamable(
 
 
 def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
-    """Return the host bytes for a GPU's streamed weights; None if all of them fit there."""
+    """Return the bytes of host memory for a GPU's streamed weights; None if all of them fit."""
     available = available_bytes()
     free = _UNKNOWN if available is None else available
     if num_bytes <= (int(verifier.host_budget) or free - anonymous_bytes()):
@@ -294,7 +295,7 @@ def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return modules whose weights all have one row per expert, and whose forward takes the experts' indices."""
+    """Return the modules whose weights have one row per expert, and whose forward takes expert indices."""
     if not model._can_set_experts_implementation():
         return []
     return [
@@ -312,7 +313,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _kv_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
-    """Return the bytes of keys and values of one token."""
+    """Return the KV cache bytes of one token."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -320,7 +321,7 @@ def _kv_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
 
 
 def _most_nodes(model: PreTrainedModel, num_bytes: int, num_tokens: int) -> int:
-    """Return how many nodes a row's tree may have so that their logits, in two dtypes, take at most ``num_bytes``."""
+    """Return the most nodes of a row's tree whose logits, in two dtypes, take at most ``num_bytes``."""
     vocabulary_size = int(model.config.get_text_config().vocab_size)
     return max(1, min(_WIDEST, num_bytes // (8 * vocabulary_size) - 1, num_tokens // 4))
 

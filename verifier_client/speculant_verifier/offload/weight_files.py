@@ -1,8 +1,8 @@
-"""Reads streamed weights from a checkpoint's files, or copies them from memory to a GPU while it computes.
+"""Reads streamed weights from a checkpoint's files, or copies them from host memory to a GPU during computation.
 
-Threads read files without the page cache, which would use memory beyond the budget and copy every byte once more. So
-files are read in aligned chunks (``O_DIRECT``) into small buffers, and converted from there into the target tensors. If
-the file system does not support this, files are read through the page cache, which is then dropped.
+Threads read the files without the page cache, which would use memory beyond the budget and copy every byte once more.
+They read aligned chunks (``O_DIRECT``) into small buffers, and convert them into the target tensors. If the file system
+does not support this, they read through the page cache and then drop the pages.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Its size in the file."""
+        """Its size in the file, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, index: int) -> StoredTensor:
-        """Return one of its rows."""
+        """Return the location of one row."""
         shape = self.shape[1:]
         return StoredTensor(self.path, self.offset + index * prod(shape) * self.dtype.itemsize, self.dtype, shape)
 
 
 def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTensor]:
-    """Find weights in their files.
+    """Locate weights in their files.
 
     Args:
-        index: per name of a weight, ``safetensors_file`` and ``weight_name``, as in accelerate.
+        index: maps a weight's name to ``safetensors_file`` and ``weight_name``, as in accelerate.
 
     Raises:
         ConfigError: a file is damaged, or has an unsupported dtype.
@@ -90,10 +90,10 @@ def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTe
 
 
 def require_same(name: str, stored: StoredTensor, expected: Tensor) -> None:
-    """Refuse a weight that contradicts the model's configuration.
+    """Reject a weight that contradicts the model's configuration.
 
     Raises:
-        ConfigError: its shape differs, or it is packed and should not be, or the other way round.
+        ConfigError: its shape differs, or it is packed in only one of the two.
     """
     of_file, wanted = ((tuple(each.shape), each.dtype.is_floating_point) for each in (stored, expected))
     if of_file != wanted:
@@ -118,7 +118,7 @@ def _header(path: str) -> tuple[int, dict[str, Any]]:
 
 
 def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
-    """Measure how fast passes can read the weights of a checkpoint, in bytes per second; 0 if it has hardly any.
+    """Measure the speed of reading a checkpoint's weights, in bytes per second; 0 if it has too few weights.
 
     Args:
         folder: folder of the checkpoint.
@@ -152,10 +152,10 @@ class WeightReader:
         self.num_bytes = 0
         """Bytes read so far."""
         self.stall_s = 0.0
-        """Seconds that passes have waited."""
+        """Seconds that passes waited for reads."""
 
     def read(self, pairs: Sequence[tuple[StoredTensor, Tensor]]) -> list[Future[None]]:
-        """Start reading stored tensors into contiguous ones of the same shape and any dtype.
+        """Start reading stored tensors into contiguous tensors of the same shape and any dtype.
 
         Returns:
             The argument of :meth:`wait`.
@@ -181,7 +181,7 @@ class WeightReader:
         self.stall_s += time.perf_counter() - started_s
 
     def drain(self) -> None:
-        """Wait until all writes are done; reads that have not begun are cancelled."""
+        """Cancel reads that have not begun, and wait until all others are done."""
         self._threads.shutdown(cancel_futures=True)
         self._threads = ThreadPoolExecutor(self._num_threads, "speculant-weights")
 
@@ -198,7 +198,7 @@ class WeightReader:
         start = offset - offset % _ALIGNED
         skipped = offset - start
         buffer: mmap.mmap | None = getattr(self._own, "buffer", None)
-        if buffer is None:  # of whole pages, because the disk writes to it directly
+        if buffer is None:  # whole pages, because the disk writes to them directly
             buffer = self._own.buffer = mmap.mmap(-1, _CHUNK + 2 * _ALIGNED)
         needed = skipped + size
         whole = -(-needed // _ALIGNED) * _ALIGNED
@@ -226,7 +226,7 @@ class WeightReader:
         with self._lock:
             if path not in self._files:
                 self._files[path] = os.open(path, os.O_RDONLY)
-                with suppress(OSError):  # unsupported by the file system; some fail only at the first read
+                with suppress(OSError):  # not supported; some file systems fail only at the first read
                     file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
                     try:
                         os.preadv(file, [mmap.mmap(-1, _ALIGNED)], 0)
@@ -239,12 +239,12 @@ class WeightReader:
 class PinnedWeights:
     """Copies weights from host memory to tensors of a GPU, on a separate stream.
 
-    A copy begins after the GPU's earlier work, so that it never overwrites tensors in use; work enqueued after
-    :meth:`wait` begins when the copy has ended. The CPU waits for neither.
+    A copy begins after the GPU work enqueued before it, so it never overwrites tensors in use. Work enqueued after
+    :meth:`wait` begins when the copy has ended. The CPU never waits for a copy.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Take the GPU."""
+        """Create the stream on a GPU."""
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -254,10 +254,10 @@ class PinnedWeights:
         """Bytes copied so far."""
 
     def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return memory to copy from.
+        """Allocate pinned memory to copy from.
 
         Raises:
-            ConfigError: no memory can be pinned.
+            ConfigError: the memory can't be pinned.
         """
         tensor = torch.empty(tuple(shape), dtype=dtype)
         # torch allocates pinned memory in powers of two.
@@ -285,7 +285,7 @@ class PinnedWeights:
             return [self._stream.record_event()]
 
     def wait(self, started: Sequence[torch.cuda.Event]) -> None:
-        """Make the GPU's later work wait for the started copies."""
+        """Make the GPU's later work wait for started copies."""
         stream = torch.cuda.current_stream(self._device)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record(stream)
@@ -296,7 +296,7 @@ class PinnedWeights:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that the GPU has waited for copies so far."""
+        """Seconds that the GPU waited for copies so far."""
         while self._waits and self._waits[0][1].query():
             before, after = self._waits.pop(0)
             self._stall_s += before.elapsed_time(after) / 1e3
@@ -315,10 +315,10 @@ class PinnedWeights:
 
 
 def new_space(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, mmap.mmap | None]:
-    """Return a tensor of zeros with another's dtype and device, and on a CPU its mapped memory.
+    """Return a zero tensor with the dtype and device of ``like``, and on a CPU its mapped memory.
 
-    The system gets the memory back as soon as it is unused, while allocators would cache it. Pages are allocated on
-    first write. They are freed with the tensor, or by ``madvise``; after that they are zeros again.
+    Allocators would cache unused memory; mapped memory returns to the system at once. Pages are allocated on first
+    write. They are freed with the tensor, or by ``madvise``, after which they read as zeros.
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape), None

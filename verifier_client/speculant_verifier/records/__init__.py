@@ -1,1 +1,1 @@
-"""Detailed mode: whole requests in a database, for analysis of failed drafts and for training."""
+"""Detailed mode: stores whole requests in a database, for analysing failed drafts and for training."""

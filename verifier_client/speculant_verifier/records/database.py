@@ -1,7 +1,8 @@
-"""Finished requests in a SQLite database: all failures, and per tenant a uniform sample of the others.
+"""Stores finished requests in SQLite: all failures, and a uniform sample of each tenant's other requests.
 
-Every request has a random key, and the sample is those with the smallest keys (Efraimidis and Spirakis, 2006, with
-equal weights). Several processes may write to a folder; each write is atomic. This module does not need torch.
+Every request has a random key. The sample consists of the requests with the smallest keys (Efraimidis and Spirakis
+2006, with equal weights). Several processes may write to a folder; each write is atomic. This module does not need
+torch.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from speculant_graph.errors import ConfigError
 from speculant_verifier.records.record import RequestRecord
 
 DATABASE = "records.sqlite"
-"""Name of the file in the folder of records."""
+"""Name of the database file in the records folder."""
 REPLAY = 400
-"""Replay requests kept per tenant: more than a training epoch draws with hundreds of failures."""
+"""Replay requests kept per tenant, more than a training epoch uses with hundreds of failures."""
 MAX_WAITING = 4_000_000
-"""Most numbers kept in memory while the disk is slow, about 40 bytes each; further requests are lost."""
+"""Most numbers queued in memory while the disk is slow, about 40 bytes each; further requests are lost."""
 
 _LOCK_TIMEOUT_S = 30.0
 _SCHEMA = (
@@ -46,25 +47,25 @@ DELETE FROM records WHERE id IN (
     ) WHERE place > ?
 )
 """
-"""Keeps each tenant's requests with the smallest keys."""
+"""Keeps the requests of each tenant with the smallest keys."""
 _DELETE_OLDEST = """
 DELETE FROM records WHERE id IN (
     SELECT id FROM (SELECT id, sum(num_bytes) OVER (PARTITION BY is_failure ORDER BY id DESC) AS total FROM records)
     WHERE total > ?
 )
 """
-"""Keeps the newest failures that fit into a number of bytes, and likewise the newest replay."""
+"""Keeps the newest failures within a number of bytes, and the newest replay within the same number."""
 
 _RECORD = TypeAdapter(RequestRecord)
 
 
 def read_records(folder: str | Path, *, tenant: str | None = None) -> list[RequestRecord]:
-    """Return the failures in a folder, the oldest first.
+    """Return the failures in a folder, oldest first.
 
-    Records that are damaged or of another release are skipped, with one warning.
+    Damaged records and records of other releases are skipped, with one warning.
 
     Args:
-        folder: the verifier's folder of records; it may be empty.
+        folder: the verifier's records folder; it may be empty.
         tenant: the tenant; None: all tenants.
 
     Raises:
@@ -74,12 +75,12 @@ def read_records(folder: str | Path, *, tenant: str | None = None) -> list[Reque
 
 
 def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[RequestRecord]:
-    """Return replay: requests that are not failures, drawn uniformly, in random order.
+    """Return replay: a uniform sample of requests that are not failures, in random order.
 
     Args:
         folder: the verifier's folder of records.
         tenant: the tenant; None: all tenants together.
-        count: most requests to return. The draw is uniform up to :data:`REPLAY` requests.
+        count: most requests to return. The sample is uniform up to :data:`REPLAY` requests.
 
     Raises:
         ConfigError: the file can't be read.
@@ -112,11 +113,11 @@ def _read(folder: Path, condition: str, order: str, tenant: str | None, most: in
 
 @contextmanager
 def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open or create the database of a folder, for this user only; commit at the end.
+    """Open or create the database of a folder, readable only by this user; commit at the end.
 
     Raises:
-        OSError: the folder or the file can't be created.
-        sqlite3.Error: the disk is full, the file is damaged, or another process locks it for long.
+        OSError: the folder or the file can't be created. sqlite3.Error: the disk is full, the file is damaged, or
+            another process keeps it locked.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / DATABASE
@@ -130,16 +131,16 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
 
 @dataclass(slots=True)
 class WriterStatistics:
-    """Counts since a writer was made; other requests are queued, or were not drawn for replay."""
+    """Counts since a writer was created. All other requests are queued, or were not selected for replay."""
 
     recorded: int = 0
-    """Received requests."""
+    """Number of received requests."""
     written: int = 0
-    """Kept requests."""
+    """Number of stored requests."""
     lost: int = 0
-    """Requests that could not be written."""
+    """Number of requests that could not be written."""
     failures: int = 0
-    """Failures among the written requests."""
+    """Number of failures among the written requests."""
     tenants: set[str] = field(default_factory=set)
     """Tenants of the written requests."""
 
@@ -155,20 +156,20 @@ class WriterStatistics:
 
 
 class RecordWriter:
-    """Writes finished requests to the database of a folder, in its own thread.
+    """Writes finished requests to the database of a folder, in a thread.
 
-    Safe to use from several threads, and several processes may use one folder. A crash of this process loses the
-    requests since the thread's last write. After construction no method raises: requests that can't be written are
-    counted, with one warning until writing works again.
+    It is thread-safe, and several processes may use one folder. If the process crashes, the requests since the last
+    write are lost. After construction no method raises: requests that can't be written are counted, with one warning
+    until writing works again.
     """
 
     def __init__(self, config: RecordConfig, *, num_replay: int = REPLAY, flush_s: float = 1.0) -> None:
-        """Create the folder if it does not exist.
+        """Create the folder if needed, and start the thread.
 
         Args:
-            config: names the folder.
-            num_replay: replay requests kept per tenant.
-            flush_s: interval of writes in seconds.
+            config: has the folder.
+            num_replay: replay requests to keep per tenant.
+            flush_s: interval between writes in seconds.
 
         Raises:
             ConfigError: the folder can't be created.
@@ -188,7 +189,7 @@ class RecordWriter:
         self._waiting: list[RequestRecord] = []
         self._num_waiting = 0
         self.statistics = WriterStatistics()
-        """Counts since the writer was made."""
+        """Counts since the writer was created."""
         self._is_failing = False
         self._closing = threading.Event()
         self._flush_s = flush_s
@@ -202,7 +203,7 @@ class RecordWriter:
         self.close()
 
     def record(self, record: RequestRecord) -> None:
-        """Queue a record, without disk access. After :meth:`close` it is counted as lost."""
+        """Queue a record without disk access. After :meth:`close` the record counts as lost."""
         size = len(record.prompt) + sum(4 + 2 * len(row) for row in record.top_token_ids)
         with self._lock:
             is_lost = self._closing.is_set() or (self._waiting and self._num_waiting + size > MAX_WAITING)
@@ -213,7 +214,7 @@ class RecordWriter:
                 self._num_waiting += size
 
     def flush(self) -> None:
-        """Write queued records; other processes can read them when this returns."""
+        """Write queued records; after the call, other processes can read them."""
         with self._writing:
             with self._lock:
                 taken, self._waiting, self._num_waiting = self._waiting, [], 0
@@ -243,7 +244,7 @@ class RecordWriter:
                 self.statistics.tenants.update(tenant for tenant, _ in kept)
 
     def close(self) -> None:
-        """Write queued records and stop; a second call does nothing."""
+        """Write queued records and stop. A second call does nothing."""
         with self._lock:
             self._closing.set()
         self._worker.join()
@@ -254,7 +255,7 @@ class RecordWriter:
             self.flush()
 
     def _row(self, record: RequestRecord) -> tuple[object, ...] | None:
-        """Return a record's row; None if one of its texts is not Unicode, or it is over the limit."""
+        """Return a record's row; None if a text is not valid Unicode, or the record is too large."""
         try:
             content = _RECORD.dump_json(record, warnings="none").decode()
             if len(content) > self._max_bytes:

@@ -1,4 +1,4 @@
-"""The data of a request that is collected during decoding and recorded at its end. Does not need torch."""
+"""Data of a request, collected during decoding and recorded at its end. Does not need torch."""
 
 from __future__ import annotations
 
@@ -15,81 +15,81 @@ from speculant_graph.types import Draft, TokenId
 from speculant_verifier.rules.draft_target import children_of
 
 _DECIMALS = 5
-"""Decimals of log-probabilities: finer than a model's own rounding, and half as long in JSON."""
+"""Decimals of stored log-probabilities: finer than a model's rounding errors, with half the JSON size."""
 Recorded = Annotated[TokenId, Field(ge=0)]
-"""A token's id."""
+"""A token id."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One finished request, with all data for training a draft model.
+    """One finished request, with all data needed to train a draft model.
 
-    Each field per position has an entry for every output token.
+    Per-position fields have one entry for every output token.
     """
 
     request_id: str
     """Id of the request."""
     time_s: float
-    """When it ended, seconds since 1970."""
+    """Time of its end, in seconds since 1970."""
     tenant: str
     """Its tenant."""
     target: str
-    """Name of the model that wrote it."""
+    """Name of the target model."""
     tokenizer: str
-    """Digest of its tokenizer; token ids are meaningless with another one."""
+    """Digest of the tokenizer; token ids are meaningless with another tokenizer."""
     draft_model: str
-    """Name of the draft model; empty if there was none."""
+    """Name of the draft model, if any."""
     adapter: str
-    """Digest of the draft model's adapter; empty if it had none."""
+    """Digest of the draft model's adapter, if any."""
     strategy: str
-    """Strategy of the drafts."""
+    """Drafting strategy."""
     rule: str
-    """Rule that verified them."""
+    """Verification rule."""
     temperature: float
-    """Temperature of the target's tokens; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     seed: int
-    """Seed of the request."""
+    """Sampling seed."""
     prompt: tuple[Recorded, ...]
-    """Its prompt."""
+    """Tokens of the prompt."""
     output: tuple[Recorded, ...]
-    """The target's output, including an end token."""
+    """Tokens of the output, including an end token."""
     drafted: tuple[tuple[Recorded, ...], ...]
-    """Per position, the tokens drafted there, the drafter's best first. Tokens after a rejected token were not judged,
-    so they are omitted. Empty if no token was drafted."""
+    """Per position, the drafted tokens, the drafter's best first. Tokens after a rejected token were not verified and
+    are omitted. Empty if no token was drafted."""
     sources: tuple[tuple[str, ...], ...]
-    """Per position and drafted token, its proposer: 'ngrams', 'model', 'both', or the strategy's name."""
+    """Per position and drafted token, its source: 'ngrams', 'model', 'both', or the strategy's name."""
     accepted: tuple[bool, ...]
-    """Per position, whether the output's token was drafted, and so needed no pass of its own."""
+    """Per position, whether the output token was drafted, so that it needed no separate pass."""
     top_token_ids: tuple[tuple[Recorded, ...], ...]
     """Per position, the target's most probable tokens by its raw logits, before temperature and other processors, best
     first. Empty if unknown, because the token came from ``verifier.target_cache``."""
     top_logprobs: tuple[tuple[float, ...], ...]
     """Their log-probabilities."""
     num_passes: int
-    """Passes of the target after the prompt."""
+    """Number of target passes after the prompt."""
     pass_s: float
     """Mean duration of these passes in seconds; 0 without a pass. A pass serves all requests of its batch."""
     is_failure: bool
     """Whether the accepted share of positions with drafts is below ``record.threshold``."""
     reservoir_key: float
-    """A random number in [0, 1): a tenant's requests with the smallest keys, failures excluded, are the replay buffer.
-    So the buffer is a uniform sample, in any order of writes."""
+    """Random number in [0, 1). The replay buffer consists of a tenant's requests with the smallest keys, without
+    failures. So the buffer is a uniform sample, independent of the order of writes."""
     document: str = ""
     """The prompt's document, as named by the caller; empty if unknown."""
     confidences: tuple[tuple[float, ...], ...] = ()
-    """Per position and drafted token, the drafter's probability, to four decimals: its estimate, or q for sampled
-    drafts. Empty if it has none."""
+    """Per position and drafted token, the drafter's probability to four decimals: its estimate, or q for sampled
+    drafts. Empty if the drafter has no probabilities."""
     schema_version: Literal[1] = 1
-    """Version of this record."""
+    """Version of the record schema."""
 
     @property
     def largest_id(self) -> TokenId:
-        """The largest token id in the training data; -1 without any."""
+        """The largest token id in prompt, output and top tokens; -1 without tokens."""
         return max(chain(self.prompt, self.output, *self.top_token_ids), default=-1)
 
     @property
     def drafted_share(self) -> float:
-        """Share of the output that was drafted."""
+        """Share of the output tokens that were drafted."""
         return sum(self.accepted) / len(self.output) if self.output else 0.0
 
     @property
@@ -101,35 +101,35 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class RecordIdentity:
-    """Data of records that comes from neither the target nor the request; mutable, read when a request ends."""
+    """Record fields that come from neither the target nor the request. Mutable; read when a request ends."""
 
     draft_model: str = ""
-    """Name of the draft model; empty if there is none."""
+    """Name of the draft model, if any."""
     adapter: str = ""
-    """Digest of its adapter; empty if it has none."""
+    """Digest of its adapter, if any."""
     tenant: str = ""
-    """Tenant of requests that name none."""
+    """Tenant of requests that name no tenant."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Data of every emitted position of one request; mutable, owned by the engine."""
+    """Data of every emitted position of one request. Mutable; owned by the engine."""
 
     strategy: str
-    """Strategy of the latest draft, or of the next."""
+    """Strategy of the latest draft, or of the next draft."""
     drafted: list[tuple[TokenId, ...]] = field(default_factory=list)
     """Per position, the tokens drafted there."""
     sources: list[tuple[str, ...]] = field(default_factory=list)
-    """Per position, their proposers."""
+    """Per position, the sources of these tokens."""
     confidences: list[tuple[float, ...]] = field(default_factory=list)
-    """Per position, their probabilities from the drafter."""
+    """Per position, the drafter's probabilities of these tokens."""
     accepted: list[bool] = field(default_factory=list)
-    """Per position, whether its token was drafted."""
+    """Per position, whether the output token was drafted."""
     top: list[NDArray[np.float64]] = field(default_factory=list)
-    """Per step, the target's most probable tokens and then their log-probabilities, shape ``[positions, 2 * k]``."""
+    """Per step, the target's top tokens followed by their log-probabilities, shape ``[positions, 2 * k]``."""
     nodes: Sequence[int] = ()
-    """The nodes before the latest step's positions, 0 for the root, j+1 for node j; their most probable tokens are not
-    added yet."""
+    """The nodes before the latest step's positions: 0 for the root, j + 1 for node j. Their top tokens are not yet
+    added."""
 
     def add(self, draft: Draft, path: Sequence[int], num_tokens: int) -> None:
         """Record the positions of a step.
@@ -152,13 +152,13 @@ class Trace:
             self.accepted.append(depth < len(path))
 
     def add_top(self, top: NDArray[np.float64] | None) -> None:
-        """Record the target's most probable tokens of the latest step's positions; None if unknown."""
+        """Record the target's top tokens at the latest step's positions; None if unknown."""
         self.top.append(np.empty((len(self.nodes), 0)) if top is None else top)
         self.nodes = ()
 
     @property
     def rounded_confidences(self) -> tuple[tuple[float, ...], ...]:
-        """Per position, the drafter's probabilities of the drafted tokens, rounded."""
+        """Per position, the drafter's rounded probabilities of the drafted tokens."""
         return tuple(tuple(round(each, 4) for each in row) for row in self.confidences)
 
     @property
@@ -173,7 +173,7 @@ class Trace:
 
 
 def _confidences(draft: Draft, node: int, children: Sequence[int]) -> tuple[float, ...]:
-    """Return the drafter's probabilities of a node's children (0 = the root); empty if it has none."""
+    """Return the drafter's probabilities of a node's children (0 is the root); empty if it has none."""
     if draft.path_probabilities:
         above = draft.path_probabilities[node - 1] if node else 1.0
         return tuple(min(1.0, draft.path_probabilities[each] / above) if above else 0.0 for each in children)

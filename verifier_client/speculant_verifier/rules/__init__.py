@@ -1,4 +1,4 @@
-"""Verification rules: they accept a part of a draft. All are pure functions and leave the output exact."""
+"""Verification rules: pure functions that accept a part of a draft. All are lossless."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Rule = Callable[[Draft, DraftTarget, UniformStream], Verdict]
 
 RULES: dict[RuleName, Rule] = {
     "follow": follow,
-    "gumbel": follow,  # the paper's name; drafts are coupled under both names
+    "gumbel": follow,  # the paper's name; both rules use coupled drafts
     "token": token,
     "block": block,
     "nasd": nasd,
     "tree-wor": tree_without_replacement,
     "tree-iid": tree_independent,
 }
-"""Every rule by its name."""
+"""All rules by name."""
 
 WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", "tree-iid"))
-"""Rules that use q. Without q they are exact, too, but accept less. With q, a draft must not be cut depending on its
-tokens, and its tokens must be drawn with random numbers that the rule does not use. The other rules choose with noise
-that a drafter may share: their drafts may be cut, and are coupled."""
+"""Rules that use the draft distribution q. Without q they are still lossless, but accept fewer tokens. With q, the
+decision to cut a draft must not depend on its tokens, and drafter and rule must not share random numbers. The other
+rules choose tokens with noise that a drafter may share (coupled drafts). Their drafts may be cut at any node."""
 
 __all__ = [
     "RULES",

@@ -1,17 +1,18 @@
-"""Rules for chains drawn from q. Both treat a token without q as certain, q(x) = 1.
+"""Rules for chains sampled from the draft distribution q. A token without q is treated as a point mass, q(x) = 1.
 
 *Token* is speculative sampling, token by token (Leviathan et al. 2023, Chen et al. 2023). A drafted token x is accepted
-with probability min(1, p(x)/q(x)); after the first rejection a token is drawn from the residual of p after q.
+with probability min(1, p(x)/q(x)); after the first rejection, the next token is sampled from the normalised residual
+max(p - q, 0).
 
-*Block* is block verification (Sun et al. 2024, arXiv 2403.10444), never fewer accepted tokens than *token*. A draft is
-judged as a whole: earlier tokens may compensate for a token that is less probable than its proposal. With ``a[0] = 1``
-and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, p's residual after i tokens is ``max(a[i] p - q, 0)`` of mass ``s[i]``.
-Length i passes with probability ``s[i] / (s[i] + 1 - a[i])``, at the end of the draft ``a[i]``; the longest passing i
-is accepted, and then a token is drawn from the residual there. All lengths are tried, because a longer one may pass
-where a shorter one failed.
+*Block* is block verification (Sun et al. 2024, arXiv 2403.10444). In expectation it accepts at least as many tokens as
+*token*. It verifies the whole draft jointly: earlier tokens may compensate for a token with p(x) < q(x). With
+``a[0] = 1`` and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, the residual after i tokens is ``max(a[i] p - q, 0)`` with
+mass ``s[i]``. Length i is accepted with probability ``s[i] / (s[i] + 1 - a[i])``; the full length is accepted with
+probability ``a[i]``. The rule takes the longest accepted length i and samples the next token from the residual there.
+It tests every length, because a longer one may be accepted after a shorter one was rejected.
 
-The proofs need drafts whose length does not depend on the token that was cut off: the decision to shorten a draft is
-made before the token is drawn, or after a token that is kept.
+The proofs require that the draft length does not depend on a token that was cut off. So a drafter must decide to stop
+before it samples the next token, or after a token that it keeps.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from speculant_verifier.rules.follow import follow
 
 
 def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Accept drafted tokens one after another.
+    """Accept drafted tokens one by one.
 
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
         target: the model.
-        uniforms: one number per examined token, then one for the model's own token.
+        uniforms: one number per tested token, then one for the target's token.
 
     Returns:
         The accepted part and one more token.
@@ -69,7 +70,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
 
 @dataclass(frozen=True, slots=True)
 class _Remainder:
-    """The residual of p after the first ``length`` tokens, if the draft is accepted up to there."""
+    """The residual of p if exactly the first ``length`` tokens are accepted."""
 
     length: int
     distribution: TargetDistribution
@@ -80,18 +81,18 @@ class _Remainder:
     next_ratio: float
 
     def passes(self, number: float) -> bool:
-        """Return whether the length is accepted."""
+        """Return whether this length is accepted."""
         total = self.mass + 1.0 - self.ratio
         return not total > 0.0 or number * total < self.mass
 
 
 def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Accept the longest part of a chain that passes.
+    """Accept the longest prefix of a chain that passes verification.
 
     Args:
         draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
         target: the model.
-        uniforms: one number per length above 0 that can pass, shortest first, then one for the model's own token.
+        uniforms: one number per length above 0 that can be accepted, shortest first, then one for the target's token.
 
     Returns:
         The accepted part and one more token.
@@ -107,7 +108,7 @@ def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     longest = latest = _remainder(draft, target, 0, 1.0)
     for length in range(1, size):
         if latest.next_ratio == 0.0:
-            break  # neither this length nor a longer one can pass
+            break  # neither this length nor a longer one can be accepted
         latest = _remainder(draft, target, length, latest.next_ratio)
         if latest.passes(uniforms()):
             longest = latest

@@ -1,8 +1,7 @@
 """A rule's interface to the target model: its distribution after every node of a draft, computed on demand.
 
-A rule works on small arrays: the probabilities of the few tokens in a proposal, and one draw. So the same code runs for
-distributions on a GPU, on a CPU or in a test, and a sparse proposal never becomes as wide as the vocabulary: arrays are
-as long as q's support, and the rest is one number, the mass of p outside the support.
+A rule works on small arrays: the probabilities of the tokens in the support of q, and the total mass of p outside it.
+So the same code serves a GPU, a CPU and tests, and a sparse proposal never grows to the vocabulary size.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, TokenId
 
 UniformStream = Callable[[], float]
-"""Next number of the request's stream for rules, uniform in [0, 1). No number is returned twice."""
+"""Returns the next number of the request's random stream for rules, uniform in [0, 1). No number is used twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one row's pass."""
+    """The result of verifying one row."""
 
     path: tuple[int, ...]
-    """Indices of accepted draft nodes, root to leaf."""
+    """Indices of the accepted draft nodes, root to leaf."""
     token_ids: tuple[TokenId, ...]
-    """Tokens to emit: the accepted ones, then one of the model's own tokens."""
+    """Tokens to emit: the accepted tokens, then one token that the target chose."""
 
 
 class TargetDistribution(Protocol):
-    """The target's distribution p of the token after one node, after the request's own processors.
+    """The target's next-token distribution p after one node, with the request's logits processors applied.
 
-    Normalised in float64, because rules compute the mass of all other tokens as the rest.
+    It is normalised in float64, because rules compute the mass of all other tokens as 1 minus a sum.
     """
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return p of the tokens, shape ``[s]``; NaN if the model's scores are not finite, which rules refuse."""
+        """Return p of the tokens, shape ``[s]``; NaN if the model's scores are not finite, which rules reject."""
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
-        """Draw by the inverse of the cumulative weights; never a token of weight 0.
+        """Sample by inverting the cumulative weights; a token of weight 0 is never sampled.
 
         Args:
             number: in [0, 1).
-            token_ids: distinct tokens with their own weights, shape ``[s]``.
+            token_ids: distinct tokens with explicit weights, shape ``[s]``.
             weights: their weights, not negative, shape ``[s]``.
             scale: every other token has the weight ``scale`` times p.
 
@@ -55,24 +54,24 @@ class TargetDistribution(Protocol):
 
 
 class DraftTarget(Protocol):
-    """The target model at the positions of one draft: 0 is its root, j + 1 comes after its node j.
+    """The target model at the positions of one draft: 0 is the root, j + 1 follows node j.
 
-    So ``after(j)`` is the distribution that decides on node j of a chain.
+    So on a chain, ``after(j)`` is the distribution that verifies node j.
     """
 
     def choice_after(self, position: int) -> TokenId:
-        """Return the model's own choice there, made with the noise of that position in the sequence.
+        """Return the target's token at a position, chosen with the noise of that sequence position.
 
         Raises:
             GenerationError: the model's scores are not finite.
         """
 
     def after(self, position: int) -> TargetDistribution:
-        """Return the model's distribution there."""
+        """Return the target's distribution at a position."""
 
 
 def children_of(parents: Sequence[int]) -> list[list[int]]:
-    """Return the children of the root and of every node, in the order of the draft: draft node indices."""
+    """Return the children of the root and of every node, as node indices in draft order."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
         children[parent].append(node)
@@ -101,7 +100,7 @@ class Drawn:
 
 
 def drawn_from(draft: Draft, node: int) -> Drawn | None:
-    """Return the distribution of a node's token; None if the draft has none, or an impossible one."""
+    """Return q at a node; None if the draft has no q there, or one that excludes the drafted token."""
     if node >= len(draft.proposals):
         return None
     proposal = draft.proposals[node]
@@ -113,16 +112,16 @@ def drawn_from(draft: Draft, node: int) -> Drawn | None:
 
 
 def point_mass(token_id: TokenId) -> Drawn:
-    """Return the point mass of a token that was not drawn.
+    """Return the point mass of a token that was not sampled.
 
-    Rules for chains use it for a token without q. They stay exact for any origin of the token: it is accepted with
-    probability p, and otherwise a token is drawn from p without it.
+    Chain rules use it for a token without q. They stay lossless whatever the origin of the token: they accept it with
+    probability p, and otherwise sample from p with this token removed.
     """
     return Drawn(np.array([token_id]), _CERTAIN, 0)
 
 
 def target_mass(distribution: TargetDistribution, token_ids: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
-    """Return p of the tokens and the mass of all others.
+    """Return p of the tokens, and the mass of all other tokens.
 
     Raises:
         GenerationError: p is not a distribution, because the model's scores are not finite.
@@ -145,7 +144,7 @@ def sample_residual(
     scale: float,
     mass: float,
 ) -> TokenId:
-    """Draw from the residual of p after a rejected token's q.
+    """Sample from the residual of p after a rejection.
 
     Args:
         distribution: p.
@@ -153,8 +152,8 @@ def sample_residual(
         drawn: the rejected token, with its support.
         weights: residual weights of the support, shape ``[s]``.
         scale: every other token has the weight ``scale`` times p.
-        mass: sum of all weights. It is 0 if only rounding can have rejected the token (p equal to q): then the draw is
-            from p without the token, or from p if there is no other token.
+        mass: sum of all weights. It is 0 only if p equals q and rounding rejected the token. Then the token is removed
+            from p, or kept if there is no other token, and the result is sampled from p.
     """
     if mass > NEGLIGIBLE:
         return distribution.draw(number, drawn.token_ids, weights, scale)
@@ -166,11 +165,11 @@ def sample_residual(
 
 
 def own_token(target: DraftTarget, position: int, uniforms: UniformStream) -> TokenId:
-    """Draw the model's own token after a node, without comparing it with a draft."""
+    """Sample the target's token after a node, without comparing it with a draft."""
     return target.after(position).draw(uniforms(), _NO_TOKENS, _NO_WEIGHTS, 1.0)
 
 
 def all_accepted(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Return the verdict on a completely accepted chain: all of it, and one of the model's own tokens."""
+    """Return the verdict on a fully accepted chain: its tokens, and one bonus token from the target."""
     size = len(draft)
     return Verdict(tuple(range(size)), (*draft.token_ids, own_token(target, size, uniforms)))

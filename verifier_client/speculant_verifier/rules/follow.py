@@ -1,12 +1,12 @@
-"""*Follow*: the model chooses its own token at every node, and the draft is walked while it contains that token.
+"""*Follow*: the target chooses a token at every node, and the rule walks the draft while it contains these tokens.
 
-The noise of a choice depends only on seed, position and token, so the output never depends on the draft; only the
-number of tokens per pass does. Greedy decoding is the special case without randomness.
+The noise of a choice depends only on seed, position and token. So the draft never changes the output, only the number
+of tokens per pass. Greedy decoding is the special case without noise.
 
-*NASD*, the match of n-gram assisted speculative decoding, compares one token per position: the draft's first, most
-probable one. The paper draws again after a mismatch. That is biased: a drafted token of probability p is then emitted
-with probability ``p + (1 - p) p``, .75 instead of .5. Here the choice that did not match is emitted itself, so the
-output is the same as with *follow*, which also compares the other branches.
+*NASD* is the matching rule of n-gram assisted speculative decoding. It compares one token per position: the first, most
+probable one in the draft. The paper samples again after a mismatch. That is biased: a drafted token of probability p is
+then emitted with probability ``p + (1 - p) p``, which is .75 instead of .5. Here the mismatching choice itself is
+emitted, so the output equals that of *follow*, which also compares the other branches.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from speculant_verifier.rules.draft_target import DraftTarget, UniformStream, Ve
 
 
 def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Walk the draft while it contains the model's choices.
+    """Walk the draft while it contains the target's choices.
 
     Args:
         draft: the proposed tree.
-        target: the model; its choices after visited nodes are made one after another.
+        target: the target; it makes its choices at the visited nodes one by one.
         uniforms: not used.
 
     Returns:
@@ -29,7 +29,7 @@ def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdic
     del uniforms
     children: dict[tuple[int, int], int] = {}
     for node, key in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
-        children.setdefault(key, node)  # siblings drawn independently may repeat a token
+        children.setdefault(key, node)  # independently sampled siblings may repeat a token
     path: list[int] = []
     token_ids = [target.choice_after(0)]
     position = 0
@@ -41,7 +41,7 @@ def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdic
 
 
 def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Walk the first children of the draft while they equal the model's choices.
+    """Walk the first children of the draft while they equal the target's choices.
 
     Args:
         draft: a chain, or a tree with the most probable child of every node first; other children are ignored.

@@ -1,4 +1,4 @@
-"""Teacher forcing: a model computes as usual but writes a given text, for benches and scripted models."""
+"""Teacher forcing: a model runs as usual but outputs a given text, for benchmarks and scripted models."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from speculant_graph.types import TokenId
 from speculant_verifier.rules.draft_target import DraftTarget, TargetDistribution
 
 TargetWrapper = Callable[[DraftTarget, int, Sequence[int]], DraftTarget]
-"""Takes the model's choices for one pass, the number of tokens emitted before it, and the depth of every node, the root
-first; returns the effective choices."""
+"""Takes the target of one pass, the number of tokens emitted before it, and the depth of every node, the root first.
+Returns a target with the forced choices."""
 
 
 def teacher_forced(token_ids: Sequence[TokenId]) -> TargetWrapper:
-    """Return a wrapper that makes a model write these tokens; after them the model chooses freely."""
+    """Return a wrapper that makes a model output these tokens; after them the model chooses freely."""
     return partial(_forced, tuple(token_ids))
 
 
@@ -25,15 +25,16 @@ def _forced(
 
 
 class TeacherForcedTarget:
-    """A target whose choices are given."""
+    """A target with given choices."""
 
     def __init__(self, token_ids: Sequence[TokenId], depths: Sequence[int], target: DraftTarget | None = None) -> None:
-        """Take the choices.
+        """Set the choices.
 
         Args:
-            token_ids: the choices from here on.
+            token_ids: the remaining choices.
             depths: depth of every node, the root first.
-            target: still computes each choice, and chooses after the last given token; None: there is no model.
+            target: the model, which still computes each choice, and chooses freely after the last given token; None for
+                no model.
         """
         self._token_ids, self._depths, self._target = token_ids, depths, target
 

@@ -1,13 +1,13 @@
-"""Rules for sampled trees: rejection sampling over the children of a node, one after another.
+"""Rules for sampled trees: rejection sampling over the children of a node, one by one.
 
-After a rejection, the normalised residual of p after q replaces p, and the next child is examined. The rules differ in
-the distribution of the next child:
+After a rejection, the normalised residual max(p - q, 0) replaces p, and the next child is tested. The rules differ in
+the q of the next child:
 
-- *tree-wor*: siblings were drawn without replacement (Sequoia, Chen et al. 2024; RSD, Jeon et al. 2024). A rejected
-  token can't be drawn again, so the next sibling was drawn from q without it.
-- *tree-iid*: siblings were drawn independently, all from one q (SpecInfer's multi-step sampling, Miao et al. 2023), so
-  tokens may repeat, which wastes nodes: prefer *tree-wor* above width 2. Siblings drawn without replacement would be
-  accepted too often.
+- *tree-wor*: siblings were sampled without replacement (Sequoia, Chen et al. 2024; RSD, Jeon et al. 2024). A rejected
+  token can't be sampled again, so the next sibling was sampled from q without it.
+- *tree-iid*: siblings were sampled independently from one q (SpecInfer's multi-step sampling, Miao et al. 2023). Tokens
+  may repeat, which wastes nodes: prefer *tree-wor* above width 2. This rule would accept siblings sampled without
+  replacement too often.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ NextProposal = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
 
 
 def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Accept independently drawn children, in their order; see :func:`_walk`."""
+    """Accept independently sampled children, in order; see :func:`_walk`."""
     return _walk(draft, target, uniforms, lambda q, _: q)
 
 
 def tree_without_replacement(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Accept children drawn without replacement, in their order; see :func:`_walk`.
+    """Accept children sampled without replacement, in order; see :func:`_walk`.
 
-    A sibling that repeats a token is skipped. So independently drawn siblings are verified exactly, too, because the
-    distinct ones are a draw without replacement.
+    A sibling that repeats a token is skipped. So the rule is also lossless for independently sampled siblings, because
+    the distinct ones are a sample without replacement.
     """
     return _walk(draft, target, uniforms, _without)
 
@@ -61,11 +61,11 @@ def _walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_propo
     """Accept one child per node until all children are rejected or there are none.
 
     Args:
-        draft: children of a node in the order in which they were drawn, all with the q of the first draw. Drafts
-            without proposals, and children that do not share one q, are followed instead.
+        draft: children of a node in sampling order, all with the q of the first sample. Drafts without proposals, and
+            children without a common q, are verified with *follow* instead.
         target: the model.
-        uniforms: one number per examined child, and one for the model's own token.
-        next_proposal: the change of q after a rejection. Children without probability under it are skipped.
+        uniforms: one number per tested child, and one for the target's token.
+        next_proposal: updates q after a rejection. Children of probability 0 under the new q are skipped.
 
     Returns:
         The accepted path and one more token.
@@ -103,7 +103,7 @@ def _choose(
     uniforms: UniformStream,
     next_proposal: NextProposal,
 ) -> tuple[int | None, TokenId]:
-    """Return the accepted child and its token, or None and one of the model's own tokens."""
+    """Return the accepted child and its token, or None and a token from the residual."""
     distribution = target.after(position)
     support, q = drawn[0].token_ids, drawn[0].probabilities
     weights, rest = target_mass(distribution, support)
@@ -124,7 +124,7 @@ def _choose(
 
 
 def _drawn_from_the_same(draft: Draft, siblings: Sequence[int]) -> list[Drawn] | None:
-    """Return the distributions of a node's children; None if they are unknown or not the same."""
+    """Return the distributions of a node's children; None if they are unknown or differ."""
     first = drawn_from(draft, siblings[0])
     if first is None:
         return None

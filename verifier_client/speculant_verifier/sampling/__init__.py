@@ -1,4 +1,4 @@
-"""Sampling: from logits to tokens, with a request's own settings and random stream."""
+"""Sampling: turns logits into tokens with a request's own settings and random stream."""
 
 from speculant_verifier.sampling.distribution import Distribution, top_logprobs, top_tokens
 from speculant_verifier.sampling.row_target import RowContext, RowTarget, targets_of

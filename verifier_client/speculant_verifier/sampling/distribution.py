@@ -1,10 +1,10 @@
-"""The target's distribution after one node, and draws from it, in float64; the most probable tokens of many rows.
+"""The target's next-token distribution in float64, sampling from it, and the top tokens of many rows.
 
-A request's own draws are robust against rounding: the token with the largest sum of score and Gumbel noise is chosen.
-``argmax(log p + noise)`` is a draw from p, and a softmax's normaliser does not change an argmax. An inverse cumulative
-distribution has a border between every two adjacent tokens of the vocabulary, and rounding of one score moves many of
-them; here rounding matters only if the two best sums are closer than it. The noise depends on seed, position and token
-(:func:`~speculant_graph.random_stream.noise_key`), never on the draft.
+Sampling is robust against rounding, because it takes the argmax of score plus Gumbel noise (Gumbel-max trick).
+``argmax(log p + noise)`` is a sample from p, and the softmax normaliser does not change the argmax. An inverse
+cumulative distribution has a border between adjacent tokens of the vocabulary, and rounding one score moves many
+borders. With the argmax, rounding matters only if the two largest sums differ by less than the rounding error. The
+noise depends on seed, position and token (:func:`~speculant_graph.random_stream.noise_key`), never on the draft.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOP_BLOCK = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Probabilities of the tokens that a request's processors keep."""
+    """Probabilities of the tokens that remain after a request's logits processors."""
 
     token_ids: NDArray[np.int64] | None
     """Kept tokens, shape ``[s]``, ascending; None: the whole vocabulary."""
@@ -37,7 +37,7 @@ class Distribution:
 
     @classmethod
     def of_scores(cls, scores: Tensor) -> Self:
-        """Return the softmax.
+        """Return the softmax of scores.
 
         Args:
             scores: float32 ``[V]``, without NaN and +inf and not all -inf; any device.
@@ -64,9 +64,9 @@ class Distribution:
         return np.where(self.token_ids[indices] == token_ids, self.probabilities[indices], 0.0)
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
-        """Draw by the inverse of the cumulative weights; never a token of weight 0.
+        """Sample by inverting the cumulative weights; a token of weight 0 is never sampled.
 
-        If rounding left no weight, the draw is from the distribution itself.
+        If rounding left no weight, the token is sampled from the distribution itself.
 
         Args:
             number: in [0, 1).
@@ -81,7 +81,7 @@ class Distribution:
         else:
             is_left = np.isin(token_ids, ids)
             all_weights[self._indices(token_ids[is_left])] = weights[is_left]
-            if weights[~is_left].any():  # tokens that the processors dropped but the caller needs
+            if weights[~is_left].any():  # tokens that the processors removed but the caller needs
                 ids = np.concatenate((ids, token_ids[~is_left]))
                 order = np.argsort(ids)
                 ids, all_weights = ids[order], np.concatenate((all_weights, weights[~is_left]))[order]
@@ -91,7 +91,7 @@ class Distribution:
         return index if ids is None else int(ids[index])
 
     def choose(self, number: float) -> TokenId:
-        """Draw a token with a number in [0, 1)."""
+        """Sample a token with a number in [0, 1)."""
         index = _inverse_cumulative(self.probabilities, number)
         return index if self.token_ids is None else int(self.token_ids[index])
 
@@ -101,14 +101,14 @@ class Distribution:
 
 
 def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
-    """Return the first index where the cumulative weight exceeds the number's share; its weight is never 0.
+    """Return the first index whose cumulative weight exceeds ``number`` times the total; its weight is never 0.
 
-    It sums blocks first, because a cumulative sum over a whole vocabulary would dominate the time.
+    Blocks are summed first, because a cumulative sum over a whole vocabulary would dominate the time.
     """
     blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
     target = number * blocks[-1]
     block = int(np.searchsorted(blocks, target, side="right"))
-    if block == len(blocks):  # because of rounding no block exceeds it
+    if block == len(blocks):  # rounding left no block above it
         return int(np.flatnonzero(weights)[-1])
     inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
     before = blocks[block - 1] if block else 0.0
@@ -119,8 +119,9 @@ def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
 def top_tokens(logits: Tensor, count: int) -> Tensor:
     """Return the tokens of the largest logits of every row, best first.
 
-    They are in the blocks with the largest maxima, so one pass over the logits finds these blocks and the rest reads
-    few numbers: on a CPU this takes a third of the time of ``topk`` over 201,088 logits, and about that of a copy.
+    The top tokens are in the blocks with the largest maxima. One pass over the logits finds these blocks, and the
+    remaining work reads few numbers. On a CPU this takes a third of the time of ``topk`` over 201,088 logits, about as
+    long as a copy.
 
     Args:
         logits: shape ``[..., V]``, any device and float dtype.
@@ -149,28 +150,28 @@ def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
         count: number of tokens; at most V are returned.
 
     Returns:
-        The tokens, best first, and after them their log-probabilities, float64, shape ``[..., 2 * min(count, V)]``.
+        The tokens, best first, followed by their log-probabilities, float64, shape ``[..., 2 * min(count, V)]``.
     """
     with torch.no_grad():
         token_ids = top_tokens(logits, count)
         logprobs = logits.gather(-1, token_ids).float() - logits.float().logsumexp(-1, keepdim=True)
-        # JSON has no infinity, which a logit may be; float64 represents every token id and every float32.
+        # A logit may be infinite, but JSON has no infinity. Float64 represents every token id and every float32.
         found = torch.cat([token_ids.double(), logprobs.clamp_min(torch.finfo(torch.float32).min).double()], -1)
     values: NDArray[np.float64] = found.cpu().numpy()
     return values
 
 
 _WORD_BITS = 52
-"""Bits of a word that become noise, which is therefore below 53 ln 2."""
+"""Bits of a random word used for noise, which is therefore below 53 ln 2."""
 
 
 def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
-    """Draw a token.
+    """Sample a token with the Gumbel-max trick.
 
     Args:
         scores: shape ``[V]``; -inf for impossible tokens.
         seed: the request's seed.
-        position: absolute index in the sequence of the drawn token.
+        position: absolute index of the sampled token in the sequence.
 
     Returns:
         The token and its sum, which is not finite if a score is NaN or +inf, or all are -inf.
@@ -179,12 +180,12 @@ def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tupl
 
 
 def gumbel_argmaxs(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
-    """Draw a token after each of many nodes, on the scores' device.
+    """Sample a token after each of many nodes, on the scores' device.
 
     Args:
         scores: float32 ``[T, V]``, any device.
         seed: the request's seed.
-        positions: positions of the ``T`` drawn tokens.
+        positions: positions of the ``T`` sampled tokens.
 
     Returns:
         The result of :func:`gumbel_argmax` for every row, up to the last bits of the sum.

@@ -1,7 +1,7 @@
 """The target model at the nodes of one row's draft, as seen by verification rules.
 
-A node is computed only when a rule reads it. So stateful processors, too, see exactly the emitted tokens. On a GPU,
-where every read is a transfer, choices that need no prefix are made for all nodes at once.
+A node is computed only when a rule reads it. So stateful logits processors, too, see exactly the emitted tokens. On a
+GPU every read is a transfer, so choices that need no prefix are made for all nodes at once.
 """
 
 from __future__ import annotations
@@ -55,16 +55,17 @@ class RowTarget:
             logits: ``[T, V]``, any float dtype; rows after the draft's last node are ignored.
             token_ids: the sequence so far; must not change while the target is used.
             draft: the draft after it.
-            chosen: per node, the choice and a number that is finite unless the choice is void, if already made.
+            chosen: choices that were already made: per node, the token and a number that is finite if the choice is
+                valid.
         """
         self._sampler, self._logits, self._token_ids, self._draft = sampler, logits, token_ids, draft
-        self._chosen = dict(enumerate(chosen))  # without regard to the constraint
+        self._chosen = dict(enumerate(chosen))  # made without the constraint
         self._choices: dict[int, tuple[TokenId, float]] = {}
         self._scores: dict[int, Tensor] = {}
         self._distributions: dict[int, Distribution] = {}
 
     def choice_after(self, position: int) -> TokenId:
-        """Return the model's own choice there, made with the random numbers of that position.
+        """Return the model's token at a position, chosen with the random numbers of that position.
 
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
@@ -77,7 +78,7 @@ class RowTarget:
         return token
 
     def after(self, position: int) -> TargetDistribution:
-        """Return the model's distribution there.
+        """Return the model's distribution at a position.
 
         Raises:
             GenerationError: the logits are not numbers, or the request's settings leave no token.
@@ -87,7 +88,7 @@ class RowTarget:
         return self._distributions[position]
 
     def top_after(self, position: int, k: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
-        """Return the k most probable tokens there, best first, and their log-probabilities.
+        """Return the k most probable tokens at a position, best first, and their log-probabilities.
 
         These are of the model itself: the log-softmax of its logits before temperature and all other processors.
         """
@@ -96,7 +97,7 @@ class RowTarget:
         return tuple(top.indices.tolist()), tuple((top.values - raw.logsumexp(-1)).tolist())
 
     def logprobs_after(self, position: int, token_id: TokenId, k: int) -> TokenLogprobs:
-        """Return the log-probability of a token there, and those of the k most probable ones.
+        """Return the log-probabilities of a token and of the k most probable tokens at a position.
 
         These are of the model itself: the log-softmax of its logits before temperature and all other processors.
         """
@@ -108,7 +109,7 @@ class RowTarget:
         sampler, constraint = self._sampler, self._sampler.constraint
         if constraint is None:
             return self._chosen.get(position) or self._choice_of(position, self._logits[position])
-        if sampler.can_choose_first:  # nearly always allowed, and a mask takes longer than a check
+        if sampler.can_choose_first:  # the choice is nearly always allowed, and a mask takes longer than a check
             token, evidence = self._chosen.get(position) or self._choice_of(position, self._logits[position])
             if np.isfinite(evidence) and constraint.allows(self._token_ids, self._path_to(position), token):
                 return token, evidence
@@ -176,7 +177,7 @@ class RowTarget:
 
 
 def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
-    """Return the target of every row of a pass.
+    """Return a target for every row of a pass.
 
     Args:
         logits: ``[n, T, V]``, any float dtype and device; on a CPU nothing is computed yet.
@@ -190,10 +191,10 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
 
 
 def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence[tuple[TokenId, float]]]:
-    """Make the choices that need no prefix for all nodes: one transfer for greedy rows, one for each sampled row.
+    """Make the choices that need no prefix, for all nodes: one transfer for all greedy rows, one per sampled row.
 
     Returns:
-        Per row and node, a choice and a number that is finite unless the choice is void; empty for other rows.
+        Per row and node, a token and a number that is finite if the choice is valid; empty for rows that need a prefix.
     """
     chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
     greedy = [index for index, row in enumerate(rows) if row.sampler.is_plain_greedy]
@@ -219,7 +220,7 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
 
 
 def _largest(scores: Tensor) -> tuple[TokenId, float]:
-    """Return the first of the largest scores; a NaN counts as largest."""
+    """Return the first of the largest scores; NaN counts as the largest."""
     if scores.device.type == "cpu":
         array = scores.float().numpy()
         token = int(array.argmax())  # several times faster than torch over one row

@@ -1,6 +1,6 @@
-"""One request's sampling from logits: its checked settings, its random streams, and its processors.
+"""Sampling of one request: validated settings, random streams and logits processors.
 
-The processors are transformers' own logits processors, in transformers' order.
+The processors are transformers' own, in transformers' order.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class CountPenalties(LogitsProcessor):
     """
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
-        """Take the penalties, which may be negative, and the length of the prompt."""
+        """Set the penalties, which may be negative, and the length of the prompt."""
         self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return new scores ``[n, V]`` after sequences ``[n, L]``."""
+        """Return new scores ``[n, V]`` for sequences ``[n, L]``."""
         scores = scores.clone()
         for row, emitted in zip(scores, input_ids[:, self._prompt_length :], strict=True):
             tokens, counts = emitted.unique(return_counts=True)
@@ -61,7 +61,7 @@ def processors_of(
 ) -> LogitsProcessorList:
     """Return the processors that ``model.generate`` would make for the same settings, in the same order.
 
-    OpenAI's penalties, which it lacks, come after its own.
+    OpenAI's penalties, which transformers lacks, come after the repetition penalty.
 
     Args:
         config: the request's settings.
@@ -97,12 +97,12 @@ def processors_of(
 
 
 def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) -> frozenset[TokenId]:
-    """Return the tokens that end a request's text: its own, or the model's declared ones."""
+    """Return a request's end tokens: those in its settings, or the model's declared ones."""
     return frozenset(declared if config.end_token_ids is None else config.end_token_ids)
 
 
 def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
-    """Refuse settings that are invalid for a vocabulary.
+    """Reject settings that are invalid for a vocabulary.
 
     Raises:
         GenerationError: a setting is invalid; the message names it and the fix.
@@ -139,7 +139,7 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
 
 
 _CONTEXT_FREE = frozenset((MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper))
-"""Processors that read only the scores, so that they may be called for many nodes at once and in any order."""
+"""Processors that read only the scores, so they may process many nodes at once and in any order."""
 
 _TOKENWISE = frozenset(
     (
@@ -150,7 +150,7 @@ _TOKENWISE = frozenset(
         TemperatureLogitsWarper,
     )
 )
-"""Processors that change each score independently of the others."""
+"""Processors that change each score independently of all others."""
 
 
 class Sampler:
@@ -159,25 +159,25 @@ class Sampler:
     def __init__(
         self, config: GenerationConfig, processors: LogitsProcessorList, constraint: Constraint | None = None
     ) -> None:
-        """Make a request's sampler.
+        """Create a request's sampler.
 
         Args:
             config: its settings.
             processors: applied to the logits in this order
                 (:func:`~speculant_verifier.sampling.sampler.processors_of`, or a caller's own).
-            constraint: constraint of the output, applied before all processors; None for none.
+            constraint: constraint on the output, applied before all processors, if any.
         """
         self.config = config
         self.constraint = constraint
         self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
-        """Whether an unconstrained choice that the constraint allows is also the constrained choice."""
+        """Whether an unconstrained choice is also the constrained choice, if the constraint allows it."""
         self.processors = processors
         self.seed = config.seed
         self.is_greedy = config.temperature == 0.0
         self.is_plain_greedy = self.is_greedy and not processors
         """Whether a choice is simply the largest logit."""
         self.needs_prefix = not all(_is_context_free(processor) for processor in processors)
-        """Whether scores depend on earlier tokens, so that nodes must be computed one after another."""
+        """Whether scores depend on earlier tokens, so that nodes must be processed sequentially."""
         self._rule_numbers = itertools.count()
         self._prefix = np.empty(256, np.int64)
         self._num_known = 0
@@ -185,11 +185,12 @@ class Sampler:
     def scores(self, logits: Tensor, prefix_ids: Sequence[TokenId] | Tensor) -> Tensor:
         """Apply the processors.
 
-        Stateful processors see every position once and in order if callers pass them so.
+        Stateful processors see every position once and in order, provided that the caller does.
 
         Args:
             logits: ``[V]``, any float dtype.
-            prefix_ids: exactly all tokens before; int64 ``[L]`` if it is a tensor. Only used if ``needs_prefix``.
+            prefix_ids: exactly the tokens before this position; int64 ``[L]`` if it is a tensor. Only used if
+                ``needs_prefix``.
 
         Returns:
             Scores, float32 ``[V]``.
@@ -213,10 +214,10 @@ class Sampler:
         return scores
 
     def prefix(self, token_ids: Sequence[TokenId], path_ids: Sequence[TokenId]) -> Tensor:
-        """Return all tokens before a node as one tensor, int64 ``[L]``, without converting old tokens again.
+        """Return all tokens before a node as one int64 tensor ``[L]``; earlier tokens are not converted again.
 
         Args:
-            token_ids: the sequence so far, which only ever grows.
+            token_ids: the sequence so far; tokens are only ever appended.
             path_ids: tokens of the draft from the root to the node.
         """
         length = len(token_ids) + len(path_ids)
@@ -228,7 +229,7 @@ class Sampler:
         return torch.from_numpy(self._prefix[:length].copy())  # a processor may keep its input
 
     def next_number(self) -> float:
-        """Return the next number in [0, 1) of the request's stream for rules; none is returned twice."""
+        """Return the next number in [0, 1) of the request's stream for rules; no number is used twice."""
         return uniform(self.seed, next(self._rule_numbers), RULE_STREAM)
 
 
@@ -239,7 +240,7 @@ def _is_context_free(processor: LogitsProcessor) -> bool:
 
 
 def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
-    """Return whether it would return its scores unchanged, which would take longer than the rest."""
+    """Return whether the processor would not change the scores; calling it would take longer than all others."""
     return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
 
 
@@ -255,14 +256,14 @@ def _can_be_quick(processor: TopPLogitsWarper, scores: Tensor) -> bool:
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Return the scores with -inf for all but the most probable tokens with mass ``top_p``: top-p without a sort.
+    """Apply a top-p filter without a full sort: return the scores, with -inf for tokens outside the nucleus.
 
-    Sorting 200,000 scores would dominate the time. Only tokens near the border of the nucleus must be ordered:
-    probabilities are summed in buckets of similar size, and only one bucket is sorted.
+    Sorting 200,000 scores would dominate the time. Only tokens near the border of the nucleus must be sorted: the
+    probabilities are summed in buckets of similar values, and only one bucket is sorted.
 
-    The result equals ``TopPLogitsWarper(top_p)`` except for tokens whose cumulative probability is within about 1e-6 of
-    the border, the rounding of the softmax. Among equal scores at the border, larger token ids stay; transformers keeps
-    as many, but does not define which.
+    The result equals ``TopPLogitsWarper(top_p)``, except for tokens with a cumulative probability within about 1e-6 of
+    the border (softmax rounding). Among equal scores at the border, the larger token ids are kept; transformers keeps
+    the same number of tokens, but does not define which.
 
     Args:
         scores: float32 ``[V]`` on the CPU, without NaN and not all -inf.

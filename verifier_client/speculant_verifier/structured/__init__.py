@@ -1,7 +1,8 @@
 """Structured output: a JSON schema, a regular expression, a choice of texts, or a grammar.
 
-The mask at a node of a draft depends only on its path, so drafts do not change the output; forbidden nodes are dropped
-before the pass, and forced tokens are drafted. llguidance makes the masks; it can roll back tokens, which trees need.
+The mask at a draft node depends only on its path, so drafts do not change the output. Forbidden nodes are dropped
+before the pass, and forced tokens are drafted. llguidance computes the masks; it can roll back tokens, as trees
+require.
 """
 
 from speculant_verifier.structured.constraint import Constraint

@@ -1,4 +1,4 @@
-"""The constraint of one sequence's output, at any node of a draft, and drafts with forced tokens."""
+"""The grammar constraint of one sequence at any draft node, and drafts with forced tokens."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
 _MOST_FORCED = 2_048
-"""Most forced tokens; longer ones take too long to query in every step."""
+"""Most forced tokens per query, because longer runs take too long in every step."""
 
 
 class Constraint:
-    """A matcher that moves to a queried position: it rolls back tokens and consumes others.
+    """Moves a matcher to any queried position: it rolls back tokens and consumes others.
 
-    For one thread, and one sequence, which only ever grows; paths below it may be queried in any order.
+    Not thread-safe. It serves one sequence, to which tokens are only appended; paths below it may be queried in any
+    order.
     """
 
     def __init__(
         self, matcher: LLMatcher, prompt_length: int, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Take a matcher in its initial state.
+        """Create a constraint from a matcher in its initial state.
 
         Args:
             matcher: the matcher of the grammar.
@@ -38,13 +39,13 @@ class Constraint:
         self._ends = end_token_ids
         self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
         self._seen: list[TokenId] = []
-        self._num_committed = 0  # number of these that belong to the sequence itself, which only ever grows
+        self._num_committed = 0  # number of these that belong to the sequence itself; it only grows
         self._forces_much = False
         self._masked: NDArray[np.float32] | None = None
         self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
 
     def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
-        """Return whether a token may follow a sequence and a path below it."""
+        """Return whether a token is allowed after a sequence and a path below it."""
         if self._is_over(token_ids, path):
             return True
         self._go_to(token_ids, path)
@@ -53,7 +54,8 @@ class Constraint:
     def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
         """Return the logits ``[V]`` after a sequence and a path below it, minus infinity for forbidden tokens.
 
-        On a CPU they are valid only until the next call, because filling new memory takes longer than making a mask.
+        On a CPU the result is valid only until the next call: it reuses memory, because writing to new memory takes
+        longer than computing a mask.
 
         Raises:
             GenerationRequestError: the grammar has become too complex to enforce.
@@ -90,18 +92,18 @@ class Constraint:
         return kept
 
     def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
-        """Return the tokens that are forced next; none if there is a choice."""
+        """Return the tokens that must come next; empty if there is a choice."""
         if self._is_over(token_ids, path) or self._forces_much:
             return []
         self._go_to(token_ids, path)
         forced = list(self._matcher.compute_ff_tokens())
         self._forces_much = len(forced) > _MOST_FORCED
         forced = forced[:_MOST_FORCED]
-        # Forced bytes may spell a control token and be tokenised as that token, which is not allowed.
+        # Forced bytes may spell a control token and be tokenised as this token, which is not allowed.
         return forced[: self._matcher.validate_tokens(forced)] if forced else []
 
     def _is_over(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> bool:
-        """Return whether no further token is emitted. A matcher can't roll back an end."""
+        """Return whether the output has ended. A matcher can't roll back an end token."""
         if path:
             return path[-1] in self._ends
         return len(token_ids) > self._prompt_length and token_ids[-1] in self._ends
@@ -123,7 +125,7 @@ class Constraint:
         if rest := wanted[common:]:
             count = self._matcher.try_consume_tokens(rest)
             self._seen += rest[:count]
-            if count < len(rest):  # allowed tokens are not refused, but a limit may be exceeded
+            if count < len(rest):  # all tokens are allowed, but a limit may be exceeded
                 raise GenerationRequestError(
                     f"the output's form is too complex ({reason_of(self._matcher)}); simplify it"
                 )
@@ -131,7 +133,7 @@ class Constraint:
 
 
 def reason_of(matcher: LLMatcher) -> str:
-    """Return why a matcher has given up, in one short line, without its whole state and grammar."""
+    """Return why a matcher stopped, in one short line, without its state and grammar."""
     lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()] or ["it is too large"]
     if lines[0] == "NoExtensionBias":
         return "nothing is of this form"
@@ -140,9 +142,9 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 def with_forced(constraint: Constraint, token_ids: Sequence[TokenId], draft: Draft, most_nodes: int) -> Draft:
-    """Return the draft with the tokens that are forced next, and after its most probable path, within its budget.
+    """Add forced tokens to a draft, at the root and after its most probable path, up to ``most_nodes`` nodes.
 
-    New nodes come after all others.
+    New nodes come after all existing nodes.
     """
     draft = _extended(draft, 0, constraint.forced(token_ids), most_nodes)
     best = 0
@@ -153,7 +155,7 @@ def with_forced(constraint: Constraint, token_ids: Sequence[TokenId], draft: Dra
 
 
 def path_to(draft: Draft, node: int) -> list[TokenId]:
-    """Return the tokens from below the root to a node; 0 is the root."""
+    """Return the tokens on the path to a node, without the root; 0 is the root."""
     path: list[TokenId] = []
     while node:
         path.append(draft.token_ids[node - 1])
@@ -162,7 +164,7 @@ def path_to(draft: Draft, node: int) -> list[TokenId]:
 
 
 def _extended(draft: Draft, node: int, token_ids: Sequence[TokenId], most_nodes: int) -> Draft:
-    """Return the draft with a path below a node; existing nodes of the path are not added again."""
+    """Return the draft with a path added below a node; nodes that exist are not added again."""
     tokens, parents = list(draft.token_ids), list(draft.parents)
     probabilities, sources = list(draft.path_probabilities), list(draft.sources)
     children = {(parent, token): child for child, (parent, token) in enumerate(zip(parents, tokens, strict=True), 1)}

@@ -1,4 +1,4 @@
-"""Converts structured-output settings to grammars, and a schema to example JSON for drafts."""
+"""Converts structured-output settings to grammars, and schemas to example JSON for drafts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from speculant_verifier.structured.constraint import Constraint, reason_of
 from speculant_verifier.structured.json_schema import prepared
 
 LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
-"""Whitespace in JSON; without a bound a weak model may never stop."""
+"""Allowed whitespace in JSON; without a limit a weak model may never stop."""
 HARMONY_THOUGHT = (
     r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"'
 )
-"""Rule for messages before the constrained message."""
+"""Grammar rule for messages before the constrained message."""
 _HARMONY = f"""start: thought{{0,4}} <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @form
 {HARMONY_THOUGHT}
 """
-"""Wraps the grammar of an answer in harmony's format: it constrains the final message."""
+"""Wraps the grammar of an answer in the harmony format, so that it constrains the final message."""
 _HARMONY_NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
 _MOST_KEPT = 64
 _LIMITS = LLParserLimits(
     max_grammar_size=200_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=100_000
 )
-"""Limits of compiling a grammar, and of a step with it."""
+"""Limits for compiling a grammar and for one step with it."""
 
 _DEEPEST_EXAMPLE = 8
 _LONGEST_EXAMPLE = 20_000
@@ -44,7 +44,7 @@ def form_of(config: GenerationConfig) -> str:
     """Return the grammar that settings request; empty if none.
 
     Raises:
-        GenerationRequestError: they request several, or one that can't be parsed.
+        GenerationRequestError: they request several grammars, or one that can't be parsed.
     """
     if config.json_schema and config.grammar:
         raise GenerationRequestError(
@@ -75,7 +75,7 @@ def form_of(config: GenerationConfig) -> str:
 
 
 def grammar_of_regex(regex: str) -> str:
-    """Return the grammar of texts that a regular expression (Rust's syntax) matches completely."""
+    """Return the grammar of texts that fully match a regular expression in Rust's syntax."""
     grammar: str = LLMatcher.grammar_from_regex(regex)
     return grammar
 
@@ -86,7 +86,7 @@ def grammar_of_choices(texts: Sequence[str]) -> str:
 
 
 def example_of(schema: Any) -> str:
-    """Return keys, fixed values and punctuation of a schema, roughly as JSON; truncated if long."""
+    """Return rough example JSON of a schema: keys, fixed values and punctuation; truncated if long."""
     return _example(schema, _DEEPEST_EXAMPLE)[:_LONGEST_EXAMPLE]
 
 
@@ -108,14 +108,14 @@ def _example(schema: Any, depth: int) -> str:
 
 
 class Grammar:
-    """A compiled grammar; every sequence gets its own constraint."""
+    """A compiled grammar that creates a constraint for every sequence."""
 
     def __init__(self, matcher: LLMatcher, vocabulary_size: int, end_token_ids: Collection[TokenId]) -> None:
-        """Take a matcher in its initial state, and the tokens that end an output."""
+        """Set the matcher in its initial state, and the end tokens."""
         self._matcher, self._vocabulary_size, self._ends = matcher, vocabulary_size, frozenset(end_token_ids)
 
     def constraint(self, prompt_length: int) -> Constraint:
-        """Return the constraint of a sequence.
+        """Return a new constraint for a sequence.
 
         Args:
             prompt_length: length of its prompt, which is not constrained.
@@ -124,12 +124,12 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars for one model, and caches the latest. Thread-safe."""
+    """Compiles grammars for one model and caches the most recent ones. Thread-safe."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Take the model's tokenizer. Reading it takes seconds; :meth:`prepare`, or the first grammar, does it."""
+        """Set the model's tokenizer. :meth:`prepare`, or the first grammar, converts it, which takes seconds."""
         self._source, self._vocabulary_size = tokenizer, vocabulary_size
         self._ends = sorted(end_token_ids)
         self._opening = _opening(tokenizer)
@@ -138,7 +138,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Read the tokenizer now, so that the first grammar does not wait for it."""
+        """Convert the tokenizer now, so that the first grammar does not wait for it."""
         with self._lock:
             if self._ends:
                 self._read_tokenizer()
@@ -153,7 +153,8 @@ class Grammars:
 
         Args:
             form: the grammar, from :func:`form_of`.
-            prompt: if it ends with harmony's beginning of an answer, the grammar constrains the final message.
+            prompt: if it ends with the start of an answer in the harmony format, the grammar constrains the final
+                message.
 
         Raises:
             GenerationRequestError: the grammar is invalid or too large, or the model has no end tokens.
@@ -190,7 +191,7 @@ class Grammars:
 
 
 def _opening(tokenizer: PreTrainedTokenizerFast) -> list[TokenId]:
-    """Return the tokens at the end of harmony's prompts; empty for other tokenizers."""
+    """Return the tokens that end every harmony prompt; empty for other tokenizers."""
     added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     if not added.keys() >= set(_HARMONY_NAMES):
         return []

@@ -1,8 +1,8 @@
-"""Rewrites schemas of common libraries with the keywords of JSON Schema that llguidance supports.
+"""Rewrites the JSON schemas of common libraries with the keywords that llguidance supports.
 
-Keywords with an exact equivalent are rewritten: ``propertyNames`` as in zod's records, ``not`` of types,
-``uniqueItems`` of a few values, formats that are only names. llguidance refuses the others by name; but if a client
-does not require strictness, ``uniqueItems`` and unknown formats are left to the model.
+Keywords with an exact equivalent are rewritten: ``propertyNames`` as in zod's records, ``not`` with types,
+``uniqueItems`` over a few values, and formats that are only annotations. llguidance rejects all others with their name.
+If the client does not require strictness, ``uniqueItems`` and unknown formats are not enforced.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _KNOWN_FORMATS = frozenset(
     {*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")}
 )
-"""Formats of llguidance."""
+"""Formats that llguidance supports."""
 _MOST_ARRANGED = 4
-"""Most values whose arrangements are enumerated: 4 values have 65."""
+"""Most values whose arrangements are enumerated: 4 values have 65 arrangements."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords with an object of schemas."""
+"""Keywords whose value is an object of schemas."""
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _OF_SCHEMA = ("additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else")
 _DEEPEST = 64
 
 
 def prepared(schema: Any, *, is_strict: bool) -> Any:
-    """Return an equivalent schema in llguidance's keywords, as far as possible.
+    """Rewrite a schema with llguidance's keywords as far as possible.
 
     Args:
         schema: the client's schema.
@@ -57,7 +57,7 @@ def _prepared(schema: Any, is_strict: bool, depth: int) -> Any:
     _without_repetitions(found, is_strict)
     kind = found.get("format")
     if isinstance(kind, str) and kind not in _KNOWN_FORMATS and (not is_strict or "pattern" in found):
-        del found["format"]  # the standard ignores unknown names
+        del found["format"]  # the standard ignores unknown formats
     return False if found.get("not") in ({}, True) else _without_not(found)
 
 
@@ -90,7 +90,7 @@ def _without_names(schema: dict[str, Any]) -> None:
 
 
 def _without_conditions(schema: dict[str, Any]) -> None:
-    """Drop conditions without effect, and take the branch of conditions that always hold."""
+    """Drop conditions without effect, and keep the branch of conditions that always hold."""
     if "if" not in schema:
         schema.pop("then", None)
         schema.pop("else", None)
@@ -108,7 +108,7 @@ def _without_conditions(schema: dict[str, Any]) -> None:
 
 
 def _without_repetitions(schema: dict[str, Any], is_strict: bool) -> None:
-    """Enumerate the arrays of distinct values, if they are few."""
+    """Replace ``uniqueItems`` with an enumeration of the arrays of distinct values, if there are few."""
     unique = schema.get("uniqueItems")
     if unique is None:
         return
@@ -132,7 +132,7 @@ def _without_repetitions(schema: dict[str, Any], is_strict: bool) -> None:
 
 
 def _values_of(schema: Any) -> list[Any] | None:
-    """Return the distinct values that a schema allows, if it lists them."""
+    """Return the distinct values that a schema allows; None if it does not list them."""
     if not isinstance(schema, Mapping):
         return None
     if isinstance(values := schema.get("enum"), list):
@@ -141,7 +141,7 @@ def _values_of(schema: Any) -> list[Any] | None:
 
 
 def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace excluded types with the remaining ones."""
+    """Replace excluded types with the remaining types."""
     excluded = schema.get("not")
     if excluded is False:
         return {name: value for name, value in schema.items() if name != "not"}
@@ -150,7 +150,7 @@ def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
     types = excluded["type"] if isinstance(excluded["type"], list) else [excluded["type"]]
     own = schema.get("type", list(_TYPES))
     left = [kind for kind in (own if isinstance(own, list) else [own]) if kind not in types]
-    # No type means non-integer numbers, and a schema can't have an empty list of types.
+    # No type stands for non-integer numbers, and a schema's list of types can't be empty.
     if "integer" in types or ("number" in types and "integer" in left) or not left:
         return schema
     return {name: value for name, value in schema.items() if name != "not"} | {"type": left}

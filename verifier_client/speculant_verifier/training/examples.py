@@ -1,4 +1,4 @@
-"""Training data: recorded requests as token ids and labels, their selection and order. Does not need torch."""
+"""Training data: selects and orders recorded requests, and converts them to labelled examples. Does not need torch."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from speculant_graph.types import TokenId
 from speculant_verifier.records.record import RequestRecord
 
 HELD_OUT_SHARE = 0.3
-"""Held-out share of the documents. With fewer the gate could seldom decide, because documents differ more in acceptance
-than adapters do."""
+"""Held-out share of the documents. With fewer documents the gate could seldom decide, because acceptance differs more
+between documents than between adapters."""
 REPLAY_SHARE = 0.2
-"""Share of replay in the training requests, against forgetting."""
+"""Share of replay in the training requests, to prevent forgetting."""
 
 _KEY_LENGTH = 16
 """Hexadecimal digits of a document's key."""
 _LEAST_SHARED = 16
-"""Least tokens of a prompt such that a longer prompt that begins with it counts as the same conversation."""
+"""A longer prompt that begins with a prompt of at least this many tokens counts as the same conversation."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One request. Labels exist for the n output positions with a token before them."""
+    """One request. The n labelled positions are the output positions with a token before them."""
 
     token_ids: NDArray[np.int64]
     """Prompt and output, ``[T]``."""
     first: int
     """Index of the first labelled token: ``n = T - first``."""
     label_ids: NDArray[np.int64]
-    """Tokens with known probabilities, ``[n, k]``; shorter rows are padded with their first token."""
+    """Tokens with known probabilities, ``[n, k]``; short rows are padded with their first token."""
     label_probabilities: NDArray[np.float32]
-    """Their probabilities, ``[n, k]``; 0 for padding. The rest of a row up to 1 is the mass of all other tokens."""
+    """Their probabilities, ``[n, k]``; 0 for padding. The remainder to 1 is the mass of all other tokens."""
     is_label: NDArray[np.bool_]
-    """Which entries are not padding, ``[n, k]``."""
+    """Mask of the entries that are not padding, ``[n, k]``."""
 
     @property
     def num_labels(self) -> int:
@@ -52,11 +52,11 @@ class Example:
 
 
 def make_example(record: RequestRecord, max_tokens: int) -> Example:
-    """Return a training example: labels are the target's most probable tokens, or its output if those are unknown.
+    """Return a training example. Labels are the target's top tokens, or its output if these are unknown.
 
     Args:
         record: the request.
-        max_tokens: most tokens; the first ones are cut off.
+        max_tokens: most tokens; the start of a longer request is cut off.
     """
     token_ids = (*record.prompt, *record.output)[-max_tokens:]
     num_labels = min(len(record.output), len(token_ids) - 1)
@@ -78,9 +78,9 @@ def make_example(record: RequestRecord, max_tokens: int) -> Example:
 
 
 def documents_of(records: Sequence[RequestRecord]) -> list[str]:
-    """Return a key of each record's document: a digest of its name, or of its prompt if it has no name.
+    """Return each record's document key: a digest of the document's name, or of the prompt if it has no name.
 
-    A prompt that begins with a whole earlier prompt belongs to the same document: they are turns of one conversation.
+    A prompt that begins with a whole earlier prompt belongs to the same document, as a turn of one conversation.
     """
     keys = [""] * len(records)
     first: tuple[TokenId, ...] = ()
@@ -89,7 +89,7 @@ def documents_of(records: Sequence[RequestRecord]) -> list[str]:
         if record.document:
             keys[index] = hashlib.sha256(record.document.encode()).hexdigest()[:_KEY_LENGTH]
             continue
-        # Prompts that begin with another one come directly after it.
+        # In sorted order, a prompt is directly followed by the prompts that begin with it.
         if len(first) < _LEAST_SHARED or record.prompt[: len(first)] != first:
             first = record.prompt
         keys[index] = hashlib.sha256(np.array(first, "<i8").tobytes()).hexdigest()[:_KEY_LENGTH]
@@ -97,11 +97,11 @@ def documents_of(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
-    """Return training and held-out records: a hash chooses a share of the documents to hold out.
+    """Split records into training and held-out records, by a hash of the document.
 
-    So a held-out document always stays held out, and an adapter is judged on text that it has not learned in part. If
-    the hash chooses none of several documents, the one with the smallest hash is held out; a later training with more
-    documents may train on it.
+    So a held-out document stays held out, and an adapter is judged only on unseen documents. If the hash selects none
+    of several documents, the document with the smallest hash is held out; a later training with more documents may
+    train on it.
     """
     keys = documents_of(records)
     ordered = sorted(set(keys))
@@ -116,10 +116,10 @@ def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[R
 
 
 def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> list[Item]:
-    """Return the training items in order: every failure once per epoch, mixed with replay.
+    """Return the training items in order: each epoch has every failure once, mixed with replay.
 
-    Every epoch draws new replay, :data:`REPLAY_SHARE` of the epoch, or all that is available. Without failures there is
-    only replay.
+    Every epoch samples new replay: :data:`REPLAY_SHARE` of the epoch, or all available replay. Without failures, only
+    replay is used.
     """
     own, other = (failures, replay) if failures else (replay, ())
     chosen = random.Random(0)
@@ -134,10 +134,10 @@ def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> 
 
 
 def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size: int) -> list[RequestRecord]:
-    """Return the records with the draft model's tokenizer and with ids in its vocabulary.
+    """Return the records with the draft model's tokenizer, and with ids within its vocabulary.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are no such records.
     """
     readable = [record for record in records if record.tokenizer == digest and record.largest_id < vocabulary_size]
     if not readable:

@@ -1,12 +1,13 @@
-"""Decides whether a trained adapter may be published: replays requests that no training has seen, before and after.
+"""Decides whether a trained adapter may be published, by replaying held-out requests before and after.
 
-The present adapter, or none, and the candidate draft for the same requests, without a target: a step drafts as the
-engine does, walks the draft along the target's text, and advances one more token. The rule ``follow`` does the same
-when the target writes the record, so tokens per pass equal the engine's. Tokens per pass must rise, tokens per second
-must not fall, and requests that were drafted well must stay so.
+The draft model replays the same requests twice: with the present adapter, if any, and with the candidate. No target
+runs: each step drafts as in the engine, accepts the draft tokens that match the target's recorded text, and advances
+one more token. The rule ``follow`` does the same when the target writes the record, so tokens per pass equal the
+engine's. A candidate must raise tokens per pass and must not lower tokens per second. Requests that were drafted well
+before must stay so.
 
-Time is computed from the number of passes: the target's duration is in the record, the draft model's is a share of it.
-So two replays of one model give the same figures, and any difference comes from the adapter.
+Time is computed from the number of passes. The record has the duration of a target pass, and a draft pass takes a fixed
+share of it. So two replays of one model give the same figures, and any difference comes from the adapter.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from speculant_verifier.speculation.controller import DraftLengthController
 from speculant_verifier.training.examples import documents_of
 
 FEWEST_FAILURES = 30
-"""Required held-out failures: with fewer a candidate may look better by chance."""
+"""Required held-out failures; with fewer, a candidate may look better by chance."""
 FEWEST_DOCUMENTS = 10
-"""Required documents of these failures: requests of one document are similar, so with fewer the interval is too
-narrow."""
+"""Required documents of these failures. Requests of one document are similar, so with fewer documents the interval is
+too narrow."""
 FEWEST_REPLAY = 60
-"""Required other held-out requests, to detect forgetting."""
+"""Required number of other held-out requests, to detect forgetting."""
 MOST_LOSS = 0.02
 """Largest share of the tokens per pass that may be lost on requests that were not failures."""
 MOST_REQUESTS = 100
-"""Replayed requests of each kind: more would hardly narrow the interval, and take minutes."""
+"""Replayed requests of each kind; more would hardly narrow the interval, and take minutes."""
 DRAFT_SHARE = 1 / 8
 """Assumed cost of a pass of the draft model, in passes of the target."""
 DRAFT = DraftConfig(strategy="model")
@@ -59,21 +60,21 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same requests before and after. Tokens per pass are means over requests."""
+    """Results for the same requests before and after. Tokens per pass are means over requests."""
 
     num_requests: int
     tokens_per_pass_before: float
     tokens_per_pass_after: float
     num_documents: int
-    """Number of their documents."""
+    """Number of documents of these requests."""
     interval_after_minus_before: tuple[float, float]
-    """95 % interval of the mean difference when documents are resampled; the mean itself if there is one document."""
+    """95 % interval of the mean difference, from resampled documents; the mean itself if there is only one document."""
     tokens_per_s_before: float
     tokens_per_s_after: float
 
     @property
     def gain(self) -> float:
-        """Tokens per pass after, minus those before."""
+        """Tokens per pass after minus before."""
         return self.tokens_per_pass_after - self.tokens_per_pass_before
 
 
@@ -84,13 +85,13 @@ class Verdict:
     is_better: bool
     """Whether it may be published."""
     reason: str
-    """The reason, as text."""
+    """The reason as text."""
     everything: Comparison | None
-    """Comparison over all kinds of requests, in their actual shares; None if too few were held out."""
+    """Comparison over all requests, weighted by their actual shares; None if too few were held out."""
     failures: Comparison | None
-    """Comparison over failures; None with the other."""
+    """Comparison over failures; None if too few were held out."""
     replay: Comparison | None
-    """Comparison over requests that were not failures; None with the other."""
+    """Comparison over requests that were not failures; None if too few were held out."""
 
     @property
     def replay_loss(self) -> float | None:
@@ -98,7 +99,7 @@ class Verdict:
         return None if self.replay is None else -self.replay.gain / self.replay.tokens_per_pass_before
 
     def figures(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the verdict as JSON values."""
         return asdict(self) | {"replay_loss": self.replay_loss}
 
 
@@ -112,9 +113,9 @@ def judge(
 
     Args:
         candidate: the adapter.
-        present: the present adapter; None: the model without adapter.
+        present: the present adapter; None: the base model.
         config: the draft model.
-        records: requests that neither was trained on.
+        records: requests on which neither adapter was trained.
 
     Raises:
         ConfigError: the model can't be loaded, or the present adapter is for another model.
@@ -137,11 +138,11 @@ def judge(
 def weights_of(
     records: Sequence[RequestRecord], failures: Sequence[RequestRecord], replay: Sequence[RequestRecord]
 ) -> NDArray[np.float64]:
-    """Return how many requests each replayed one represents, failures first.
+    """Return how many requests each replayed request represents, failures first.
 
-    Failures are requests with bad drafts before. On failures alone any other model would look better, and on the rest
-    worse, because by chance a text is harder for one model than for another. Together, in their shares of all requests,
-    they are unbiased. All failures are recorded. Of the others the requests with the smallest keys are recorded, so the
+    Failures were selected by the present adapter's bad drafts. On failures alone any other model would look better, and
+    on the other requests worse (regression to the mean). Weighted by their shares of all requests, both together are
+    unbiased. All failures are recorded. Of the other requests, the ones with the smallest keys are recorded. So the
     largest of m keys is about m / (m + 1) of the recorded share.
 
     Args:
@@ -161,12 +162,12 @@ def compare(
     runs: Sequence[tuple[tuple[int, float], tuple[int, float]]],
     weights: NDArray[np.float64] | None = None,
 ) -> Comparison:
-    """Return the figures of replays, with an interval from a bootstrap over documents.
+    """Compare replays, with an interval from a bootstrap over documents.
 
     Args:
         records: at least one request.
         runs: for each request, the passes and seconds before and after.
-        weights: how many requests each represents; None: one.
+        weights: number of requests that each represents; None: one.
     """
     weights = np.ones(len(records)) if weights is None else weights
     sizes = np.array([len(record.output) for record in records])
@@ -194,13 +195,13 @@ def interval_of(
 ) -> tuple[float, float]:
     """Return the 95 % interval of the mean when documents are resampled, each with all its requests.
 
-    Requests of a document are similar, so resampling single requests would make the interval too narrow (Davison and
-    Hinkley 1997, "Bootstrap Methods and their Application", section 3.8).
+    Requests of a document are similar, so resampling single requests would make the interval too narrow. See Davison
+    and Hinkley 1997, "Bootstrap Methods and their Application", section 3.8.
 
     Args:
         differences: one per request.
-        documents: per request, its document.
-        weights: per request, how many requests it represents.
+        documents: document of each request.
+        weights: number of requests that each request represents.
         num_draws: number of resamples.
     """
     names, which = np.unique(documents, return_inverse=True)
@@ -225,7 +226,7 @@ def shortage(records: Sequence[RequestRecord]) -> str:
 
 def _judges(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
     """Return the failures and the other requests to replay."""
-    timed = [record for record in records if record.pass_s > 0.0]  # others needed no pass
+    timed = [record for record in records if record.pass_s > 0.0]  # the others needed no pass
     kinds = [record for record in timed if record.is_failure], [record for record in timed if not record.is_failure]
     chosen = random.Random(0)
     failures, replay = (chosen.sample(kind, min(len(kind), MOST_REQUESTS)) for kind in kinds)
@@ -233,7 +234,7 @@ def _judges(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list
 
 
 def objection(everything: Comparison, failures: Comparison, replay: Comparison) -> str:
-    """Return why a candidate is refused; empty if it is not."""
+    """Return why a candidate is rejected; empty if it is accepted."""
     if min(everything.gain, failures.gain) <= 0.0:
         return "tokens a pass do not rise"
     if everything.interval_after_minus_before[0] <= 0.0:
@@ -251,12 +252,12 @@ def _curve(pass_s: float) -> CostCurve:
 
 
 class Replay:
-    """One draft model that learns online from request to request, as in the verifier."""
+    """Replays requests with one draft model, whose drafter learns online across requests, as in the verifier."""
 
     def __init__(
         self, model: TargetModel, pass_s: float, draft: DraftConfig = DRAFT, draft_share: float = DRAFT_SHARE
     ) -> None:
-        """Begin without experience.
+        """Start without learned state.
 
         Args:
             model: the draft model.
@@ -270,11 +271,11 @@ class Replay:
             passes, DraftPrice(budget, _curve(draft_share * pass_s)), draft, clock=passes.clock
         )
         self._controller = DraftLengthController(budget, has_predictions=True)
-        # It uses only the target's length; beyond the draft model's length there is no draft.
+        # Only the context length matters here: beyond the draft model's length there is no draft.
         self._drafting = Drafting(model, self._drafter, self._controller, draft, EngineTotals())
 
     def run(self, record: RequestRecord) -> tuple[int, float]:
-        """Replay a request; return the passes of the target, and the total seconds."""
+        """Replay a request; return the number of target passes and the total seconds."""
         config = GenerationConfig(max_tokens=len(record.output), ignore_end_tokens=True)
         sequence = ActiveSequence(Request(0, record.prompt, config), token_ids=list(record.prompt), has_session=True)
         sequence.history = self._controller.new_history()
@@ -298,18 +299,18 @@ class TimedPasses(DraftPasses):
     """Passes with equal durations on a simulated clock."""
 
     def __init__(self, model: TargetModel, pass_s: float) -> None:
-        """Take the model and the duration of a pass."""
+        """Set the model and the duration of a pass."""
         super().__init__(model, 1)
         self._pass_s, self._now_s = pass_s, 0.0
 
     def clock(self) -> float:
-        """Return the seconds of all passes so far."""
+        """Return the total seconds of all passes so far."""
         return self._now_s
 
     def run(
         self, sequences: Sequence[CachedSequence], nodes: Sequence[Sequence[tuple[int, TokenId]]], width: int
     ) -> list[TopRows]:
-        """Run one; see :class:`DraftPasses`."""
+        """Run one pass; see :class:`DraftPasses`."""
         self._now_s += self._pass_s
         return super().run(sequences, nodes, width)
 

@@ -1,12 +1,13 @@
-"""Training of a LoRA adapter on recorded requests: the draft model learns to imitate the target's output.
+"""Trains a LoRA adapter on recorded requests, so that the draft model imitates the target's output (distillation).
 
-The loss of a position is :func:`divergence`, on the target's own text. The base stays frozen; B begins at zero, so an
-untrained adapter changes nothing (Hu et al. 2021, "LoRA"). The optimiser is AdamW (Loshchilov and Hutter 2019).
+The loss is :func:`divergence` at every position of the target's own text. The base model is frozen. B starts at zero,
+so an untrained adapter changes nothing (Hu et al. 2021, "LoRA"). The optimiser is AdamW (Loshchilov and Hutter 2019).
 
-Only a part of the trained change, :data:`STRENGTH`, is evaluated and saved: weights between those before and after a
-training forget less than the latter and have most of their gain (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
-models"). With the demo's pair and 400 requests of a new domain, tokens per pass of chains of four rose by 11 % there at
-full strength and fell by 7 % on text that the draft model knew; at half strength +7 % and -0.6 %.
+Only a part of the trained change, :data:`STRENGTH`, is evaluated and saved. Weights interpolated between before and
+after training forget less than fully trained weights, and keep most of the gain (Wortsman et al. 2022, "Robust
+fine-tuning of zero-shot models"). Measured with the demo's model pair, chains of four and 400 requests of a new domain:
+at full strength, tokens per pass rose by 11 % in the new domain and fell by 7 % on known text; at half strength, they
+changed by +7 % and -0.6 %.
 """
 
 from __future__ import annotations
@@ -42,53 +43,53 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import Example, documents_of, make_example, mixture, split
 
 LARGE = 200_000_000
-"""From this number of parameters on, activations are recomputed (gradient checkpointing). A small model's activations
-are small, and checkpointing would waste a third of the time; a large model's would not fit into memory."""
+"""Gradient checkpointing is used from this number of parameters on. For small models it would waste a third of the
+time; the activations of large models would not fit into memory without it."""
 STRENGTH = 0.5
 """Share of the trained change that is published."""
 GROUP = 8
-"""Requests whose gradients make one step."""
+"""Requests per optimiser step."""
 LONGEST = 2_048
-"""Most tokens of a request; the beginning of a longer prompt is cut off."""
+"""Most tokens of a request; the start of a longer prompt is cut off."""
 _NUM_EVALUATIONS = 10
 _WARM_UP = 0.05
 _LARGEST_NORM = 1.0
 _LEAST_ALPHA = 16
-"""An adapter is scaled by alpha / rank: 2 at rank 8, and 1 from rank 16 on, which models of a few million parameters
-use."""
-_NEVER = -1e30  # a finite logit: with minus infinity, 0 times its logarithm, and its gradient, would be NaN
+"""Lower limit of alpha. An adapter is scaled by alpha / rank: 2 at rank 8, and 1 from rank 16 on, which models of a few
+million parameters use."""
+_NEVER = -1e30  # finite, because 0 times minus infinity, and its gradient, would be NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Evaluation of drafts for held-out requests, with the target's own tokens before every position."""
+    """Evaluation on held-out requests, with teacher forcing: the target's tokens precede every position."""
 
     loss: float
-    """Divergence from the target, nats a position."""
+    """Divergence from the target, in nats per position."""
     acceptance: float
-    """Share of the positions at which the most probable token equals the target's."""
+    """Share of positions where the most probable token equals the target's token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """The result of a training, with evaluations on held-out requests before and after it."""
+    """Result of a training, with evaluations on held-out requests before and after."""
 
     candidate: Path | None
-    """An adapter that may be published; None if none was better than the initial state."""
+    """The best adapter; None if none was better than the initial state."""
     held_out: tuple[RequestRecord, ...]
-    """Requests for judging the candidate; no training has seen their documents."""
+    """Requests for judging the candidate; their documents were in no training."""
     documents: frozenset[str]
     """Keys of the training documents."""
     end: BaseException | None
-    """Ctrl-C or SIGTERM, if it ended the training."""
+    """The exception of Ctrl-C or SIGTERM, if one ended the training."""
     num_steps: int
     num_tokens: int
-    """Trained positions, including repetitions."""
+    """Number of trained positions, including repetitions."""
     before: Evaluation
     after: Evaluation
     """Step of the best state, by its loss."""
     trainable_share: float
-    """Trained share of all parameters."""
+    """Share of the parameters that are trained."""
     duration_s: float
 
 
@@ -102,12 +103,12 @@ def train_adapter(
     start: AdapterInfo | None = None,
     report: Callable[[str], object] = lambda line: None,
 ) -> TrainingResult:
-    """Train an adapter; Ctrl-C and SIGTERM end it early, and the best state so far is the result.
+    """Train an adapter. Ctrl-C and SIGTERM end the training early, with the best state so far as the result.
 
     Args:
-        model: the draft model as loaded; it can't be used for anything else afterwards.
+        model: the draft model as loaded; it can't be used otherwise afterwards.
         base_name: the name or folder it was loaded from.
-        records: requests of one tenant, failures and replay.
+        records: requests of one tenant, both failures and replay.
         config: training settings.
         folder: an empty folder for checkpoints and the candidate.
         start: an adapter of this model to continue from; None: a new adapter.
@@ -118,7 +119,7 @@ def train_adapter(
     """
     started = time.monotonic()
     longest = min(LONGEST, model.config.get_text_config().max_position_embeddings)
-    # A first token without a prompt has no context to be predicted from.
+    # The first output token without a prompt has no context, so it has no label.
     usable = [record for record in records if len(record.prompt) + len(record.output) > 1 and record.output]
     if len(usable) < 2:
         raise ConfigError("a training needs two requests at least, one of them to judge by; record more of them")
@@ -150,7 +151,7 @@ def train_adapter(
 
 
 class Trainer:
-    """A draft model with an adapter to train, and its best state on disk."""
+    """Trains an adapter of a draft model, and keeps its best state on disk."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class Trainer:
         """Add an adapter to a model.
 
         Args:
-            model: the model as loaded; it gets the adapter's layers and another attention, and must not be used
+            model: the model as loaded. It gets LoRA layers and another attention implementation, and must not be used
                 otherwise.
             base_name: the name or folder it was loaded from.
             config: training settings.
@@ -171,14 +172,14 @@ class Trainer:
             start: an adapter of this model to continue from, of any shape; None: a new adapter.
 
         Raises:
-            ConfigError: the model does not support adapters, or not this one.
+            ConfigError: the model does not support adapters, or does not support this adapter.
         """
         model = plain(model)
-        torch.manual_seed(0)  # makes a training repeatable
+        torch.manual_seed(0)  # makes the training reproducible
         self._config, self._folder = config, folder
-        if model.dtype == torch.float16:  # gradients of single tokens underflow in it
+        if model.dtype == torch.float16:  # gradients of single tokens underflow in float16
             model = model.bfloat16()
-        # Our attention is for decoding; torch and transformers can differentiate these. gpt-oss has no sdpa.
+        # Our attention is for decoding. These implementations are differentiable; gpt-oss has no sdpa.
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         with quiet_peft():
             try:
@@ -195,17 +196,16 @@ class Trainer:
         self._weights = list(trained.values())
         if start is not None:
             load_weights(self.model, base_name, start)
-        # A new adapter's A is random, and only B, which begins at zero, is the change.
+        # A is random in a new adapter, so only B, which starts at zero, determines the change.
         changed = self._weights if start else [each for name, each in trained.items() if "lora_B" in name]
         self._beginnings = [(weights, weights.detach().clone()) for weights in changed]
         num_trained = sum(parameter.numel() for parameter in self._weights)
         self.share = num_trained / sum(parameter.numel() for parameter in self.model.parameters())
-        """Share of all parameters that is trained."""
+        """Share of the parameters that are trained."""
         self.best: tuple[Path, Evaluation] | None = None
-        """The best state so far by its held-out loss, a complete adapter; None while none is better than the initial
-        state."""
+        """The best adapter so far by held-out loss; None while none is better than the initial state."""
         self.num_steps = 0
-        """Steps so far."""
+        """Optimiser steps so far."""
 
     def run(
         self,
@@ -214,17 +214,17 @@ class Trainer:
         before: Evaluation,
         report: Callable[[str], object],
     ) -> None:
-        """Train on requests in their order; after any exception the best state on disk is complete.
+        """Train on requests in order. After any exception, the best state on disk is complete.
 
         Args:
             training: the requests, repeated for every epoch.
-            held_out: other requests, which select the best state.
-            before: evaluation of the model on them now.
+            held_out: other requests, for selecting the best state.
+            before: the model's evaluation on ``held_out`` before the training.
             report: called with a line of text after every evaluation.
         """
         groups = [training[start : start + GROUP] for start in range(0, len(training), GROUP)]
         every = math.ceil(len(groups) / _NUM_EVALUATIONS)
-        # No weight decay: it would act on both factors of the product, and the rank already limits the change.
+        # No weight decay: it would act on both factors A and B, and the rank already limits the change.
         optimiser = torch.optim.AdamW(self._weights, lr=self._config.learning_rate, weight_decay=0.0)
         schedule = get_cosine_schedule_with_warmup(optimiser, math.ceil(_WARM_UP * len(groups)), len(groups) + 1)
         best = before
@@ -253,19 +253,19 @@ class Trainer:
     def logits(self, example: Example) -> Tensor:
         """Return the model's logits for the labelled positions, ``[n, V]``."""
         token_ids = torch.from_numpy(example.token_ids[None, :-1]).to(self._model.device)
-        # No logits are computed for the prompt, because with a large vocabulary they take most of the memory.
+        # Logits of the prompt are not computed, because with a large vocabulary they would take most of the memory.
         kept = torch.arange(example.first - 1, token_ids.shape[1], device=token_ids.device)
         logits: Tensor = self._model(token_ids, use_cache=False, logits_to_keep=kept).logits[0]
         return logits
 
     def loss(self, logits: Tensor, example: Example) -> Tensor:
-        """Return the sum over the labelled positions."""
+        """Return the sum of the loss over the labelled positions."""
         labels = (example.label_ids, example.label_probabilities, example.is_label)
         return divergence(logits, *(torch.from_numpy(each).to(logits.device) for each in labels)).sum()
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Example]) -> Evaluation:
-        """Return the evaluation of the model on these requests if it were published now."""
+        """Evaluate the model on requests at its published strength."""
         self._model.train(False)
         loss, num_accepted, num_positions = 0.0, 0, 0
         with self._as_published():
@@ -278,7 +278,7 @@ class Trainer:
         return Evaluation(loss / num_positions, num_accepted / num_positions)
 
     def _accumulate(self, group: Sequence[Example]) -> float:
-        """Accumulate the gradients of some requests; every position has the same weight in any request."""
+        """Accumulate the gradients of requests; every position has the same weight."""
         self._model.train(True)
         num_positions = sum(example.num_labels for example in group)
         total = 0.0
@@ -290,7 +290,7 @@ class Trainer:
 
     @contextmanager
     def _as_published(self) -> Iterator[None]:
-        """Scale the adapter to its published strength inside of the block."""
+        """Scale the adapter to its published strength within the block."""
         trained = [weights.detach().clone() for weights, _ in self._beginnings]
         with torch.no_grad():
             for weights, beginning in self._beginnings:
@@ -302,7 +302,7 @@ class Trainer:
                     weights.copy_(values)
 
     def save(self, step: int, evaluation: Evaluation) -> None:
-        """Write the present state as the best one, and delete the previous one."""
+        """Save the present state as the best state, and delete the previous best state."""
         folder = self._folder / str(step)
         with self._as_published():
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
@@ -315,11 +315,12 @@ class Trainer:
 
 
 def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
-    """Return peft's settings of a new adapter.
+    """Return peft's configuration for a new adapter.
 
-    All linear layers get one, and so do the experts of mixtures, which are not linear layers but parameters with three
-    dimensions: by default peft omits gpt-oss's experts, which have most of its weights. With the demo's pair (three
-    epochs at 1e-2) held-out acceptance went from 29 to 34 % with them at rank 8, and to 28 % without them at rank 32.
+    It adapts all linear layers and the experts of mixtures, which are not linear layers but three-dimensional
+    parameters. By default peft omits gpt-oss's experts, which have most of the weights. Measured with the demo's model
+    pair (three epochs at 1e-2): held-out acceptance rose from 29 to 34 % with experts at rank 8. It fell to 28 %
+    without them at rank 32.
     """
     experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
     return LoraConfig(
@@ -332,16 +333,16 @@ def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
 
 
 def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_label: Tensor) -> Tensor:
-    """Return the forward divergence of the target from the model, KL(q ‖ p) in nats, of every position.
+    """Return the forward KL divergence KL(q ‖ p) of every position in nats, where q is the target and p the model.
 
-    Only some of the target's probabilities are known; all other tokens are one class, for both. With one label of
-    probability 1 this is the cross-entropy.
+    Only some of the target's probabilities are known, so all other tokens count as one class in both distributions.
+    With a single label of probability 1 this is the cross-entropy.
 
     Args:
         logits: the model's logits, ``[n, V]``.
         label_ids: ``[n, k]``; padding repeats a label.
         probabilities: the target's probabilities, ``[n, k]``; their sum is at most 1 up to rounding.
-        is_label: which of the k are labels, ``[n, k]``.
+        is_label: mask of the entries that are labels, ``[n, k]``.
 
     Returns:
         ``[n]``, float32.
@@ -349,7 +350,7 @@ def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_labe
     logits = logits.float()
     total = logits.logsumexp(-1)
     known = logits.gather(1, label_ids) - total[:, None]
-    # Not log(1 - sum p): if the model is nearly certain, the difference is only rounding error.
+    # Not log(1 - sum p): if the sum is close to 1, the difference is only rounding error.
     other = logits.scatter(1, label_ids, _NEVER).logsumexp(-1) - total
     rest = (1 - probabilities.sum(-1)).clamp(min=0)
     differences = torch.where(is_label, torch.xlogy(probabilities, probabilities) - probabilities * known, 0)
