@@ -38,7 +38,11 @@ def graph_of(
 def graph_in_parts(
     token_ids: Sequence[int], max_order: int, vocabulary_size: int, max_keys: int
 ) -> tuple[NgramGraph, int]:
-    """Build a graph of a stream in parts with a limited number of keys; return the graph and the number of parts."""
+    """Build a graph of a stream, separators included, in parts of at most ``max_keys`` keys.
+
+    Returns:
+        The graph, and the number of parts.
+    """
     stream = np.array(token_ids, np.uint32)
     layout = KeyLayout.of(vocabulary_size, max_order)
     num_separators = int(np.count_nonzero(stream == DOCUMENT_SEPARATOR))

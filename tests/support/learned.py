@@ -91,7 +91,7 @@ def learning(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 SMALL = Fingerprint("t", "ab" * 32, 3_000)
-"""Tokenizer of the texts of :func:`text_of`."""
+"""Tokenizer fingerprint for the texts of :func:`text_of`."""
 _FIRST_NUMBER = 100
 FOLD = FoldConfig(enabled=True, young_tokens=100, max_tokens=0)
 """Settings that fold after a few of these texts, and keep all of them."""
