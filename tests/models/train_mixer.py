@@ -2,11 +2,11 @@
 
 Usage: ``python tests/models/train_mixer.py --tokenizer NAME NAME=TRACES:GRAPH ...``. A workload is a file of traces for
 ``speculant bench replay``, and a graph of other text of the same kind. Each workload is replayed four times: with its
-graph; with its graph and text learned from its earlier outputs; without the graph's neural model; and without a graph.
-Every output token is a training position.
+graph, with its graph and learned earlier outputs, without the neural model, and without a graph. Every output token is
+a training position.
 
 The weights trained on all workloads are written to the package. Each workload is also evaluated with weights trained on
-the other workloads only. The last line is JSON, in nats per token: without the mixer, with weights that never saw the
+the other workloads only. The last line is JSON with nats per token: without the mixer, with weights that never saw the
 workload, and with weights that did.
 """
 

@@ -2,10 +2,10 @@
 
     python tests/perf/draft.py [--graph FILE --held TEXT] [--budget 16] [--batch 32] [--drafts 1000] [--learned 200000]
 
-It measures drafts for sessions by strategy, in turns, for a batch in one call, and after much learned text. It also
-measures ten greedy tokens from a graph and from a dict of dicts of the same tokens, and three processes that open and
-share one file. By default the graph holds the first half of two million words of Python's standard library, and
-sessions and contexts are pieces of the rest. The last line is a JSON object.
+It measures drafts for sessions by strategy, in turns, for a batch in one call, and after much learned text. It measures
+ten greedy tokens from a graph and from a dict of dicts of the same tokens. It also measures three processes that open
+and share one file. By default the graph holds the first half of two million words of Python's standard library.
+Sessions and contexts are pieces of the other half. The last line is a JSON object.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 The text is generated: words follow a Zipf distribution, and each is drawn among the followers of the previous word. A
 separate process builds the graph like ``speculant build``. Its anonymous memory, which no file backs, must never exceed
 ``--memory``. Then the tokenizers library alone tokenizes the text again, file by file, for a slow count. The count
-covers all tokens, and the successors of some contexts of every order, by comparing every position of the text with the
-context. Progress goes to standard error, and the last line is a JSON object. The exit status is 1 if anything differs.
+covers all tokens, and the successors of some contexts of every order. For these, every position of the text is compared
+with the context. Progress goes to standard error, and the last line is a JSON object. The exit status is 1 if anything
+differs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python tests/perf/locks.py [--graph FILE] [--learned 1000000] [--sessions 10000] [--steps 1000] [--deadline-ms 20]
 
-It measures the lock holds by kind of lock, while prompts of 65k and 128k tokens arrive and while a tenant's learned
-text fills up. It also measures the memory of sessions that do not learn, and steps of eight rows over a sidecar, alone
-and while another client repeatedly opens prompts of 128k tokens. By default the graph is of Python's standard library.
-The last line is a JSON object.
+It measures holds by kind of lock while prompts of 65k and 128k tokens arrive, and while a tenant's learned text fills
+up. It measures the memory of sessions that do not learn. It also times steps of eight rows over a sidecar, alone and
+while another client repeatedly opens prompts of 128k tokens. By default the graph is of Python's standard library. The
+last line is a JSON object.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 A checkpoint of 13.8 GB is written to FOLDER unless it holds one. Passes run on random tokens: over one token, over
 trees, and over so many tokens that every expert is needed. Random routers choose experts evenly, so memory holds few of
-the chosen experts. The last line is JSON: the peak of anonymous memory and, per kind of pass, its seconds, its bytes,
-and the ratio of these bytes to the bytes of all chosen experts, in memory or not.
+the chosen experts. The last line is JSON: the peak of anonymous memory and, per kind of pass, its seconds, its bytes
+and a ratio. The ratio compares these bytes with the bytes of all chosen experts, in memory or not.
 """
 
 from __future__ import annotations

@@ -73,11 +73,10 @@ class SlowSequence:
     draft: list[Node] | None = None
     rows: list[tuple[Text, list[TokenId]]] = field(default_factory=list)
     own_rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
-    """Per slot, before the rows of the memory: rows of a sequence with ``learns`` false, hidden from other
-    sequences."""
+    """Rows of a sequence that does not share them, per slot; they precede the rows of the memory."""
     is_calibrated: bool = False
     omits_neural: bool = False
-    """Whether the latest step omits the neural model; also holds for learning before the next step."""
+    """Whether the latest step omits the neural model. Learning before the next step omits it too."""
 
 
 def level_worth(depth: int) -> float:

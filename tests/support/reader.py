@@ -1,7 +1,7 @@
 """A simulated reader who runs a page from top to bottom, with a prepared folder, a shell and an interpreter.
 
-Pages name ports and socket folders as a user would. The reader replaces every port by a free one and every socket
-folder by a private one, and changes nothing else in a block.
+Pages name ports and socket folders as a user would. The reader replaces ports with free ones and socket folders with
+private ones, and changes nothing else in a block.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Reader:
         self._number = 0
 
     def follow(self, page: str, block: Block) -> str:
-        """Run or save a block; return what it printed.
+        """Run or save a block; return its output.
 
         Args:
             page: name of the page, for messages.

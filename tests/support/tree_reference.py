@@ -92,9 +92,7 @@ class Tables:
         return moved(self.agreements.get(range_of(candidate, inside=inside), NOTHING), 5.0, candidate.probability)
 
     def of_path(self, depth: int, estimate: float) -> float:
-        """Return the probability of a path of ``depth`` tokens, calibrated by its bin; at least a quarter of
-        ``estimate``.
-        """
+        """Return the calibrated probability of a path of ``depth`` tokens, at least a quarter of ``estimate``."""
         return max(moved(self.paths.get(range_of_path(depth, estimate), NOTHING), 2.0, estimate), estimate / 4)
 
     def learn_paths(self, nodes: Sequence[tuple[Text, float]], token_ids: Text) -> None:
@@ -202,7 +200,7 @@ def range_of_path(depth: int, estimate: float) -> tuple[int, int]:
 
 
 def kind_of(entry: Entry) -> Kind:
-    """Return the kind of an entry, which has one back-off weight."""
+    """Return the kind of an entry; entries of one kind share a back-off weight."""
     if entry.source in (CORPUS, NEURAL):
         length = min(entry.length, 10)
     else:
@@ -342,7 +340,7 @@ def slot_of_rows(context: Text) -> int:
 def entries_of_rows(rows: Sequence[Sequence[TokenId]], length: int) -> list[Entry]:
     """Return the target top-k entry of one context; empty without rows.
 
-    A token weighs half as much as the one before it in its row, and half as much as in the next newer row.
+    Weights halve from each token of a row to the next, and from each row to the next older one.
 
     Args:
         rows: top tokens of the target after this context, newest row first.
