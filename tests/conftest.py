@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite: hypothesis profile, tiny real models, one thread for torch."""
+"""Settings and fixtures of the whole suite: hypothesis profile, tiny real models, one thread for torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Servers of tests are on this machine. What a proxy variable does, tests of it set themselves.
+# Servers of tests are on this machine. Tests of proxy variables set them themselves.
 for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
     del os.environ[name]
 
-# No test cuts the power, and the disk of a busy machine takes longer for a graph than everything else of its build.
+# No test simulates a power failure, and on a busy machine syncing a graph takes longer than the rest of its build.
 os.fsync = lambda _descriptor: None
 
-# Shells start what runs in the background with these ignored, and children inherit it: Ctrl-C could not be tested.
+# Shells start background processes with these signals ignored, and children inherit that. Then Ctrl-C could not be
+# tested.
 for which, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(which) == signal.SIG_IGN:
         signal.signal(which, default)
@@ -35,31 +36,31 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
-# Imports leave half a million objects: nearly all time of garbage collections goes into looking at them again.
+# Imports leave half a million objects, and garbage collection spends nearly all its time on scanning them again.
 gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_finish() -> None:
-    """Leave what has been imported out of every garbage collection."""
+    """Exclude all imported objects from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tell ``.ci/run`` of every test that has run."""
+    """Report every finished test to ``.ci/run``."""
     if report.when == "call" and (path := os.environ.get("SPECULANT_TESTS_RUN")):
         with open(path, "ab") as counted:
             counted.write(b".")
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter collect everything at its end: the core reports what outlives it."""
+    """Let the interpreter collect everything at exit, because the core reports objects that outlive it."""
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def quiet_again():
-    """Undo what a command under test does to the process's logging: its standard error is gone after the test."""
+    """Undo a command's changes to the process's logging, whose standard error is closed after the test."""
     yield
     logger.remove()
     silence()
@@ -67,7 +68,7 @@ def quiet_again():
 
 @pytest.fixture
 def warnings():
-    """Return the list that warnings come into, each of one line."""
+    """Return the list that collects warnings, one line each."""
     messages = []
     logger.enable("speculant_graph")
     logger.enable("speculant_verifier")
@@ -79,7 +80,7 @@ def warnings():
 
 @pytest.fixture(scope="session")
 def gpt_oss():
-    """A random gpt-oss with a sliding window of 16, as a target model."""
+    """Return a random gpt-oss with a sliding window of 16, as a target model."""
     from support.tiny_models import tiny_gpt_oss
 
     return tiny_gpt_oss()
@@ -87,7 +88,7 @@ def gpt_oss():
 
 @pytest.fixture(scope="session")
 def llama():
-    """A random Llama, as a target model."""
+    """Return a random Llama, as a target model."""
     from support.tiny_models import tiny_model
 
     return tiny_model("llama")

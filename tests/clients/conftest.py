@@ -1,4 +1,4 @@
-"""A server of the scripted gpt-oss, and programs that must talk to nothing else."""
+"""A server with the scripted gpt-oss, and client programs that may connect only to it."""
 
 from __future__ import annotations
 

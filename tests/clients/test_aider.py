@@ -1,4 +1,4 @@
-"""aider applies an edit to a file of 80 lines, with its defaults: no limit of tokens is set."""
+"""aider applies an edit to a file of 80 lines with its defaults, which set no token limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_applies_an_edit(programs: Programs) -> None:
     path = programs.work / "numbers.py"
     path.write_text(old, encoding="utf-8")
     metadata = {"max_input_tokens": CONTEXT, "max_output_tokens": CONTEXT, "litellm_provider": "openai", "mode": "chat"}
-    about = programs.home / ".aider.model.metadata.json"  # without it aider asks GitHub how long the context is
+    about = programs.home / ".aider.model.metadata.json"  # without it aider asks GitHub for the context length
     about.write_text(json.dumps({f"openai/{MODEL}": metadata}), encoding="utf-8")
     command = [
         AIDER, "--model", f"openai/{MODEL}", "--openai-api-base", programs.url, "--openai-api-key", "none",

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.clients
 
 
 def ask(programs: Programs, prompt: str, *arguments: str) -> dict[str, Any]:
-    """Run a turn; return its result."""
+    """Run a turn and return its result."""
     settings = {
         "ANTHROPIC_BASE_URL": programs.url.removesuffix("/v1"),
         "ANTHROPIC_AUTH_TOKEN": "none",

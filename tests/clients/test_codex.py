@@ -1,4 +1,4 @@
-"""The Codex CLI runs commands that the model asked for, and ends with its message."""
+"""The Codex CLI runs commands that the model requests, and ends with the model's message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.clients
 DOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 )
-"""A picture of one pixel."""
+"""A one-pixel picture."""
 SETTINGS = """\
 model = "{model}"
 model_provider = "speculant"
@@ -44,7 +44,7 @@ args = ["{script}"]
 required = true
 startup_timeout_sec = 120
 """
-"""Codex waits for it before the first request only if it is required."""
+"""An MCP server. Codex waits for it before the first request only if it is required."""
 
 
 def configure(programs: Programs, more: str = "") -> None:
@@ -54,7 +54,7 @@ def configure(programs: Programs, more: str = "") -> None:
 
 
 def ask(programs: Programs, *arguments: str) -> list[dict[str, Any]]:
-    """Run a turn; return its events."""
+    """Run a turn and return its events."""
     command = [NODE_PROGRAMS / "codex", "exec", "--json", "--skip-git-repo-check", *arguments]
     return [json.loads(line) for line in programs.run(command).splitlines() if line.startswith("{")]
 

@@ -16,7 +16,7 @@ SWITCHES = {
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
-    "npm_config_offline": "true",  # it would install its own package for plugins
+    "npm_config_offline": "true",  # otherwise it installs its own package for plugins
 }
 
 

@@ -1,4 +1,4 @@
-"""Packages that agents are written with: loops of two tools and answers of a type, over every API that they speak."""
+"""Packages for writing agents: loops with two tools, and typed answers, over every API that they support."""
 
 from __future__ import annotations
 

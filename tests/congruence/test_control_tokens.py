@@ -1,4 +1,4 @@
-"""Control tokens from a corpus to a draft: what a verifier has of a prompt is what a graph is asked about."""
+"""Control tokens from a corpus to a draft: the verifier's tokens of a prompt match the graph's tokens of a corpus."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ LINES = "".join(json.dumps({"text": conversation}) + "\n" for conversation in CO
 
 @pytest.fixture(scope="module", params=["bytes", pytest.param("gpt-oss", marks=pytest.mark.slow)])
 def target(request: pytest.FixtureRequest, llama: TargetModel) -> TargetModel:
-    """A model, as far as text is concerned: its tokenizer is the one that matters here."""
+    """Return a target model with the tokenizer under test."""
     return TargetModel(llama.model, harmony_tokenizer(request.param), "tiny")
 
 
 @pytest.fixture(scope="module")
 def folder(target: TargetModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenizer's folder, with a corpus."""
+    """Return the tokenizer's folder, with a corpus."""
     folder = tmp_path_factory.mktemp("harmony")
     target.tokenizer.save_pretrained(folder)
     (folder / "chats.jsonl").write_text(LINES, encoding="utf-8")
@@ -115,7 +115,7 @@ def test_prompts_are_encoded_as_transformers_does(llama: TargetModel, tmp_path: 
     backend = harmony_tokenizer("bytes").backend_tokenizer
     bos_id = backend.token_to_id(BOS)
     backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, bos_id)])
-    backend.enable_truncation(3)  # as some files have it of their training
+    backend.enable_truncation(3)  # some tokenizer files keep such a setting from training
     backend.enable_padding(length=64)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS)
     wrapped.save_pretrained(tmp_path)

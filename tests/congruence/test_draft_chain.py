@@ -1,4 +1,4 @@
-"""Chains of kernels are those of the slow and obvious reference, and draws have the distribution that is returned."""
+"""Chains from the core equal the slow reference's, and samples follow the returned distribution."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_long_rows() -> None:
 
 
 def skewed_graph() -> NgramGraph:
-    """Return a graph in which (5, 0) is followed otherwise than 0 alone."""
+    """Return a graph whose successors of (5, 0) differ from its successors of 0."""
     after_zero = {1: 50, 2: 30, 3: 15, 4: 5}
     after_both = {1: 5, 4: 15}
     text = [token for successor, count in after_zero.items() for token in [6, 0, successor] * count]
@@ -134,12 +134,12 @@ def test_draws_have_the_exact_distribution(max_candidates: int, coupling: Coupli
     options = DraftOptions(coupling=coupling)
     drawn = Counter(generator.draft([5, 0], 1, "sampling", seed, options=options).token_ids[0] for seed in range(4_000))
     assert p_value(drawn, {1: 0.25, 4: 0.75}) > 1e-3
-    # The control: six of a hundred moved from one token to another are seen.
+    # Control: moving 6 % from one token to another is detected.
     assert p_value(drawn, {1: 0.31, 4: 0.69}) < 1e-6
 
 
 def first_agreements(coupling: CouplingName, seeds: range, noise_seed_shift: int = 0) -> float:
-    """Return how often a first drafted token is what a target p close to q emits by the rule 'gumbel'."""
+    """Return how often the first drafted token equals the token that a target p close to q emits by 'gumbel'."""
     fast = skewed_graph()  # q after 0: {1: .5, 2: .3, 3: .15, 4: .05}
     tokens = np.arange(1, 5)
     p = np.array([0.4, 0.25, 0.2, 0.15])
@@ -155,16 +155,16 @@ def first_agreements(coupling: CouplingName, seeds: range, noise_seed_shift: int
 def test_coupled_drafts_are_accepted_far_more_often() -> None:
     seeds = range(4_000)
     independent = float(np.dot([0.4, 0.25, 0.2, 0.15], [0.5, 0.3, 0.15, 0.05]))  # sum of p q: 0.3125
-    best = 0.4 + 0.25 + 0.15 + 0.05  # sum of min(p, q), which no draft exceeds
+    best = 0.4 + 0.25 + 0.15 + 0.05  # sum of min(p, q), the upper bound of any draft
     uncoupled, coupled = first_agreements("none", seeds), first_agreements("gumbel", seeds)
     assert abs(uncoupled - independent) < 0.03
     assert best - 0.1 < coupled < best + 0.02
-    # The control: with another seed's noise nothing is gained.
+    # Control: noise of another seed has no gain.
     assert abs(first_agreements("gumbel", seeds, noise_seed_shift=10**6) - independent) < 0.03
 
 
 def draft_everywhere(graph: NgramGraph) -> None:
-    """Draft in all ways from a graph that is damaged."""
+    """Draft in all ways from a damaged graph."""
     ways = [
         DraftOptions(strategy, max_candidates=cap, coupling=coupling, siblings=siblings, max_branches=3)
         for strategy, coupling, siblings in (
@@ -184,7 +184,7 @@ def draft_everywhere(graph: NgramGraph) -> None:
 
 
 def draft_from_damaged_graphs(num_graphs: int) -> None:
-    """Draft from a graph of which some words are wrong, again and again."""
+    """Draft repeatedly from graphs with some damaged words."""
     graph = graph_of([np.random.default_rng(0).integers(0, 6, 300).tolist()], 3, 8)
     random = np.random.default_rng(1)
     for _ in range(num_graphs):

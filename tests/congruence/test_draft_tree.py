@@ -1,4 +1,4 @@
-"""Calibrated drafts are those of the slow and obvious reference, whatever was accepted, recycled and forgotten."""
+"""Calibrated drafts equal the slow reference's, after any history of accepted, recycled and forgotten tokens."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ configs = st.builds(
 
 
 def text_of(chance: random.Random, alphabet: Sequence[int], length: int, others: Sequence[list[int]] = ()) -> list[int]:
-    """Write a text that repeats itself and others, with changes here and there."""
+    """Return a text that repeats itself and other texts, with some changes."""
     text: list[int] = []
     while len(text) < length:
         source = chance.choice([text, text, *others])
@@ -75,7 +75,7 @@ def joined(texts: Sequence[list[int]]) -> list[int]:
 
 
 def hash_of(key: Sequence[int], size: int) -> int:
-    """Return the bucket of some tokens in a chain of so many buckets, as the core does."""
+    """Return the hash bucket of some tokens among ``size`` buckets, as in the core."""
     value = len(key)
     for token in reversed(key):
         value = (value ^ (token + 3)) % 2**64 * 0x1E3779B97F4A7C15 % 2**64
@@ -84,9 +84,9 @@ def hash_of(key: Sequence[int], size: int) -> int:
 
 
 def is_crowded(text: Sequence[int], chains: Sequence[int]) -> bool:
-    """Return whether a chain that is longer than what is looked at holds places of different tokens.
+    """Return whether a hash chain exceeds ``MAX_WALK`` and mixes positions of different tokens.
 
-    Those count as looked at, too: the one thing that the reference does not know.
+    The core counts such collisions towards its limit, and only the reference ignores them.
     """
     for length in chains:
         for size in (256, 512, 1_024, 2_048):
@@ -101,12 +101,12 @@ def is_crowded(text: Sequence[int], chains: Sequence[int]) -> bool:
 
 @dataclass
 class Pair:
-    """The same sequences in both forms; every step compares them."""
+    """The same sequences in the core and in the reference, which are compared at every step."""
 
     fast: SessionDrafter
     slow: SlowDrafter
     texts: dict[int, list[int]] = field(default_factory=dict)
-    """What the open sequences will have been told in the end."""
+    """Full text of every open sequence."""
     places: dict[int, int] = field(default_factory=dict)
 
     def open(self, number: int, text: list[int], prompt: int, tenant: str, learn: bool) -> None:
@@ -182,7 +182,7 @@ def pair_of(
 
 
 def assert_same_tables(fast: Calibration, slow: Tables) -> None:
-    """Compare both tables; what the slow ones never met must be as at first in the fast ones."""
+    """Compare both drafters' tables; entries without visits in the reference must have initial values in the core."""
     escapes, first = (tables.weights.reshape(13, 11, 6, 3, 2) for tables in (fast, Calibration()))
     met = np.zeros(escapes.shape, bool)
     for kind, values in slow.escapes.items():
@@ -299,7 +299,7 @@ def test_every_step_is_that_of_the_reference(
 
 
 def successors_of(first: int, number: int) -> list[int]:
-    """Write a text in which a token is followed by so many others, some more often than others."""
+    """Return a text in which one token has ``number`` different successors with different counts."""
     return [token for other in range(number) for _ in range(1 + other % 3) for token in (first, 100 + other)]
 
 
@@ -307,7 +307,7 @@ def successors_of(first: int, number: int) -> list[int]:
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), max_session_tokens=st.sampled_from([256, 300, 1_000]))
 def test_more_than_is_looked_at(seed: int, max_session_tokens: int) -> None:
-    """Sequences and texts that are forgotten, places and successors that are too many."""
+    """Sequences and texts exceed their windows, and positions and successors exceed their limits."""
     chance = random.Random(seed)
     config = DraftConfig(
         strategy="tree",

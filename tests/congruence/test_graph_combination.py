@@ -1,4 +1,4 @@
-"""Graphs made of parts, and of graphs, in portions of a few records, are those of the oracle and of a build at once."""
+"""Graphs built from parts, or merged from graphs, a few records at a time, equal the oracle and a build in one go."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def one_stream(documents: Corpus) -> Corpus:
 
 
 def check(graph: NgramGraph, documents: Corpus, min_count: int = 1) -> None:
-    """Hold all that a graph is made of against the oracle."""
+    """Compare everything in a graph with the oracle."""
     slow = OracleGraph(documents, graph.max_order, min_count)
     assert counts_of(graph) == slow.ngram_counts
     assert sum(graph.metadata.contexts_per_order) == len(slow.context_index)

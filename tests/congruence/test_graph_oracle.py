@@ -1,4 +1,4 @@
-"""The fast graph and its drafts are exactly those of the slow, obvious ones."""
+"""The graph and its drafts equal the slow reference's exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculant_graph.draft.generator import DraftGenerator
 from support.graphs import counts_of, graph_of
 from support.oracle import OracleGraph
 
-VOCABULARY_SIZE = 700  # ten bits: six tokens to a word of a key
+VOCABULARY_SIZE = 700  # ten bits, so a key's word holds six tokens
 
 token = st.one_of(st.integers(0, 4), st.sampled_from([0, 1, VOCABULARY_SIZE - 1]))
 corpus = st.lists(st.lists(token, min_size=1, max_size=40), min_size=1, max_size=4)
@@ -100,7 +100,11 @@ perhaps_unknown = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([49, 2**
 
 
 def slow_coverage(graph: OracleGraph, documents: list[list[int]]) -> list[list[int]]:
-    """Return per order the positions, those known, right, known by no longer context, and right among these."""
+    """Return five counts per order.
+
+    The counts are: positions; known positions; correct positions; positions that no longer context knows; and the
+    correct ones among these.
+    """
     rows = {order: [0] * 5 for order in range(1, graph.max_order + 1)}
     for token_ids in documents:
         for position, follows in enumerate(token_ids):

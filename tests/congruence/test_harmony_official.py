@@ -1,4 +1,4 @@
-"""Our reading of harmony against OpenAI's own, token by token, on what a model may write."""
+"""Our harmony parser against OpenAI's, token by token, on possible outputs of a model."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def test_the_same_messages(messages, cut):
     written = "<|start|>assistant".join("".join(message) for message in messages)
     tokens = encoding.encode(written, allowed_special="all")
     [begin] = encoding.encode("<|message|>", allowed_special="all")
-    tokens = tokens[: max(tokens.index(begin) + 1, len(tokens) - cut)]  # what is no message at all, ours shows as it is
+    tokens = tokens[: max(tokens.index(begin) + 1, len(tokens) - cut)]  # ours shows text without a message verbatim
     names = dict(zip(tokenizer.convert_tokens_to_ids(HARMONY_NAMES), HARMONY_NAMES, strict=True))
     parser = library.StreamableParser(encoding, role=library.Role.ASSISTANT)
     for token in tokens:
         parser.process(token)
     found = [(each.channel, each.recipient, "".join(part.text for part in each.content)) for each in parser.messages]
-    found = [  # a call without arguments has an empty object
+    found = [  # ours gives a call without arguments an empty object
         (channel, recipient, text if recipient is None or text.strip(" \t\r\n") else text + "{}")
         for channel, recipient, text in found
     ]
-    if [token for token in tokens if token in names][-1] == begin:  # a message that was cut off
+    if [token for token in tokens if token in names][-1] == begin:  # the last message was cut off
         found.append((parser.current_channel, parser.current_recipient, parser.current_content))
     expected = []
     for channel, recipient, text in found:
@@ -58,14 +58,14 @@ def test_the_same_messages(messages, cut):
     texts = Detokenizer(tokenizer.decode)
     pieces = [piece for token in tokens for piece in splitter.push([token], texts.push([token]))]
     pieces += splitter.push([], texts.push([], final=True), final=True)
-    if pieces and pieces[-1][1].endswith("\ufffd"):  # a character that was cut off, which the library leaves out
+    if pieces and pieces[-1][1].endswith("\ufffd"):  # a cut-off character, which the library omits
         kind, text = pieces.pop()
         pieces += [(kind, whole)] if (whole := text.rstrip("\ufffd")) else []
     assert joined(pieces) == joined([piece for piece in expected if piece[1]])
 
 
 def joined(pieces):
-    """Neighbours of a kind in one; a name begins a call even if the one before had the same."""
+    """Join adjacent pieces of one kind; names stay separate, because each name begins a call."""
     return [
         (kind, "".join(text for _, text in group)) if kind != "name" else (kind, next(group)[1])
         for kind, group in groupby(pieces, key=lambda piece: piece[0])

@@ -1,4 +1,4 @@
-"""Our prompts in harmony against OpenAI's own library, token by token, over random conversations."""
+"""Our harmony prompts against OpenAI's library, token by token, over random conversations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text(draw: random.Random, least: int = 0) -> str:
 
 
 def schema(draw: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Return a schema of the kinds that the library knows."""
+    """Return a random schema of the kinds that the library supports."""
     found: dict[str, Any] = {}
     kind = draw.choice(["string", "number", "integer", "boolean", "object", "array", "enum", "types", "oneOf"])
     if depth == 0 and kind in ("object", "array", "oneOf"):
@@ -60,7 +60,7 @@ def parameters(draw: random.Random, depth: int = 3) -> dict[str, Any]:
 
 
 def conversation(draw: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """Return messages of all kinds, tools and options."""
+    """Return random messages of all kinds, tools and options."""
     messages: list[dict[str, Any]] = []
     for _ in range(draw.randint(0, 3)):
         messages.append({"role": draw.choice(["system", "developer"]), "content": text(draw, 1)})
@@ -105,7 +105,7 @@ def conversation(draw: random.Random) -> tuple[list[dict[str, Any]], list[dict[s
 
 
 def official(messages: list[dict[str, Any]], tools: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
-    """Return the library's prompt: the slow, obvious way from one list of messages to the other."""
+    """Return the library's prompt, converting the messages one by one."""
     _, library, encoding = official_harmony()
     Message, Role, Author = library.Message, library.Role, library.Author
     system = library.SystemContent.new().with_conversation_start_date(DATE)
@@ -188,7 +188,7 @@ def test_prompts_of_many_conversations_are_the_library_s(chats):
 
 
 def test_the_comparison_notices_whatever_is_lost(chats):
-    """A control: each message, call, instruction and tool that is left out makes another prompt."""
+    """Control: leaving out any message, call, instruction or tool changes the prompt."""
     num_tried = 0
     for seed in range(20):
         messages, tools, options = conversation(random.Random(seed))

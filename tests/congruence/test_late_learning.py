@@ -1,4 +1,4 @@
-"""Tokens that come with a step are learned from after it is answered, and as they would have been before."""
+"""The core learns from a step's tokens after it has answered the step, with the same result as before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.graphs import graph_of
 from support.oracle import OracleGraph
 
 MOST_LEARNED = 32
-"""Tokens that a step learns from, at most (step.cpp)."""
+"""Most tokens of a step that it learns from (step.cpp)."""
 
 
 @settings(max_examples=20)
@@ -29,7 +29,7 @@ MOST_LEARNED = 32
     has_rows=st.booleans(),
 )
 def test_a_step_is_drafted_by_what_was_learned_before_its_tokens(seed: int, counts: list[int], has_rows: bool) -> None:
-    """Tokens that come with rows of the target are learned from at once."""
+    """If a step has target top-k rows, the core learns from its tokens immediately instead."""
     chance = random.Random(seed)
     alphabet = chance.sample(range(VOCABULARY_SIZE), chance.choice([2, 4, 12]))
     corpus = [text_of(chance, alphabet, 100)]
@@ -60,6 +60,6 @@ def test_a_step_is_drafted_by_what_was_learned_before_its_tokens(seed: int, coun
         slow.tables = after
         assert [*draft.token_ids] == [node.path[-1] for node in expected]
         assert [*draft.parents] == [node.parent for node in expected]
-    for drafter in (fast, slow):  # which learns from the rest first
+    for drafter in (fast, slow):  # the core learns from the rest first
         drafter.accept(1, [text[0]])
     assert_same_tables(fast.calibration, slow.tables)

@@ -1,4 +1,4 @@
-"""The output is the model's own: token for token, whatever was drafted, alone or in a batch, at any seed."""
+"""The output equals the model's own, token for token, with any draft, alone or in a batch, at any seed."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def target(request):
 
 @pytest.fixture(scope="module", params=[GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def reference(request, target):
-    """(settings, plain output of every prompt decoded alone)."""
+    """Return (settings, plain output of every prompt decoded alone)."""
     return request.param, [decode(target, [(prompt, request.param)])[0].token_ids for prompt in prompts()]
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral", "qwen2", "qwen3"])
 def test_greedy_decoding_equals_transformers(request, family):
-    """With drafts, past the sliding windows that some of them have."""
+    """Outputs are longer than the sliding windows of the models that have one."""
     target = tiny_model(family) if family != "gpt_oss" else request.getfixturevalue(family)
     for prompt in prompts()[3::2]:
         theirs = target.model.generate(
@@ -96,7 +96,7 @@ def test_the_models_longest_context_ends_a_sequence(gpt_oss):
 
 
 def test_a_drafter_whose_tokenizer_changes_midway_costs_only_speed(gpt_oss):
-    """Before anything was emitted the call is refused; later, sequences go on without drafts."""
+    """A call without output so far is refused; later, sequences continue without drafts."""
     config = GenerationConfig(max_tokens=5, ignore_end_tokens=True)
     requests = [(prompt, config) for prompt in prompts()[:4]]
     expected = [row.token_ids for row in decode(gpt_oss, requests)]

@@ -1,4 +1,4 @@
-"""The same token ids with any drafter, in any company and any memory: strategies, caches, batches and failures."""
+"""Token ids stay the same across drafters, strategies, caches, batches, memory limits and failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = (
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3")
 NUM_TOKENS = 16
 BOUND = 464 * 4
-"""Slots for the longest request and three more, which the others wait for."""
+"""Slots for four of the longest requests; further requests wait."""
 
 
 @cache
@@ -40,7 +40,7 @@ def target_of(family):
 
 @cache
 def plain(family, seed=0):
-    """(jobs, what each of them writes alone without drafts, a graph of texts like it)."""
+    """Return (jobs, output of each job alone without drafts, graph of similar texts)."""
     jobs = mixed_jobs(NUM_TOKENS, seed)
     outputs = [alone(target_of(family), job) for job in jobs]
     return jobs, outputs, graph_like(jobs, outputs)
@@ -104,7 +104,11 @@ def test_memory_and_company(options, kind):
 
 
 def random_scenario(rng, family):
-    """Everything at random; returns what tells it from others, for the message of a failure."""
+    """Run a random scenario.
+
+    Returns:
+        A description for failure messages, the outputs, and the expected outputs.
+    """
     seed, budget = rng.randrange(3), rng.choice([1, 3, 8, 24, 60])
     kind = rng.choice(KINDS)
     tight = rng.random() < 0.5
@@ -166,7 +170,7 @@ def test_prompts_of_any_length(length):
 
 
 def test_a_repeated_prompt_comes_from_the_target_cache():
-    """A greedy request that is repeated needs no pass at all, and samples of a prompt share their first tokens."""
+    """A repeated greedy request needs no pass at all."""
     jobs, outputs, graph = plain("gpt_oss")
     target = target_of("gpt_oss")
     greedy = [(job, output) for job, output in zip(jobs, outputs, strict=True) if job.config.temperature == 0.0]
@@ -202,7 +206,10 @@ def test_a_model_that_fails_costs_its_drafts_alone(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 1.5, 2.5])
 def test_the_demo_model_samples_the_same_from_flat_distributions(temperature):
-    """4,096 tokens without top-p: drawn by cumulative probabilities, one of these texts in twenty would differ."""
+    """The vocabulary has 4,096 tokens, without top-p.
+
+    If tokens were sampled by cumulative probabilities, one in twenty of these texts would differ.
+    """
     target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), device="cpu", num_threads=1))
     prompt = tuple(target.encode("def wrap(self, text):\n"))
     jobs = [
@@ -210,7 +217,7 @@ def test_the_demo_model_samples_the_same_from_flat_distributions(temperature):
         for seed in range(64)
     ]
     plain_outputs = decode(target, jobs).outputs
-    # Half of them right: what is drafted does not matter to the distributions, but that passes are wide does.
+    # About half of the drafted tokens are correct. Drafted tokens do not affect the distributions; wide passes might.
     drafter = ScriptedDrafter(knowing_tree([[*prompt, *output] for output in plain_outputs], 4_096, seed=1))
     outcome = decode(target, jobs, drafter, 8)
     assert outcome.outputs == plain_outputs

@@ -1,4 +1,4 @@
-"""A thousand requests through one engine: memory stays within its bound, and nothing is left behind."""
+"""A thousand requests in one engine: memory stays within its bound, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from support.lossless import WINDOW
 from support.tiny_models import tiny_gpt_oss
 
 BOUND = 1_024
-"""Tokens of keys and values."""
+"""Most tokens in the key-value cache."""
 BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4
-"""Layers, keys and values, heads, numbers per head, bytes."""
+"""Product of layers, 2 for keys and values, heads, head size, and bytes per number."""
 
 
 def requests(number, rng):
@@ -37,7 +37,7 @@ def requests(number, rng):
 
 
 def serve(number, num_warm):
-    """Serve requests that come while others run, some of which are cancelled; return growth of memory in bytes."""
+    """Serve overlapping requests, some of them cancelled; return the growth of memory in bytes."""
     rng = random.Random(number)
     model = tiny_gpt_oss(window=WINDOW)
     drafter = ScriptedDrafter(lambda step: chain([rng.randrange(250) for _ in range(step.node_budget)]))

@@ -1,4 +1,4 @@
-"""What comes with the tokens: log-probabilities, samples, and where texts end inside accepted drafts."""
+"""Results apart from tokens: log-probabilities, samples, and ends of texts inside accepted drafts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def generate(config, script, k=9, prompts=1, **settings):
 @pytest.mark.parametrize("recalled", [0, 20_000_000], ids=["passes", "target cache"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_those_of_a_fresh_pass(temperature, recalled):
-    """At every position, of tokens accepted in drafts, of the model's own, and of those that needed no pass."""
+    """Holds at every position: for accepted draft tokens, the model's own tokens, and tokens without a pass."""
     output = plain(temperature)
     config = LONG.model_copy(
         update={"temperature": temperature, "logprobs": 3, "repetition_penalty": 1.0, "logit_bias": {4: 0.0}}
@@ -86,7 +86,7 @@ def text_of(token_ids):
 
 
 def shortest_text_with(output, stop):
-    """How many tokens until a stop text is complete, and the text before it: token by token, all decoded again."""
+    """Return the number of tokens that complete a stop text, and the text before it; decodes all tokens each time."""
     for count in range(1, len(output) + 1):
         text = text_of(output[:count])
         if stop in text:
@@ -101,7 +101,7 @@ def test_stop_texts_across_steps_and_inside_accepted_drafts(accuracy):
     output = alone(target(), Job(PROMPT, config))
     text = text_of(output)
     assert len(text) == len(output), "a character is a token, or the model wrote something else than expected"
-    # Texts of one, two and five characters from anywhere in the output, so they lie across the ends of steps, too.
+    # Texts of one, two and five characters from anywhere in the output, so some cross the ends of steps.
     for position in range(0, len(text) - 5, 9):
         for length in (1, 2, 5):
             stop = text[position : position + length]
@@ -118,7 +118,7 @@ def test_stop_texts_across_steps_and_inside_accepted_drafts(accuracy):
 @pytest.mark.parametrize("min_tokens", [0, 9])
 @pytest.mark.parametrize("accuracy", [1.0, 0.5])
 def test_several_end_tokens_and_fewest_tokens(accuracy, min_tokens):
-    """The first that comes ends the text; none comes too early."""
+    """The first end token ends the text, and none comes before the minimum length."""
     output = plain()
     ends = (257, output[5], output[12])
     config = LONG.model_copy(update={"ignore_end_tokens": False, "end_token_ids": ends, "min_tokens": min_tokens})

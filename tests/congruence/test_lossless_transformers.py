@@ -1,4 +1,4 @@
-"""At temperature 0 the decoder writes what ``model.generate`` does, with every processor, every mix and with drafts."""
+"""At temperature 0, decoding with drafts equals ``model.generate``, with every processor and any combination."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def by_transformers(prompt, config, end_token_ids):
 
 
 def check(config, end_token_ids):
-    """Decode all prompts in one batch, with drafts that know the answer or nearly do.
+    """Decode all prompts in one batch, with exact or nearly exact drafts.
 
-    End tokens are always named: where transformers is told of none, it takes the model's.
+    End tokens are always given, because transformers otherwise uses the model's.
     """
     expected = [by_transformers(prompt, config, end_token_ids) for prompt in prompts()]
     texts = [[*prompt, *output] for prompt, output in zip(prompts(), expected, strict=True)]
@@ -83,7 +83,7 @@ def test_each_processor(name):
 def check_any(config, end_token_ids):
     try:
         check(config, end_token_ids)
-    except ValueError:  # transformers refuses words that are end tokens, and the like
+    except ValueError:  # transformers refuses some settings, such as bad words that are end tokens
         assume(False)
 
 

@@ -1,4 +1,4 @@
-"""Neural models propose what the slow reference does, to the last bit, whatever their words hold; training repeats."""
+"""Proposals of neural models equal the slow reference's bit for bit, for any words; training is reproducible."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_proposals_are_those_of_the_reference(
 
 
 def text_of(seed: int, length: int) -> np.ndarray:
-    """Write a text in which a token depends on the one before."""
+    """Return a text in which each token depends on the previous one."""
     chance, tokens = random.Random(seed), [0]
     while len(tokens) < length:
         tokens.append(chance.choice([(3 * tokens[-1] + 1) % 40, chance.randrange(40)]))
@@ -71,10 +71,10 @@ def test_training_repeats_itself_and_learns() -> None:
 
 
 def test_what_is_left_out_changes_nothing() -> None:
-    """Held-out tokens are looked back on, at most: what lies deep inside of them may be anything."""
+    """Held-out tokens serve only as context, so tokens deep inside them have no effect."""
     text = text_of(1, 6_000)
     other = text.copy()
-    other[1_120:2_000] = other[1_120:2_000][::-1]  # as often, so that first biases are equal
+    other[1_120:2_000] = other[1_120:2_000][::-1]  # the same counts, so that initial biases are equal
     words = trained(text, 12_000, left_out=[(1_000, 2_000 + 100)])
     np.testing.assert_array_equal(words, trained(other, 12_000, left_out=[(1_000, 2_000 + 100)]))
     assert not np.array_equal(words, trained(text, 12_000))

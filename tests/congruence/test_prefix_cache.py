@@ -1,4 +1,4 @@
-"""Prompts that begin as finished ones did: the same token ids, of fewer tokens read."""
+"""Prompts that share a prefix with finished ones give the same token ids, with fewer tokens read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tokens(rng, number):
     ids=str,
 )  # fmt: skip
 def test_conversations(family, options):
-    """Turn by turn, with the output as it was or written anew by a template, and several of them at once."""
+    """Several conversations run at once, turn by turn; histories may drop an output, as some templates do."""
     rng = random.Random(3)
     target = target_of(family)
     engine = engine_of(target, rng, **options)
@@ -84,7 +84,7 @@ def test_conversations(family, options):
 @pytest.mark.parametrize("chunk", [PREFILL_CHUNK, 50])
 @pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral"])
 def test_the_second_session_finds_what_it_shares(family, chunk):
-    """Instructions and tools are the same, the rest differs from the first token on."""
+    """Both sessions share instructions and tools; all later tokens differ."""
     rng = random.Random(family)
     target = target_of(family)
     engine = engine_of(target, rng, prefill_chunk=chunk)
@@ -100,7 +100,7 @@ def test_the_second_session_finds_what_it_shares(family, chunk):
 
 @pytest.mark.parametrize("family", ["gpt_oss", "llama"])
 def test_random_company(family):
-    """Any beginnings, lengths and cancellations, in a cache that has no space for all."""
+    """Prefixes, lengths and cancellations are random, and the cache is too small for all."""
     rng = random.Random(family)
     target = target_of(family)
     engine = engine_of(target, rng, prefix_cache=300_000, max_kv_tokens=2_400, prefill_chunk=90)
@@ -138,7 +138,7 @@ def test_what_is_in_memory():
     rng = random.Random(1)
     target = target_of("gpt_oss")
     prompt = tokens(rng, 200)
-    for most in (0, 1_000):  # the second is too little for a single prompt
+    for most in (0, 1_000):  # 1,000 bytes are too few for a single prompt
         engine = engine_of(target, rng, prefix_cache=most)
         assert [ended(engine, [request(prompt)])[0].num_from_prefix_cache for _ in range(2)] == [0, 0]
         assert engine.prefixes.num_bytes == 0
@@ -153,7 +153,7 @@ def test_what_is_in_memory():
 
 
 def test_a_failed_sequence_leaves_nothing():
-    """What broke it may be in its keys and values."""
+    """Its keys and values may be corrupt."""
     rng = random.Random(1)
     engine = engine_of(target_of("llama"), rng)
 

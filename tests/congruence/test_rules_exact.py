@@ -1,9 +1,9 @@
-"""What rules emit has exactly the model's distribution, in small worlds where every outcome of chance can be listed;
-rules and drafters that are known to be wrong have another one.
+"""Rules preserve the model's distribution exactly, in small worlds where every random outcome can be enumerated.
 
-Drafts are drawn, verified and completed here as programs of chance: instead of one random outcome all are found, each
-with its probability. So are the two programs of the document on block verification (Leviathan 2024; Sun et al. 2024,
-arXiv 2403.10444), which *token* and *block* are held against, draft by draft.
+Known wrong rules and drafters must change the distribution. Drafts are drawn, verified and completed as random
+programs, and every outcome is found with its probability. The same holds for the two programs of the document on block
+verification (Leviathan 2024; Sun et al. 2024, arXiv 2403.10444). *token* and *block* are compared with them, draft by
+draft.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from support.chance import Uniform, every_outcome
 from support.rule_oracles import block_pass_probabilities, chain_of, dense_rows, proposal_of
 
 SIZE = 3
-"""Tokens of the vocabulary."""
+"""Size of the vocabulary."""
 ROUNDING, WRONG = 1e-6, 1e-3
-"""Largest error of a probability where everything is right (q is float32), and least where something is wrong."""
+"""Largest error of a probability under a correct rule (q is float32), and least error under a wrong one."""
 NOTHING = (np.zeros(0, np.int64), np.zeros(0), 1.0)
 
 
@@ -32,9 +32,9 @@ class World:
     Every third p has a token without probability, every fifth p equals q.
 
     Args:
-        seed: of everything.
-        kind: 'dense', 'sparse' with a q of one or two tokens, some of which p rules out; 'far' if q has little to do
-            with p, so that *block* often keeps a part of a draft whose ratio is below 1.
+        seed: random seed.
+        kind: 'dense', or 'sparse' for a q of one or two tokens, some with p = 0. With 'far', q differs much from p, so
+            that *block* often accepts a prefix whose ratio is below 1.
     """
 
     def __init__(self, seed, kind):
@@ -54,7 +54,7 @@ class World:
             self.p[context], self.q[context] = p / p.sum(), (q / q.sum()).astype(np.float32)
 
     def completed(self, tokens, length):
-        """Return the distribution of what follows some tokens, up to a length."""
+        """Return the joint distribution of the tokens after ``tokens``, up to a total length."""
         if len(tokens) == length:
             return np.ones(())
         return np.stack([p * self.completed((*tokens, token), length) for token, p in enumerate(self.p[tokens])])
@@ -66,7 +66,7 @@ def world(kind, seed=2):
 
 
 class Model:
-    """p by chance. What the model chooses after a context is one thing, however often it is asked."""
+    """A model that samples from p; its choice after a context is fixed once made."""
 
     def __init__(self, world, chance):
         self.world, self.chance, self.chosen = world, chance, {}
@@ -109,14 +109,15 @@ class Distribution:
 
 
 def chain(model, how, lengths, trim_below=0.0):
-    """Draw up to three tokens.
+    """Draw a chain of up to three tokens.
 
     Args:
-        model: what chooses and draws.
-        how: 'sampled' from q and with it, 'unknown' without it, 'certain' the most probable of q, 'coupled' more often
-            what the model chooses than by chance, as by the same noise.
-        lengths: 'fixed', 'random', or 'stopping': after a token of low q, which is kept.
-        trim_below: drop tokens of lower q, and all after them. This must not be done.
+        model: the model, with the source of randomness.
+        how: 'sampled': sampled from q, with q in the draft. 'unknown': sampled from q, without q in the draft.
+            'certain': the most probable token of q. 'coupled': the model's choice in half of the cases, as with shared
+            noise.
+        lengths: 'fixed', 'random', or 'stopping' to end after a token of low q, which is kept.
+        trim_below: drop the first token of lower q and all tokens after it; a drafter must not do this.
     """
     chance, tokens, rows = model.chance, (), []
     size = 3 if lengths != "random" else chance.choose([1, 1, 1, 1])
@@ -137,7 +138,7 @@ def chain(model, how, lengths, trim_below=0.0):
 
 
 def tree(model, replace, lengths):
-    """Draw siblings from the same q, independently or without replacement; of a shape that is chosen beforehand."""
+    """Draw a tree of a shape chosen beforehand; siblings come from one q, independently or without replacement."""
     shapes = [(0, 0, 1, 1), (0, 0, 2), (0, 1, 1), (0, 0, 0)]
     shape = shapes[0 if lengths == "fixed" else model.chance.choose([1, 1, 1, 1])]
     tokens, contexts = [], [()]
@@ -155,7 +156,7 @@ def tree(model, replace, lengths):
 
 
 def error(rule, kind, draw, length=4):
-    """Return the largest error of the joint distribution of the first tokens that a rule emits, in two worlds."""
+    """Return the largest error, over two worlds, of the joint distribution of a rule's first ``length`` tokens."""
     errors = []
     for own in (world(kind), world(kind, 3)):
 
@@ -198,11 +199,11 @@ def test_trees(kind, lengths):
         )
 
 
-# Rules and drafters that are wrong.
+# Wrong rules and drafters.
 
 
 def drawing_again(name):
-    """Return a rule after whose rejections p itself is drawn from once more."""
+    """Return a wrong rule that samples from p itself after a rejection."""
 
     def rule(draft, target, numbers):
         verdict = RULES[name](draft, target, numbers)
@@ -215,7 +216,7 @@ def drawing_again(name):
 
 
 def of_length(draft, target, numbers, length):
-    """Accept so much of a draft, and draw from max(p - q, 0)."""
+    """Accept ``length`` tokens of a draft, and sample the next one from max(p - q, 0)."""
     weights = target.p(length)
     if length < len(draft) and (left := np.maximum(weights - dense_rows(draft, SIZE)[length], 0)).sum() > ROUNDING:
         weights = left
@@ -230,7 +231,7 @@ def block_with_the_remainder_of_token(draft, target, numbers):
 
 
 def token_with_the_lengths_of_block(draft, target, numbers):
-    """Every token is tried by itself, and the longest part whose last token passes is accepted."""
+    """Test every token independently, and accept the longest prefix whose last token passes."""
     q = dense_rows(draft, SIZE)
     passed = [
         node + 1 for node, token in enumerate(draft.token_ids) if numbers() * q[node][token] < target.p(node)[token]
@@ -286,7 +287,7 @@ DOCUMENT = {"token": token_verify, "block": block_verify}
 
 
 def flat(nested):
-    """As written, what ``choices`` returns is a list in the list."""
+    """Flatten the document's result, in which ``choices`` leaves a nested list."""
     return (nested,) if isinstance(nested, int) else tuple(token for part in nested for token in flat(part))
 
 
@@ -298,7 +299,7 @@ def outcomes_of_document(name, world, tokens):
         def choices(population, weights):
             return [population[chance.choose(weights)]]
 
-        with np.errstate(divide="ignore", invalid="ignore"):  # the last q is of no token
+        with np.errstate(divide="ignore", invalid="ignore"):  # the document appends a q of zeros
             return flat(DOCUMENT[name](p, q, list(tokens), lambda: Uniform(chance), choices))
 
     return every_outcome(program)
@@ -314,7 +315,7 @@ def outcomes_of_rule(name, world, tokens):
 
 
 def drafts_of(world, size):
-    """Every chain that may be drawn."""
+    """Yield every chain with positive probability."""
     for tokens in itertools.product(range(SIZE), repeat=size):
         if all(world.q[tokens[:index]][token] > 0 for index, token in enumerate(tokens)):
             yield tokens

@@ -1,4 +1,4 @@
-"""Every rule leaves the joint distribution of the output as it is, in the real engine and with real drafts."""
+"""Every rule preserves the joint distribution of the output, in the real engine and with real drafts."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ NAMES = get_args(RuleName)
 
 @cache
 def target():
-    small = tiny_gpt_oss(vocabulary_size=VOCABULARY, seed=3, num_layers=4)  # far enough from any draft for controls
+    small = tiny_gpt_oss(vocabulary_size=VOCABULARY, seed=3, num_layers=4)  # unlike any draft, for the controls
     small.end_token_ids = frozenset()
     return small
 
 
 @cache
 def exact():
-    """Probability of every triple of tokens, by fresh forward passes."""
+    """Return the probability of every triple of tokens, from fresh forward passes."""
     joint = {(): 1.0}
     for _ in range(DRAWN):
         tails = list(joint)
@@ -57,7 +57,7 @@ def exact():
 
 
 def p_value(outputs):
-    """Chi-square of the outputs against the exact distribution; triples that are expected too rarely count as one."""
+    """Return the p-value of a chi-square test against the exact distribution; rare triples share one cell."""
     counts, total = Counter(outputs), len(outputs)
     pairs = [(counts[key], mass * total) for key, mass in exact().items()]
     rare = [pair for pair in pairs if pair[1] < 5]
@@ -68,14 +68,14 @@ def p_value(outputs):
 
 
 def proposal(tail, sharpness):
-    """A q that depends on the last token, with support for some tokens only."""
+    """Return a q that depends on the last token and supports only some tokens."""
     support = [token for token in range(VOCABULARY) if token != (tail + 2) % VOCABULARY]
     weights = np.array([1.0 + sharpness * ((tail + token) % 3) for token in support])
     return Proposal(np.array(support, np.uint32), (weights / weights.sum()).astype(np.float32))
 
 
 class Sampling(ScriptedDrafter):
-    """Chains or trees that are really drawn from the q they bring, by a stream of the drafter's own."""
+    """Drafts chains or trees sampled from the q in the draft, with the drafter's own random stream."""
 
     def __init__(self, width=1, with_replacement=True, is_honest=True, seed=0):
         super().__init__(self._draft)
@@ -84,7 +84,7 @@ class Sampling(ScriptedDrafter):
 
     def _siblings(self, q):
         weights = dict(zip(q.token_ids.tolist(), q.probabilities.tolist(), strict=True))
-        if not self._is_honest:  # drawn from anything but q
+        if not self._is_honest:  # not sampled from q
             return [max(weights, key=weights.get)] * self._width
         drawn = []
         for _ in range(self._width):
@@ -97,7 +97,7 @@ class Sampling(ScriptedDrafter):
     def _draft(self, step):
         token_ids, parents, proposals = [], [], []
         level = [(0, step.token_ids[-1])]
-        # How deep is decided beforehand. All siblings fit, or none are drawn: a draft is not cut by its tokens.
+        # The depth is decided beforehand, and siblings are drawn only if all fit, so tokens do not affect the shape.
         for _ in range(self._generator.randint(1, DRAWN)):
             deeper = []
             for parent, tail in level:
@@ -118,7 +118,7 @@ def outputs_of(rule, drafter, number, first_seed=0, max_tokens=DRAWN, strategy="
     jobs = [Job(PROMPT, config.model_copy(update={"seed": first_seed + index})) for index in range(number)]
     outcome = decode(target(), jobs, drafter, 12, max_batch_size=150, strategy=strategy)
     accepted = sum(sum(each.accepted_by_depth) for each in outcome.sequences)
-    # More tokens than are looked at, as the last ones are drafted for less.
+    # Requests are longer than the compared tokens, because drafts near the end are shorter.
     return [output[:DRAWN] for output in outcome.outputs], accepted / number
 
 
@@ -149,7 +149,7 @@ def test_joint_distribution_of_many(rule):
     [("block", FEW), *(pytest.param(rule, MANY, marks=pytest.mark.slow) for rule in ("token", "block", "tree-wor"))],
 )
 def test_joint_distribution_with_a_draft_model(rule, number):
-    """Rules that weigh p against q follow the model's trees, of which no q is known."""
+    """The model's trees have no q, so rules that compare p with q fall back to *follow*."""
     drafter = model_drafter(noisy(target(), 0.3), budget=12, rows=150)
     outputs, accepted = outputs_of(rule, drafter, number, 9 * 10**6, max_tokens=6, strategy="model")
     assert accepted > 1.0
@@ -157,7 +157,7 @@ def test_joint_distribution_with_a_draft_model(rule, number):
 
 
 def test_a_q_that_nothing_was_drawn_from_is_found_out():
-    """The control: such drafts are not verified exactly by *token*, and the test sees it; *follow* asks for no q."""
+    """Control: *token* does not verify such drafts exactly, and the test detects it; *follow* needs no q."""
     outputs, _ = outputs_of("token", Sampling(is_honest=False), FEW, max_tokens=6)
     assert p_value(outputs) < 1e-6
     outputs, _ = outputs_of("follow", Sampling(is_honest=False), FEW, max_tokens=6)
@@ -166,7 +166,7 @@ def test_a_q_that_nothing_was_drawn_from_is_found_out():
 
 @cache
 def small_graph():
-    """Of texts in which a token says something about the next one, but not what the model says."""
+    """Return the graph of a text in which a token predicts the next one, with a distribution unlike the model's."""
     generator = random.Random(2)
     text = [0]
     for _ in range(4_000):
@@ -177,7 +177,7 @@ def small_graph():
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block", "gumbel"])
 def test_joint_distribution_with_a_real_drafter(rule):
-    """Its random numbers belong to positions, so a position that is drafted twice must not carry over what was seen."""
+    """Random numbers belong to positions, so a position drafted twice must not carry over information."""
     drafter = local_drafter(small_graph(), "sampling", 12)
     outputs, accepted = outputs_of(rule, drafter, MANY, 5 * 10**6, max_tokens=8)
     assert accepted > 1.0
@@ -185,7 +185,7 @@ def test_joint_distribution_with_a_real_drafter(rule):
 
 
 class Noting:
-    """Another drafter, some of whose steps are changed on the way; notes what comes back."""
+    """Wraps a drafter, may change steps and drafts, and records the drafts."""
 
     def __init__(self, drafter, change=lambda step: step, tell=lambda draft: draft):
         self._drafter, self._change, self._tell, self.drafts = drafter, change, tell, []
@@ -202,7 +202,7 @@ class Noting:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
 def test_joint_distribution_with_trees_of_the_real_drafter(rule):
-    """The rule of a request is what makes its drafts trees; several steps make up what is compared."""
+    """The rule of a request makes its drafts trees; the compared tokens come from several steps."""
     drafter = Noting(local_drafter(small_graph(), "sampling", 12, max_branches=3))
     outputs, accepted = outputs_of(rule, drafter, MANY, 7 * 10**6, max_tokens=8)
     assert sum(not draft.is_chain for draft in drafter.drafts) > 0.9 * len(drafter.drafts) > MANY
@@ -213,7 +213,7 @@ def test_joint_distribution_with_trees_of_the_real_drafter(rule):
 
 @pytest.mark.parametrize("rule", ["block", "tree-wor"])
 def test_tokens_that_the_model_does_not_have_bias_nothing(rule):
-    """Two tokens are as likely in q as in p; only one of them is always followed by a token without logits."""
+    """q and p give two tokens equal probability, but a token without logits always follows one of them."""
     likely, other, unknown = 2, 3, VOCABULARY + 1
     graph = graph_of([[1, likely, unknown, likely, 1, other, other, other] * 300], 1, VOCABULARY + 4)
     with torch.inference_mode():
@@ -230,7 +230,7 @@ def test_tokens_that_the_model_does_not_have_bias_nothing(rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["tree-wor", "tree-iid"])
 def test_trees_need_new_numbers_at_every_step(rule):
-    """The control: trees drawn by the numbers of the tree before are of another distribution. Theirs are the step's."""
+    """Control: reusing the previous tree's random numbers changes the distribution; numbers belong to steps."""
     siblings = "independent" if rule == "tree-iid" else "without-replacement"
     options = DraftOptions(siblings=siblings, max_branches=3, max_depth=4)
     generator = DraftGenerator(small_graph(), DraftConfig())
@@ -245,7 +245,7 @@ def test_trees_need_new_numbers_at_every_step(rule):
 
 
 class Uncoupled(LocalDrafter):
-    """Draws by numbers of its own, whatever is asked for."""
+    """Samples with its own random numbers, even if coupling is requested."""
 
     def draft(self, steps):
         return super().draft([replace(step, coupling=None) for step in steps])
@@ -253,7 +253,7 @@ class Uncoupled(LocalDrafter):
 
 @pytest.mark.parametrize("rule", ["follow", "gumbel", "nasd"])
 def test_coupled_drafts_save_passes_and_change_nothing(rule):
-    """The drafter draws by the verifier's own noise, from the graph's distribution."""
+    """The drafter samples from the graph's distribution with the verifier's noise."""
     model = tiny_gpt_oss(window=128)
     jobs = [
         Job(
@@ -270,7 +270,7 @@ def test_coupled_drafts_save_passes_and_change_nothing(rule):
         for seed in range(5)
     ]
     plain = [alone(model, job) for job in jobs]
-    # What the model writes at other seeds: several successors of a context, as often as the model says.
+    # The model's outputs at other seeds give contexts several successors, in the model's proportions.
     others = [
         Job(job.prompt, job.config.model_copy(update={"seed": 1_000 + 40 * number + job.config.seed}))
         for job in jobs
@@ -288,7 +288,7 @@ def test_coupled_drafts_save_passes_and_change_nothing(rule):
 
 
 def test_what_a_rule_asks_of_its_drafts():
-    """Siblings that it can verify, coupling if it chooses by noise; and new numbers for *block* alone."""
+    """A rule requests siblings that it can verify, and coupling if it uses noise; only *block* needs new numbers."""
     steps = {rule: [] for rule in NAMES}
     for rule, seen in steps.items():
         drafter = ScriptedDrafter(lambda step, seen=seen: seen.append(step) or EMPTY_DRAFT)

@@ -1,4 +1,4 @@
-"""Sampled trees are those of the slow and obvious reference, and siblings have the distribution that is returned."""
+"""Sampled trees equal the slow reference's, and siblings follow the returned distribution."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_trees(
 
 
 def assert_is_a_tree(draft: Draft, config: DraftConfig, siblings: SiblingsName) -> None:
-    """What rules and verifiers take for granted, whatever the policy."""
+    """Assert the properties that rules and verifiers require under every policy."""
     depths = [0]
     for node, parent in enumerate(draft.parents):
         assert 0 <= parent <= node
@@ -134,7 +134,7 @@ def test_siblings_have_the_exact_distribution() -> None:
             )
             first, second = (node for node, parent in enumerate(draft.parents) if parent == 0)
             drawn[name][draft.token_ids[first], draft.token_ids[second]] += 1
-            # Of the only child of the first child, after 0 again.
+            # Children of the first child's only child, which is 0 again.
             (middle,) = (node for node, parent in enumerate(draft.parents) if parent == first + 1)
             tokens = [draft.token_ids[node] for node, parent in enumerate(draft.parents) if parent == middle + 1]
             below[name][tokens[0], tokens[1]] += 1
@@ -143,7 +143,7 @@ def test_siblings_have_the_exact_distribution() -> None:
         for name in DRAWN:
             (other,) = set(DRAWN) - {name}
             assert p_value(counts[name], right[name]) > 1e-3
-            # The controls: the other kind of draw, and siblings in another order, are seen.
+            # Controls: the other kind of sampling and another order of siblings are detected.
             assert p_value(counts[name], right[other]) < 1e-6
         turned = Counter({(two, one): count for (one, two), count in counts["without-replacement"].items()})
         assert p_value(turned, right["without-replacement"]) < 1e-6
@@ -152,7 +152,7 @@ def test_siblings_have_the_exact_distribution() -> None:
 @pytest.mark.parametrize("siblings", ["none", *DRAWN])
 @pytest.mark.parametrize("most", [1, 12, 13, 20])
 def test_whether_a_node_is_there_is_decided_before_its_token_is_drawn(siblings: SiblingsName, most: int) -> None:
-    """A limit that is reached by what was drawn must not take that away: what is left would be no draws from q."""
+    """Reaching a limit must not remove a sampled token: the remaining tokens would no longer be samples of q."""
     wide = [token for other in range(4, 14) for token in (0, 1, other, 1)]  # 1 is followed by eleven tokens
     narrow = [token for _ in range(10) for token in (0, 2, 3, 3)]  # 2 and 3 by two
     drafter = SessionDrafter(graph_of([wide + narrow], 1, VOCABULARY_SIZE), DraftConfig(strategy="sampling"))

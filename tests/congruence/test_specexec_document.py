@@ -1,5 +1,5 @@
-"""The algorithms of the document on SpecExec (Svirschevski et al. 2024, arXiv 2406.02532) as it writes them down, slow
-and obvious, against the engine.
+"""The algorithms of the document on SpecExec (Svirschevski et al. 2024, arXiv 2406.02532), written down literally as a
+slow reference for the engine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from support.oracle import OracleGraph
 from support.tiny_models import tiny_gpt_oss
 
 BUDGET, MAX_DEPTH, MAX_ENTRIES = 256, 16, 1_024
-"""The document's ``tree`` and ``cache``, a quarter of each: more would take minutes and find nothing else."""
+"""The document's ``tree`` and ``cache`` at a quarter of their sizes; larger ones take minutes and find nothing more."""
 WIDE = 1_000
-"""Nodes of a tree where nothing slow runs with it."""
+"""Nodes of a tree in tests without the slow reference."""
 VOCABULARY, ROW_BYTES = 258, 258 * 4
 MAX_ORDER, MAX_BRANCHES = 1, 64
 NUM_TOKENS = 20
@@ -31,7 +31,7 @@ SAMPLED = [GREEDY.model_copy(update={"temperature": 0.4, "seed": seed}) for seed
 
 
 def noisy_text(texts):
-    """The texts a few times with wrong tokens in them, after noise in which every token has many successors."""
+    """Return the texts repeated with some wrong tokens, after noise in which every token has many successors."""
     generator = random.Random(3)
     noise = [generator.randrange(250) for _ in range(6_000)]
     repeated = [token for text in texts for _ in range(4) for token in text]
@@ -39,7 +39,7 @@ def noisy_text(texts):
 
 
 def candidates(oracle, path):
-    """The successors of the longest known context with their shares, the most frequent first."""
+    """Return the successors of the longest known context with their shares, most frequent first."""
     longest = oracle.longest_context(path)
     successors = oracle.context_index[longest] if longest is not None else {}
     total = sum(successors.values())
@@ -47,7 +47,7 @@ def candidates(oracle, path):
 
 
 def create_draft_tree(x, oracle, budget, max_depth):
-    """Algorithm 2: the ``budget`` most probable sequences by a priority queue, one at a time: [(path, probability)]."""
+    """Run algorithm 2: take the ``budget`` most probable paths from a priority queue; return [(path, probability)]."""
     tree, heap = [], [(0.0, (), ())]
     while heap and len(tree) < budget:
         nll, ranks, path = heappop(heap)
@@ -60,14 +60,14 @@ def create_draft_tree(x, oracle, budget, max_depth):
 
 
 def speculative_execution(x, length, sample, tree_of, cache):
-    """Algorithm 1: tokens, and how often the cache had to be precomputed.
+    """Run algorithm 1; return the tokens and the number of times that the cache was precomputed.
 
     Args:
         x: the prompt.
         length: tokens to generate.
         sample: the target's choice after a prefix.
         tree_of: paths of the draft tree after a prefix.
-        cache: prefixes of which the target's distribution is known; what is precomputed is added.
+        cache: prefixes with a known target distribution; precomputed prefixes are added.
     """
     num_precomputed = 0
     for _ in range(length):
@@ -81,13 +81,13 @@ def speculative_execution(x, length, sample, tree_of, cache):
 @pytest.fixture(scope="module")
 def model():
     target = tiny_gpt_oss(window=128)
-    target.max_length = 4_096  # nothing in this model knows how long a text may get
+    target.max_length = 4_096  # the model itself has no limit of length
     return target
 
 
 @pytest.fixture(scope="module")
 def texts(model):
-    """What the model writes plainly: greedily, and by three requests of which the last repeats the first."""
+    """Return outputs without drafts: a greedy one and three samples, the third equal to the first."""
     return [(*PROMPT, *alone(model, Job(PROMPT, config))) for config in (GREEDY, *SAMPLED)]
 
 
@@ -114,7 +114,7 @@ def sampler_of(text):
 
 
 def test_algorithm_1_without_a_memory_of_earlier_trees(model, texts, oracle):
-    """The cache is the latest tree: a pass is a miss, and every token after the first one of a pass is a hit."""
+    """The cache is the latest tree: every pass is a miss, and every token of a pass after its first is a hit."""
     expected, num_precomputed = speculative_execution(
         PROMPT, NUM_TOKENS, sampler_of(texts[0]), lambda x: paths_of(oracle, x), LatestTree()
     )
@@ -127,7 +127,7 @@ def test_algorithm_1_without_a_memory_of_earlier_trees(model, texts, oracle):
 
 
 class LatestTree(set):
-    """A cache that is replaced by what is precomputed, as the document's is."""
+    """A cache that holds only the latest precomputed prefixes, like the document's."""
 
     def __ior__(self, other):
         self.clear()
@@ -135,7 +135,7 @@ class LatestTree(set):
 
 
 def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, oracle):
-    """Three samples, the third as the first: what they share, rejected nodes included, costs no pass."""
+    """The third of three samples repeats the first; shared prefixes, rejected nodes included, cost no pass."""
     cache: set[tuple[int, ...]] = set()
     expected = [
         speculative_execution(PROMPT, NUM_TOKENS, sampler_of(text), lambda x: paths_of(oracle, x), cache)
@@ -155,7 +155,7 @@ def test_algorithm_1_with_a_memory_of_earlier_trees(model, texts, oracle):
 
 
 def test_the_documents_configuration_bounds_tree_and_cache(model, texts):
-    """As a user sets it: strategy, k, max_depth, and memory for few rows; the longest unused go first."""
+    """Uses a user's settings: strategy, k, max_depth, and memory for few rows; least recently used rows go first."""
     graph = graph_of([noisy_text(texts[:2])], MAX_ORDER, VOCABULARY)
     drafter = local_drafter(graph, "specexec", WIDE, max_depth=MAX_DEPTH, max_branches=MAX_BRANCHES)
     jobs = [Job(PROMPT, config) for config in (GREEDY, *SAMPLED[:2])]

@@ -1,4 +1,4 @@
-"""Special tokens that a corpus spells out: the ids of its pieces are those of the whole text."""
+"""Special tokens spelled out in a corpus: encoding it in pieces gives the ids of the whole text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speculant_graph.types import SpecialTokensName
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
 TEXT = "The parties agree to the terms.\n\n\tfinal analysis of the 12 parties; it's a start<|end>\n" * 4
-# Near what published tokenizers split by, so that pre-tokens overlap in the same ways.
+# Similar to patterns of published tokenizers, so that pre-tokens overlap in the same ways.
 PATTERN = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 LATER = pre_tokenizers.Sequence(
@@ -71,7 +71,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], bool]] = {
     "whole words": (lambda: with_rules(single_word=True), False),
     "one that is not special": (with_a_plain_token, False),
 }
-"""How each is made, and whether texts are cut if special tokens are parsed."""
+"""Factory of each tokenizer, and whether it cuts texts if special tokens are parsed."""
 
 
 @pytest.fixture(
@@ -79,7 +79,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], bool]] = {
     params=[pytest.param(name, marks=pytest.mark.slow) if name == "gpt-oss" else name for name in TOKENIZERS],
 )
 def made(request: pytest.FixtureRequest) -> tuple[str, dict[SpecialTokensName, CorpusTokenizer], Tokenizer]:
-    """Its name; the tokenizer that reads special tokens as text, and the one that parses them; the oracle."""
+    """Return a name, the tokenizers that read special tokens as text or parse them, and the oracle."""
     make, _ = TOKENIZERS[request.param]
     names: tuple[SpecialTokensName, ...] = ("text", "parse")
     return request.param, {name: CorpusTokenizer("x", make(), special_tokens=name) for name in names}, make()
@@ -118,7 +118,7 @@ def test_ids_are_those_of_the_whole_text(
 def test_which_texts_are_cut(made: tuple[str, dict[SpecialTokensName, CorpusTokenizer], Tokenizer]) -> None:
     name, tokenizers, _ = made
     assert tokenizers["parse"].is_cuttable == TOKENIZERS[name][1]
-    assert tokenizers["text"].is_cuttable == (name != "one that is not special")  # and so no text in either mode
+    assert tokenizers["text"].is_cuttable == (name != "one that is not special")  # that one is cut in neither mode
 
 
 def test_a_cut_can_be_inside_of_few_tokens() -> None:

@@ -1,4 +1,4 @@
-"""No token of one tenant's text ever stands in a draft for another, whatever the order of events."""
+"""A draft for one tenant never contains a token of another tenant's text, in any order of events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from support.server import LOST, OK, LiveServer, graph_file, run_in_loop, serving, step_of
 
 TENANTS = ("", "a", "b")
-# Nobody's text is in the graph; each tenant's is made of tokens of its own.
+# The graph contains no tenant's text, and every tenant's text has its own tokens.
 CORPUS = range(40, 50)
 TOKENS = {"": range(10), "a": range(10, 20), "b": range(20, 30)}
 STRATEGIES = st.sampled_from([pb.STRATEGY_TREE, pb.STRATEGY_ADAPTIVE])
@@ -35,7 +35,7 @@ class Walls(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        """Start a server with what the one before has learned."""
+        """Start a server with the text that the previous one learned."""
         self.server: LiveServer = self.stack.enter_context(
             serving(
                 self.graph,
@@ -65,7 +65,7 @@ class Walls(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), strategy=STRATEGIES, with_rows=st.booleans())
     def accepts(self, data: st.DataObject, strategy: pb.Strategy, with_rows: bool) -> None:
-        """Take a run of the tenant's tokens, so that it repeats itself, and rows of them."""
+        """Accept a run of the tenant's tokens, which repeat, and target top-k rows of them."""
         session_id = data.draw(st.sampled_from(sorted(self.sessions)))
         tenant, position = self.sessions[session_id]
         own = TOKENS[tenant]
@@ -93,13 +93,13 @@ class Walls(RuleBasedStateMachine):
         self.bait(tenant, start)
 
     def bait(self, tenant: str, start: int) -> None:
-        """The context of a foreign text is the best bait for what follows it there."""
+        """Send another tenant's context, the best bait for its successors."""
         for other in TENANTS:
             session_id = self.server.open(tenant=tenant)
             bait = [TOKENS[other][(start + step) % 10] for step in range(4)]
             answer = self.server.drafter.Draft(step_of(session_id, bait, 0, 16, pb.STRATEGY_TREE))
             found = set(answer.draft_tokens)
-            # What it has said itself it may hear again.
+            # A draft may repeat the tokens that the session itself sent.
             assert found <= {*CORPUS, *TOKENS[tenant], *bait}
             self.seen["learned"] += other == tenant and bool(found - set(CORPUS) - set(bait))
             self.server.close(session_id, tenant)

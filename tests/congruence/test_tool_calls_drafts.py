@@ -1,4 +1,4 @@
-"""Drafts never change a tool call: answers decoded with drafts, good and bad ones, say what plain decoding says."""
+"""Drafts never change a tool call: answers decoded with good and bad drafts equal those of plain decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXT = 2_048
 
 
 class Writer:
-    """A real engine whose model is made to write given answers."""
+    """A real engine whose model is forced to write given answers."""
 
     def __init__(self, style: str, patch: pytest.MonkeyPatch) -> None:
         self.style, self._patch = style, patch
@@ -51,7 +51,7 @@ class Writer:
         return tokens if tokens[-1] in self._ends else [*tokens, self._ends[0]]
 
     def written(self, tokens: list[int], accuracy: float | None) -> tuple[object, bool, int]:
-        """Return what an answer says, whether it ends in a call, and in how many steps it came."""
+        """Return an answer's parsed contents, whether it ends in a call, and its number of steps."""
         if accuracy is not None:
             self.drafter.script = knowing([[*self.prompt, *tokens]], accuracy, 258)
         self._patch.setattr(

@@ -1,4 +1,4 @@
-"""Calls of tools do not depend on how an answer is cut into deltas."""
+"""Tool calls do not depend on the cuts of an answer into deltas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answers:
         return self.tokenizer.encode(random_answer(self.style, random.Random(seed)), add_special_tokens=False)
 
     def parsed(self, tokens: list[int], cuts: list[int], *, is_cut: bool = False) -> tuple[object, bool]:
-        """Return what an answer says that comes in deltas with these borders, and whether it ends in a call."""
+        """Return the parsed contents of an answer in deltas with these borders, and whether it ends in a call."""
         parser = self.format.parser(TOOL_NAMES)
         texts = Detokenizer(lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=False))
         ends = set(self.format.stop_token_ids)
@@ -60,7 +60,7 @@ class Answers:
 
 
 def every_kind_of_cut(size: int, draw: random.Random) -> Iterator[list[int]]:
-    """Yield each place for one cut, deltas of one to five tokens, and random ones."""
+    """Yield every position of a single cut, deltas of one to five tokens, and random cuts."""
     yield from ([at] for at in range(1, size))
     for width in range(1, 6):
         yield list(range(width, size, width))
@@ -93,13 +93,13 @@ def test_every_cut_of_an_answer_gives_the_same_calls(answers):
 
 @pytest.mark.slow
 def test_every_cut_of_200_answers_gives_the_same_calls(answers):
-    is_short = answers.style == "harmony" and len(answers.tokenizer) < 400  # a token for every byte takes its time
+    is_short = answers.style == "harmony" and len(answers.tokenizer) < 400  # one token per byte makes long answers slow
     for seed in range(30 if is_short else 200):
         answers.compare(seed)
 
 
 def test_the_answers_are_of_all_kinds(answers):
-    """A control: cuts of answers without calls, texts or signs of several bytes would prove little."""
+    """Control: answers without calls, texts or multi-byte characters would prove little."""
     found = [answers.parsed(answers.encoded(seed), []) for seed in range(60)]
     assert sum(bool(calls) for (_, _, calls), _ in found) > 20
     assert sum(bool(content) for (_, content, _), _ in found) > 10
@@ -112,7 +112,7 @@ def test_the_answers_are_of_all_kinds(answers):
 
 
 def test_arguments_are_streamed(answers):
-    """They come while the call is written, not at its end."""
+    """Arguments arrive while the call is being written, not at its end."""
     calls = {
         "harmony": "<|channel|>commentary to=functions.f<|message|>",
         "hermes": '<tool_call>{"name": "f", "arguments": ',

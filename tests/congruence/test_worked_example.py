@@ -1,4 +1,4 @@
-"""The worked example at the head of the tree drafter's file, drafted."""
+"""Drafts the worked example at the head of ``tree_drafter.hpp``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in deploy/ is lawful, is taken by our own commands, and agrees with itself."""
+"""The files in deploy/ are valid, are accepted by our commands, and agree with each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GRACE_S = {"drafter": drafter_server.GRACE_S, "verifier": verifier_server.GRACE_
 
 @lru_cache
 def instructions(path):
-    """Return a Dockerfile's instructions, continued lines joined."""
+    """Return a Dockerfile's instructions, with continued lines joined."""
     text = re.sub(r"^#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
 
@@ -50,13 +50,13 @@ def only(path, name):
 
 
 def health_of_image(name):
-    """Return the arguments of the command that looks after a container of an image."""
+    """Return the arguments of an image's health check command."""
     return json.loads(only(DEPLOY / f"{name}.Dockerfile", "HEALTHCHECK").partition("CMD ")[2])[1:]
 
 
 @lru_cache
 def compose(name):
-    """Return a compose file as the reference implementation reads it."""
+    """Return a compose file, parsed like the reference implementation."""
     program = shutil.which("docker-compose", path=str(Path(sys.executable).parent))
     assert program is not None, "docker-compose is not installed; run 'make setup'"
     command = [program, "-f", str(DEPLOY / name), "--profile", "*", "config", "--format", "json"]
@@ -69,7 +69,7 @@ def compose(name):
 
 @lru_cache
 def manifests(folder="kubernetes"):
-    """Return the resources that a folder adds; its patches are left out."""
+    """Return the resources that a folder adds, without its patches."""
     folder = DEPLOY / folder
     listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
     names = [name for name in listed["resources"] if name != "../kubernetes"]
@@ -80,7 +80,7 @@ def manifests(folder="kubernetes"):
 
 @lru_cache
 def fleet():
-    """Return the manifests of the fleet by kind and name, patches applied as kustomize does."""
+    """Return the fleet's manifests by kind and name, with patches applied by kustomize."""
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("no kubectl here")
@@ -92,7 +92,7 @@ def fleet():
 
 
 def pod():
-    """Return the one workload: a verifier with a drafter next to it."""
+    """Return the only workload: a verifier with a drafter in one pod."""
     [found] = [each for each in manifests() if each["kind"] in ("Deployment", "StatefulSet")]
     return found
 
@@ -107,7 +107,7 @@ def probes(container):
 
 
 def command_lines():
-    """Yield (location, arguments) of every command of ours that a file names."""
+    """Yield (location, arguments) of each of our commands in these files."""
     for path in DOCKERFILES:
         assert only(path, "ENTRYPOINT") == '["speculant"]'
         yield path.name, json.loads(only(path, "CMD"))
@@ -202,12 +202,12 @@ def test_compose_services_agree(name):
 
 
 def seconds(text):
-    """Return a duration such as 1m30s."""
+    """Return the seconds of a duration such as 1m30s."""
     return sum(int(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
 
 
 def mounted(service, address):
-    """Return what is mounted where an address's socket lies."""
+    """Return the volumes mounted at the folder of an address's socket."""
     folder = str(Path(address.removeprefix("unix://")).parent)
     found = [each["source"] for each in service.get("volumes", ()) if each["target"] == folder]
     return found + [each for each in service.get("tmpfs", ()) if each.split(":")[0] == folder]
@@ -330,7 +330,7 @@ def test_verifiers_and_drafters_of_a_fleet_agree():
     assert (scaled["kind"], scaled["name"]) == ("StatefulSet", "speculant-drafter")
     told = (DEPLOY / "prometheus" / "rules.yml").read_text(
         encoding="utf-8"
-    )  # whose metrics are scraped by another test
+    )  # another test scrapes the metrics that these rules name
     told += generate_latest(ServerMetrics().registry).decode()
     asked = re.findall(
         r"(speculant_\w+_(?:total|sum))", (DEPLOY / "kubernetes-fleet" / "autoscaler.yaml").read_text("utf-8")

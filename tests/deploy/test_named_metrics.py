@@ -1,4 +1,4 @@
-"""Every metric that the dashboard, the recording rules and the alerts name is told by a real drafter and verifier."""
+"""A real drafter and verifier export every metric in the dashboard, the recording rules and the alerts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD, RULES = DEPLOY / "grafana" / "speculant.json", DEPLOY / "prometheus" / "rules.yml"
 OF_PROMETHEUS = {"job", "instance"}
-"""Labels that every series gets when it is scraped."""
+"""Labels that Prometheus adds to every series."""
 
 
 def rules():
@@ -38,7 +38,7 @@ def rules():
 
 
 def queries():
-    """Yield where each query stands, and it, with Grafana's own variables filled in."""
+    """Yield (location, query) of every query, with Grafana's variables filled in."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
@@ -63,7 +63,7 @@ def nodes_of(tree, kind):
 
 
 def problems(expression, samples):
-    """Return what a query asks for that no series has: names, labels, and values of labels."""
+    """Return the names, labels and label values in a query that no series has."""
     tree = promql_parser.parse(expression)
     selectors = nodes_of(tree, promql_parser.VectorSelector)
     selectors += [node.vector_selector for node in nodes_of(tree, promql_parser.MatrixSelector)]
@@ -83,7 +83,7 @@ def problems(expression, samples):
         asked = {each.name for each in matchers} | (grouped if len({each.name for each in selectors}) == 1 else set())
         found += [f"{selector.name} has no label {label}" for label in sorted(asked - known)]
         for each in matchers:
-            if each.name == "code" or "Not" in str(each.op):  # codes are what went wrong, and may not have come up
+            if each.name == "code" or "Not" in str(each.op):  # codes are errors, which may not have occurred
                 continue
             wanted = each.value if "Re" in str(each.op) else re.escape(each.value)
             if not any(re.fullmatch(wanted, labels.get(each.name, "")) for labels in series):
@@ -92,7 +92,7 @@ def problems(expression, samples):
 
 
 def refused_by(drafter_address):
-    """Be refused by a drafter in all ways that it counts."""
+    """Provoke every kind of refusal that a drafter counts."""
     with connected(drafter_address) as wire:
         opening = drafter_pb2.OpenSessionRequest(session_id=99, graph="none")
         assert code_of(wire.drafter.OpenSession, opening) is grpc.StatusCode.NOT_FOUND
@@ -101,7 +101,7 @@ def refused_by(drafter_address):
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    """What a drafter and a verifier tell after a small load."""
+    """Return the metrics of a drafter and a verifier after a small load."""
     folder = tmp_path_factory.mktemp("m")
     text = sorted((standard_library_folder() / "json").glob("*.py"))
     GraphBuilder(tokenizer_name=str(MODEL_FOLDER), max_order=3).build(text, folder / "graph.pkl")

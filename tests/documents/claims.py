@@ -1,7 +1,7 @@
-"""Who runs which block of the pages. What is not named here is run by ``test_follow.py``.
+"""The test that runs each block of the pages. ``test_follow.py`` runs all blocks not listed here.
 
-A page's blocks of ``bash`` and ``python`` are run in order, those with a file name after the language are saved as
-that file, and those without a language show what was printed. All others need a line here.
+It runs a page's ``bash`` and ``python`` blocks in order. A block with a file name after the language is saved as that
+file, and a block without a language shows printed output. All other blocks need an entry here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ELSEWHERE = {
     ("docs/engines.md", "from tensorrt_llm import LLM"): "tests/documents/test_engines_page.py",
     ("docs/security.md", "toml"): "tests/documents/test_names.py",
 }
-"""(page, language or first line of the block) -> the file that runs the block, or reads it as the program would."""
+"""(page, language or first line of the block) -> the test file that runs the block, or parses it like the program."""
 
 NOT_RUN = {
     ("docs/engines.md", "vllm serve MODEL \\"),
@@ -23,7 +23,7 @@ NOT_RUN = {
     ("docs/corpus.md", "speculant drafter --graph s3://bucket/graph.pkl --admin-listen 127.0.0.1:50052"),
     ("docs/offloading.md", "python tests/perf/packed.py FOLDER --budget 6GB --nodes 0 16 64 --passes 4"),
 }
-"""(page, first line) of blocks of bash that would install or start what is not here, or take half an hour."""
+"""(page, first line) of bash blocks that would install or start missing programs, or take half an hour."""
 
 SLOW = {
     "README.md",
@@ -108,4 +108,4 @@ EXPECTED: dict[str, list[str]] = {
     ],
     "docs/tuning.md": [r"tree +32 ", r"relative", r"bench generate"],
 }
-"""What a page's blocks print, as patterns, each found once or more."""
+"""Page -> patterns of its blocks' output; each must match at least once."""

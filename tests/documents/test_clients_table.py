@@ -1,4 +1,4 @@
-"""The table of clients in docs/http.md names those that ``make test-clients`` runs, and the versions that it runs."""
+"""The table of clients in docs/http.md lists exactly the clients and versions that ``make test-clients`` runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMED = re.compile(r"`([\w@/.-]+)` (\d[\w.]*)")
 
 
 def pinned() -> set[tuple[str, str]]:
-    """Return packages and the versions that are installed."""
+    """Return the installed packages with their versions."""
     package = json.loads((_ROOT / "tests/clients/package.json").read_text(encoding="utf-8"))
     found = set(package["dependencies"].items())
     for name in ("constraints-clients.txt", "constraints-aider.txt"):

@@ -1,6 +1,6 @@
-"""The page about engines: what it tells engines can be told, and its drafter for TensorRT-LLM drafts.
+"""The page about engines: its settings are accepted, and its drafter for TensorRT-LLM drafts.
 
-The engines themselves are run by ``tests/engines``.
+``tests/engines`` runs the engines themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_the_command_for_vllm_names_what_is_there() -> None:
 
 @pytest.fixture
 def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for the names that the program imports."""
+    """Replace the modules that the program imports."""
 
     class Drafter:
         pass

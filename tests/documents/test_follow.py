@@ -1,4 +1,4 @@
-"""Pages are followed from top to bottom as a reader would: every block of bash and Python, in order, in one folder."""
+"""Runs pages from top to bottom like a reader: every block of bash and Python, in order, in one folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_no_claim_is_out_of_date():
 
 @pytest.fixture(scope="session")
 def graph(tmp_path_factory):
-    """A graph of the reader's text, built once."""
+    """Return a graph of the reader's text, built once."""
     folder = tmp_path_factory.mktemp("reader")
     make_folder(folder, None)
     return folder / "graph.pkl"

@@ -1,4 +1,4 @@
-"""What pages name exists: links and anchors, files, settings, flags, commands, metrics, modules, verbs."""
+"""Everything that pages name exists: links and anchors, files, settings, flags, commands, metrics, modules, verbs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
 FOREIGN_FLAGS = {"--help", "--version", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema",
                  "--unix-socket", "--protocol", "--group", "--profile", "--tokenizer", "--speculative-num-draft-tokens",
                  "--speculative-ngram-max-bfs-breadth", "--spec-draft-n-max"}  # fmt: skip
-"""Those of other programs, and what every command has."""
+"""Flags of other programs, and flags of every command."""
 EVERYWHERE = sorted({*pages(), "ARCHITECTURE.md", "CHANGELOG.md"})
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as code hosts make them."""
+    """Return the anchors of a page's headings, in the form of code hosts."""
     headings = re.findall(r"^#+ (.+)$", without_blocks(page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -51,7 +51,7 @@ def test_links_lead_somewhere(name):
 
 
 def without_what_went(name: str) -> str:
-    """Return a page; of the changelog without the lists of what was removed."""
+    """Return a page's text; the changelog's without its lists of removed features."""
     return re.sub(r"^#### Removed\n.*?(?=^##|\Z)", "", read_page(name), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -77,7 +77,7 @@ def flags() -> frozenset[str]:
             main(["bench", name, "--help"])
         main(["config", "show", "--help"])
     found = re.findall(r"(--[a-z][a-z0-9.-]*)", printed.getvalue())
-    # A switch that is on unless '--no-…' is given takes 'true' and 'false' by its own name.
+    # A switch with a '--no-…' form also has its positive form, which takes 'true' and 'false'.
     return frozenset(found) | {flag.replace("--no-", "--", 1) for flag in found}
 
 
@@ -107,7 +107,7 @@ def test_commands_that_are_named_exist(name):
 
 @cache
 def known_metrics() -> set[str]:
-    """Return the metrics of a drafter and a verifier that have nothing to do."""
+    """Return the metrics of an idle drafter and an idle verifier."""
     with tiny_decoder() as decoder:
         load = Load(ServiceConfig(), decoder.verifier_config.max_batch_size)
         rendered = (generate_latest(ServerMetrics().registry) + render_metrics(decoder, load, {})).decode()

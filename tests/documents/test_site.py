@@ -1,4 +1,4 @@
-"""The site has every page, and its reference what the package exports and what pages import."""
+"""The site has every page, and its reference has all names that the package exports and pages import."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = [name for names in REFERENCE.values() for name in names]
 
 
 class _Loader(yaml.SafeLoader):
-    """Of mkdocs.yml, which names a function."""
+    """A YAML loader for mkdocs.yml, which names a function."""
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)

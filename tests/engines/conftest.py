@@ -1,4 +1,4 @@
-"""What the tests of engines share: the demo's model and graph."""
+"""Fixtures of the engine tests: the demo's model and graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.engine_checkpoint import pad_checkpoint
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model in the least shape that vLLM's CPU kernels take."""
+    """Return the demo's model in the smallest shape that vLLM's CPU kernels accept."""
     folder = tmp_path_factory.mktemp("model")
     pad_checkpoint(MODEL_FOLDER, folder, 160, 192)
     return folder

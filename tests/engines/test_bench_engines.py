@@ -1,4 +1,4 @@
-"""``speculant bench engines`` with the real engines: no token differs, and ours need the fewest passes."""
+"""``speculant bench engines`` with the real engines: all tokens are equal, and our drafts need the fewest passes."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_no_token_differs_and_ours_need_the_fewest_passes(
             ours = {method: value for method, value in passes.items() if method == "speculant"}
             others = {method: value for method, value in passes.items() if not method.startswith("speculant")}
             if engine == "llama-server" and number == 2:
-                del others["ngram-mod"]  # remembers what was asked before, which the exported table can't
+                del others["ngram-mod"]  # remembers earlier requests, unlike the exported table
             assert min(ours.values()) > max(others.values())

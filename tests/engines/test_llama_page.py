@@ -1,4 +1,4 @@
-"""The program for llama-cpp-python on the page about engines, and llama-server's table, with the real ones."""
+"""The page's program for llama-cpp-python and llama-server's table, with the real programs."""
 
 from __future__ import annotations
 

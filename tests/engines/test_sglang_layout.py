@@ -1,4 +1,4 @@
-"""Trees as SGLang takes them, against SGLang's own corpus, byte for byte; and the algorithm in its registry."""
+"""Trees in SGLang's layout, compared byte for byte with SGLang's own corpus; and the algorithm in its registry."""
 
 from __future__ import annotations
 

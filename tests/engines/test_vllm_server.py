@@ -1,4 +1,4 @@
-"""vLLM's server under many requests at a time, with a sidecar that is killed and started again in their midst."""
+"""vLLM's server under many concurrent requests, with a sidecar that is killed and restarted meanwhile."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_no_request_fails_and_no_token_differs_when_the_sidecar_is_killed(
 
 
 def test_what_was_accepted_is_drafted_after_a_restart(checkpoint: Path, tmp_path: Path) -> None:
-    """vLLM kills the process of the model at once: what is to be learned is learned with the next request."""
+    """vLLM kills the model's process immediately, so accepted text is learned with the next request."""
     tokenizer = CorpusTokenizer.load(MODEL_FOLDER, special_tokens="parse")
     prompt, other = [tokenizer.encode_prompt(text) for text in beginnings(2)]
     written: list[list[int]] = []
@@ -131,7 +131,7 @@ def test_what_was_accepted_is_drafted_after_a_restart(checkpoint: Path, tmp_path
         with _serving(checkpoint, tmp_path, {"learned": "learned", "draft": {"sources": ["learned"]}}) as server:
             written.append(server.complete(prompt))
             server.complete(other)
-            time.sleep(3.0)  # for the disk
+            time.sleep(3.0)  # until it is on disk
             offered.append(server.metric("vllm:spec_decode_num_accepted_tokens_total"))
     assert written[0] == written[1]
     assert len(written[0]) > 16

@@ -1,4 +1,4 @@
-"""vLLM's V2 runner on a CPU, by Triton's interpreter, asynchronous: what it writes with drafts and without."""
+"""Outputs of vLLM's V2 runner with and without drafts, on a CPU in Triton's interpreter, asynchronously scheduled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROGRAM = Path(__file__).parents[1] / "support" / "vllm_v2_runs.py"
 
 @pytest.fixture
 def write(checkpoint: Path, graph: Path, tmp_path: Path) -> Any:
-    """Run a scenario in a process of its own, with drafts or without."""
+    """Return a function that runs a scenario in a separate process, with or without drafts."""
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps(beginnings(24)))
 
@@ -63,7 +63,7 @@ def test_drafts_change_no_distribution(write: Any) -> None:
         counts = [Counter(ids[position] for ids in each["ids"].values()) for each in (plain, drafted)]
         assert len(counts[0]) > 2
         assert _p_of_one_distribution(*counts) > 1e-3
-        # A control: half of the samples of one token moved to another.
+        # Control: half of one token's samples are moved to another token.
         (most, number), (other, _), *_ = counts[1].most_common()
         counts[1].update({most: -number // 2, other: number // 2})
         assert _p_of_one_distribution(*counts) < 1e-3
@@ -104,7 +104,7 @@ def test_doctor_says_which_runner_it_is(runner: str, environment: dict[str, str]
 def test_names_that_moved_inside_vllm_cost_drafts_and_one_warning(
     checkpoint: Path, graph: Path, tmp_path: Path
 ) -> None:
-    """What the adapter reads of a batch has another name, as in a later vLLM."""
+    """An attribute of the batch that the adapter reads is missing, as if a later vLLM had renamed it."""
     hidden = tmp_path / "hidden.py"
     hidden.write_text(
         "import runpy, sys\n"

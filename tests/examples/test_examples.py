@@ -1,4 +1,4 @@
-"""Every example runs as its reader starts it, and prints what it promises."""
+"""Every example runs with its documented command and prints the promised output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRINTED = {
 }
 """Example -> a pattern of its output."""
 SLOW = {"engine_adapter.py", "in_process.py", "service.py"}
-"""They import torch in a process of their own."""
+"""Examples that import torch in a new process."""
 
 
 def test_every_example_is_known() -> None:

@@ -1,7 +1,7 @@
-"""The benches that need a GPU, one after another: the released model's configuration with random weights.
+"""Runs the benches that need a GPU one by one, on the released model's configuration with random weights.
 
-Usage: ``make bench-gpu``. Nothing is downloaded: the tokenizer is the demo's, and what is replayed is the standard
-library of the interpreter that runs, of which the graph has seen other files.
+Usage: ``make bench-gpu``. Nothing is downloaded: the tokenizer is the demo's, and the replayed text is the running
+interpreter's standard library. The graph is built from other files of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from speculant_verifier.demo.corpus import training_files
 from speculant_verifier.demo.run import MODEL_FOLDER
 
 MODEL = "random:gpt-oss-20b"
-"""What is measured: 21 billion parameters in bfloat16, 42 GB."""
+"""The measured model, with 21 billion parameters in bfloat16, 42 GB."""
 _PROMPT_CHARACTERS, _OUTPUT_CHARACTERS = 3_000, 1_000
 
 
@@ -29,9 +29,9 @@ def run_all(model: Sequence[str], batch: int, limit: int) -> int:
     """Run the benches on one model, each with its JSON object as the last line.
 
     Args:
-        model: flags that name the model and where it runs.
+        model: flags for the model and its device.
         batch: rows of the batched runs.
-        limit: traces that are replayed, in the batched runs; one at a time and by transformers, too, a sixteenth.
+        limit: replayed traces of the batched runs; the other runs replay a sixteenth of them.
     """
     training, validation = training_files()
     with tempfile.TemporaryDirectory(prefix="speculant-") as name:
@@ -46,13 +46,13 @@ def run_all(model: Sequence[str], batch: int, limit: int) -> int:
             status = bench.run([*command, *common])
             if status:
                 return status
-            gc.collect()  # the model of one bench must go before the next one's comes
+            gc.collect()  # free one bench's model before the next one loads
             torch.cuda.empty_cache()
     return 0
 
 
 def _write_traces(files: Sequence[Path], path: Path) -> None:
-    """Cut files into prompts and the text that follows, as traces."""
+    """Cut files into prompts and continuations, and write them as traces."""
     width = _PROMPT_CHARACTERS + _OUTPUT_CHARACTERS
     with path.open("w", encoding="utf-8") as traces:
         for file in files:

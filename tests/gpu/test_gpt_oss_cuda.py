@@ -1,8 +1,8 @@
-"""On a GPU: gpt-oss-20b's real shape with random weights, in bfloat16. No checkpoint and no network are needed.
+"""GPU tests with gpt-oss-20b's real shape and random weights, in bfloat16; they need no checkpoint and no network.
 
-In bfloat16 a pass over nine nodes rounds differently from a pass over one, so equality of tokens is no test, and with
-random weights a rounding may choose another expert. Instead a text is forced on the model: a node's logits must be far
-nearer to those of a fresh pass than another node's are.
+In bfloat16 a pass over nine nodes rounds differently from a pass over one, and with random weights rounding may choose
+another expert. So tests can't require equal tokens. Instead they force a text on the model: a node's logits must be
+far nearer to a fresh pass's logits than another node's are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIBIBYTES_OF_20B = 44  # decoded to bfloat16, with room for one pass
 
 
 def config_of_20b(num_layers: int) -> GptOssConfig:
-    """The published configuration of gpt-oss-20b; fewer layers where memory is short."""
+    """Return the published configuration of gpt-oss-20b, with fewer layers if memory is short."""
     return GptOssConfig(
         vocab_size=201_088,
         hidden_size=2_880,
@@ -75,13 +75,13 @@ def large() -> TargetModel:
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return how far logits are from others, relative to these."""
+    """Return the relative distance of logits from the expected ones."""
     return float((actual.float() - expected.float()).norm() / expected.float().norm())
 
 
 @torch.inference_mode()
 def stepwise_logits(target: TargetModel, token_ids: list[int]) -> torch.Tensor:
-    """Logits after the last token, as transformers computes them in a pass of its own over its own cache."""
+    """Return the logits after the last token from transformers, in a single-token pass over its own cache."""
     cache, device = DynamicCache(config=target.model.config), target.device
     if token_ids[:-1]:
         target.model(torch.tensor([token_ids[:-1]], device=device), past_key_values=cache)
@@ -111,13 +111,13 @@ def test_logits_are_those_of_a_fresh_pass(large, length, shape):
         tokens += [draft.token_ids[j] for j in accepted] + [int(logits[0].argmax())]
     error, rounding, control = map(median, (errors, roundings, controls))
     print(f"{shape} after {length}: error {error:.4f}, rounding {rounding:.4f}, another node {control:.4f}")  # noqa: T201
-    # After one token steps of transformers round as fresh passes do, and ours, in parts, otherwise: 0.19 was seen.
+    # After one token, transformers' steps round like fresh passes, while ours partly round differently: up to 0.19.
     assert error < max(2.0 * rounding, 0.25)
     assert control > 3.0 * error
 
 
 def test_the_same_pass_gives_the_same_bits(large):
-    """At a fixed number of nodes and rows, run after run."""
+    """The numbers of nodes and rows are fixed, and the passes are repeated."""
     tokens = [list(range(10, 210)), list(range(500, 531))]
     first: torch.Tensor | None = None
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_the_third_pass_of_a_shape_is_replayed(family, warnings):
 
 
 def test_passes_are_recorded_again_after_all_recordings_have_gone(warnings):
-    """As after the costs were measured, and whenever a cache grows."""
+    """This happens after costs were measured, and whenever a cache grows."""
     made = tiny_gpt_oss()
     target = TargetModel(made.model.to("cuda", torch.bfloat16), made.tokenizer, "tiny", cuda_graphs=True)
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_passes_are_recorded_again_after_all_recordings_have_gone(warnings):
 
 
 def test_recorded_passes_give_the_bits_of_the_others(large, warnings):
-    """Rows, widths and lengths in any order, over buffers that are exchanged now and then."""
+    """Rows, widths and lengths come in any order, and buffers are replaced now and then."""
     generator = random.Random(0)
     unrecorded = TargetModel(large.model, byte_tokenizer(), "the same", cuda_graphs=True)
     unrecorded._recorder = None
@@ -193,7 +193,7 @@ def test_recorded_passes_give_the_bits_of_the_others(large, warnings):
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
 def test_small_models_in_float32_verify_exactly(family, recorded):
-    """What the tests without a GPU prove, with its kernels; TF32 is off by default."""
+    """Repeats the tests without a GPU with GPU kernels; TF32 is off by default."""
     made = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
     target = TargetModel(made.model.to("cuda"), made.tokenizer, family, cuda_graphs=recorded)
     rows = Rows(target, target.new_cache(4, widest_pass=10), family)

@@ -1,4 +1,4 @@
-"""On a GPU: weights that its memory does not hold are copied from this machine's, with the same logits."""
+"""GPU tests: weights that do not fit into GPU memory are copied from host memory, with the same logits."""
 
 from __future__ import annotations
 

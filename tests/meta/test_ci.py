@@ -1,4 +1,4 @@
-"""What ``.ci/run`` makes of the suites."""
+"""How ``.ci/run`` judges the suites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ case " check $WITHOUT_TESTS " in *" $1 "*) ;; *) printf . >> "$SPECULANT_TESTS_R
 @pytest.mark.parametrize("cut_off", ["", "test-slow"])
 @pytest.mark.parametrize("suite", ["", "test", "test-faults", "test-sanitized", "test-slow"])
 def test_a_suite_of_which_no_test_ran_has_not_passed(tmp_path: Path, suite: str, cut_off: str) -> None:
-    """Not even where its time was over: a suite that got none has shown nothing."""
+    """This holds even if its time was over: a suite without tests has proved nothing."""
     for path, text in ((".ci/run", (ROOT / ".ci/run").read_text()), ("make", MAKE), ("chromium", "")):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)

@@ -1,4 +1,4 @@
-"""Turns that no native engineer would write: sentences are in the field's words."""
+"""Rejects phrases that no native engineer would write."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ TURNS = {
     "beside": "next to, with, besides, compared with",
     "behind": "after",
 }
-"""What is not written, and what is instead."""
+"""Forbidden phrase -> replacements."""
 MEANT = re.compile(
     r"(left|leaves?|leave nothing) behind|behind (the scenes|a network|one name|one middleware|its last node|itself)"
     r"|(JSON|API) behind it|what is behind|says it goes on|@@SAY:It goes on|== \"It goes on"
 )
-"""Where it is the right word."""
+"""Lines in which the phrase is right."""
 NAME = re.compile(
     r"\b(beside|behind)\b *[=\[:.,})]|[({*] *(beside|behind)\b|(if|for|str\() ?(beside|behind)\b|\"beside"
 )
-"""Of variables, which are no sentences."""
+"""Names of variables, which are exempt."""
 
 
 @pytest.mark.parametrize("turn", TURNS)
@@ -45,7 +45,7 @@ def test_sentences_are_without(turn: str) -> None:
 
 
 NOUNS = r"^What (?!happens)\b|\b[Tt]hose (that|who)\b|\b[Ww]hat (is|are)\b(?!.*\?)"
-"""Clauses that stand for a thing, which has a name."""
+"""Clauses in place of a noun."""
 
 
 def test_things_have_names() -> None:

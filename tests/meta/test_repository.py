@@ -67,7 +67,7 @@ def test_no_python_file_is_longer_than_400_lines() -> None:
 
 
 def test_few_tests_compare_sentences() -> None:
-    """They ask for an error's kind and field. A sentence that is a promise may be held to, and a comment says why."""
+    """Tests check an error's kind and field. They compare a sentence only if it is a promise, with a comment."""
     kept = 0
     for path in tracked_files():
         lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".py" else []

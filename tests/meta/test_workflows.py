@@ -1,4 +1,4 @@
-"""Files for the code host: workflows call verbs that exist, and forms ask for a diagnosis."""
+"""Files for the code host: workflows call existing make targets, and issue forms ask for a diagnosis."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Trains the demo's models again: small gpt-oss of the standard library, with a byte-level BPE tokenizer of its own.
+"""Trains the demo's models: small gpt-oss models of Python's standard library, with their own byte-level BPE tokenizer.
 
 Usage: ``python tests/models/train_demo.py --minutes 50 [--draft] [--out FOLDER] [--threads 2]``, or ``make train``. It
-writes what ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json``. The last
-line of standard output is one JSON object with the figures of the model card, README.md. ``--draft`` trains the draft
-model: 2 layers, the same tokenizer, and more text but not all of it, so that it is right now and then.
+writes the files that ``speculant demo`` loads: ``model.safetensors`` in bfloat16, ``config.json``, ``tokenizer.json``.
+The last line of standard output is a JSON object with the figures for the model card, README.md. ``--draft`` trains the
+draft model, with 2 layers and the same tokenizer. It sees more text but not all of it, so its drafts are right only
+sometimes.
 
-Every expert runs on every token (exact, since the router's weights of the others are zero) inside ``torch.compile``
-with bfloat16 autocast; matrices are optimised by Muon, the rest by AdamW. On a CPU that is about ten times faster than
-the stock loop over routed tokens. A CPU without instructions for bfloat16 takes 24 times as long for a product of such
-matrices as in float32: give it ``--float32``.
+Every expert runs on every token, inside ``torch.compile`` with bfloat16 autocast. The result is exact, because the
+router's weights of unchosen experts are zero. Muon optimizes the matrices, and AdamW all other parameters. On a CPU
+this is about ten times faster than the stock loop over routed tokens. On a CPU without bfloat16 instructions, products
+of bfloat16 matrices take 24 times as long as in float32, so use ``--float32`` there.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ BATCH_SIZE = 10
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrix updates are orthogonalised by Newton-Schulz steps (Jordan et al. 2024).
+    """Momentum with matrix updates orthogonalized by Newton-Schulz steps (Jordan et al. 2024).
 
-    Works on the last two dimensions, so a stack of expert matrices is updated expert by expert; torch's takes single
-    matrices.
+    It works on the last two dimensions, so a stack of expert matrices is updated expert by expert. torch's Muon accepts
+    only single matrices.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, dtype: torch.dtype) -> None:
@@ -89,7 +90,7 @@ def train_tokenizer(files: list[Path]) -> PreTrainedTokenizerFast:
 
 
 def model_config(*, is_draft: bool = False) -> GptOssConfig:
-    """Return the configuration: deep and narrow, so that eight tokens cost little more than one."""
+    """Return the configuration, deep and narrow, so that a pass over eight tokens costs little more than over one."""
     return GptOssConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=144,
@@ -172,7 +173,7 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Mean cross-entropy in nats a token over the validation files."""
+        """Return the mean cross-entropy over the validation files, in nats per token."""
         span = SEQUENCE_LENGTH + 1
         rows = [self.validation[i : i + span] for i in range(0, len(self.validation) - span, SEQUENCE_LENGTH)]
         usable = len(rows) // BATCH_SIZE * BATCH_SIZE
@@ -189,7 +190,7 @@ class Trainer:
         self.model.save_pretrained(folder, state_dict=weights)
 
     def run(self, budget_s: float, seed: int, folder: Path) -> dict[str, float]:
-        """Train for ``budget_s`` seconds, saving now and then, and return the figures of the model card."""
+        """Train for ``budget_s`` seconds with regular saves; return the figures for the model card."""
         torch.manual_seed(seed)
         generator = torch.Generator().manual_seed(seed)
         named = [(name, parameter) for name, parameter in self.model.named_parameters()]

@@ -1,11 +1,13 @@
-"""Trains the weights of the mixer again, on recorded outputs, and says what they bring to outputs that they never saw.
+"""Trains the mixer's weights on recorded outputs, and evaluates them on unseen outputs.
 
-Usage: ``python tests/models/train_mixer.py --tokenizer NAME NAME=TRACES:GRAPH ...``. Each workload is a file of traces,
-as ``speculant bench replay`` reads, and a graph of other text of its kind. It is replayed four times: with its graph;
-with what earlier outputs of it taught, too; without the graph's neural model; and without a graph. Every output token
-is a position to learn from. Weights of all workloads are written to the package; of each, weights of the others alone
-are judged, too. The last line is JSON: natural units of information a token, without the mixer, with the weights that
-never saw the workload, and with those that did.
+Usage: ``python tests/models/train_mixer.py --tokenizer NAME NAME=TRACES:GRAPH ...``. A workload is a file of traces for
+``speculant bench replay``, and a graph of other text of the same kind. Each workload is replayed four times: with its
+graph, with its graph and learned earlier outputs, without the neural model, and without a graph. Every output token is
+a training position.
+
+The weights trained on all workloads are written to the package. Each workload is also evaluated with weights trained on
+the other workloads only. The last line is JSON with nats per token: without the mixer, with weights that never saw the
+workload, and with weights that did.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ NODES = 16
 
 
 def recorded(workload: Workload, graph: NgramGraph) -> list[Calibration]:
-    """Replay a workload in every way; return the tables that recorded its positions."""
+    """Replay a workload in all four ways; return the tables that recorded its positions."""
     tables = []
     without_model = frozenset(("corpus", "session"))
     for layers, config, learns in (
@@ -37,7 +39,7 @@ def recorded(workload: Workload, graph: NgramGraph) -> list[Calibration]:
         ([graph], DraftConfig(strategy="tree", sources=without_model), False),
         ([], DraftConfig(strategy="tree"), True),
     ):
-        calibration = Calibration()  # without a mixer, so that weights don't depend on those of before
+        calibration = Calibration()  # without a mixer, so that new weights do not depend on old ones
         if layers and graph.metadata.calibration:
             built = load_calibration(graph.metadata.calibration)
             calibration.restore(built.weights, built.bins)
@@ -48,7 +50,7 @@ def recorded(workload: Workload, graph: NgramGraph) -> list[Calibration]:
 
 
 def main() -> None:
-    """Train, write and judge."""
+    """Train, write and evaluate the weights."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workloads", nargs="+", metavar="NAME=TRACES:GRAPH")
     parser.add_argument("--tokenizer", required=True)

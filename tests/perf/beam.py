@@ -1,12 +1,11 @@
-"""Beam search instead of best-first search, for comparison: how many tokens a step each brings on recorded outputs.
+"""Compares beam search with best-first search, in tokens per step on recorded outputs.
 
     python tests/perf/beam.py TRACES... --corpus FILE... --tokenizer FOLDER [--nodes 16] [--widths 1,2,4,8] [--limit 20]
 
-SpecExec (Svirschevski et al. 2024) grows a draft tree by taking the most probable node again and again (its algorithm
-2; ``native/tree_drafter.cpp``). Beam search grows it level by level, and keeps as many nodes at every depth as the beam
-is wide: so many nodes make a tree of ``nodes / width`` levels. Both choose by the same calibrated probabilities. The
-beam's nodes are taken from the largest tree that the drafter makes, which has all that are more probable than its last
-one. The last line is a JSON object.
+SpecExec (Svirschevski et al. 2024) grows a draft tree by repeatedly adding the most probable node (its algorithm 2;
+``shared/native/tree_drafter.cpp``). Beam search grows the tree level by level and keeps ``width`` nodes at every depth.
+So its tree has ``nodes / width`` levels. Both use the same calibrated probabilities. The beam is cut from the drafter's
+largest tree, which contains every node that is more probable than its last one. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep
 
 LARGEST = 256
-"""Nodes of the tree that a beam's are taken from."""
+"""Nodes of the tree from which a beam is cut."""
 
 
 def beam(tree: Draft, width: int, nodes: int) -> Draft:
-    """Return the part of a tree that beam search finds: the most probable nodes of every depth, below one another.
+    """Return the part of a tree that beam search finds: the most probable children of each level's kept nodes.
 
     Args:
-        tree: with path probabilities.
-        width: nodes of a depth.
-        nodes: of all together.
+        tree: a tree with path probabilities.
+        width: most nodes per depth.
+        nodes: most nodes in total.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents, start=1):
@@ -52,7 +51,7 @@ def beam(tree: Draft, width: int, nodes: int) -> Draft:
 
 
 class BeamDrafter(SessionDrafter):
-    """Drafts by beam search of one width; of none, best-first."""
+    """Drafts by beam search of one width; width 0 is best-first search."""
 
     def __init__(self, graph: NgramGraph, width: int) -> None:
         super().__init__(graph, DraftConfig())
@@ -67,7 +66,7 @@ class BeamDrafter(SessionDrafter):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replay every file of traces by every width."""
+    """Replay every file of traces with every width."""
     parser = argparse.ArgumentParser(description="Beam search against best-first search.")
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--corpus", nargs="+", type=Path, required=True)

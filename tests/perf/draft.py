@@ -1,11 +1,11 @@
-"""How long drafts and look-ups take, between other work, which leaves cold caches as a server's does.
+"""Measures the time of drafts and lookups between other work, which leaves caches cold, as in a server.
 
     python tests/perf/draft.py [--graph FILE --held TEXT] [--budget 16] [--batch 32] [--drafts 1000] [--learned 200000]
 
-Drafts for sessions, by strategy, in turns, for a batch in one call, and with much learned before; ten greedy tokens
-from a graph and from a dict of dicts of the same tokens; opening a file in three processes, and sharing it. By default
-the graph is of the first half of two million words of Python's standard library, and sessions and contexts are pieces
-of the rest. The last line is a JSON object.
+It measures drafts for sessions by strategy, in turns, for a batch in one call, and after much learned text. It measures
+ten greedy tokens from a graph and from a dict of dicts of the same tokens. It also measures three processes that open
+and share one file. By default the graph holds the first half of two million words of Python's standard library.
+Sessions and contexts are pieces of the other half. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ sys.stdin.read()
 
 
 class OtherWork:
-    """What a server does between two drafts, as far as caches can tell: objects, strings, and at times large arrays."""
+    """Simulates a server's work between two drafts in its effect on caches: objects, strings, at times large arrays."""
 
     def __init__(self) -> None:
         self.message = {f"field-{index}": {"numbers": list(range(index % 9))} for index in range(60)}
@@ -69,7 +69,7 @@ class OtherWork:
 
 
 class Sessions:
-    """A drafter, sessions that are pieces of a text, and the times of its calls."""
+    """A drafter with sessions on pieces of a text, and the times of its calls."""
 
     def __init__(self, drafter: SessionDrafter, text: Sequence[int], batch: int, budget: int) -> None:
         self.drafter, self.text, self.batch, self.budget = drafter, text, batch, budget
@@ -99,19 +99,19 @@ class Sessions:
 
 
 def take_turns(steps: Sequence[Callable[[int], None]], rounds: int) -> None:
-    """Let all step in turns: each is first, second, ... equally often."""
+    """Run all steps in rotating order: each is first, second, ... equally often."""
     for turn in range(WARM_UP + rounds):
         for offset in range(len(steps)):
             steps[(turn + offset) % len(steps)](turn)
 
 
 def us(times_ns: Sequence[int], percent: float = 50) -> float:
-    """Return a percentile, the first ones left out, in microseconds."""
+    """Return a percentile in microseconds, without the warm-up."""
     return round(float(np.percentile(times_ns[WARM_UP:], percent)) / 1e3, 2)
 
 
 def measure_sessions(graph: NgramGraph, held: Sequence[int], arguments: argparse.Namespace) -> dict[str, float]:
-    """Draft for sessions by every strategy."""
+    """Measure drafts for sessions by every strategy."""
     learned = LearnedStore(DraftConfig().max_learned_tokens)
     for start in range(0, arguments.learned, LEARNED_PIECE):
         learned.memory("").core.add(np.array(held[start : start + LEARNED_PIECE], np.int64))
@@ -130,9 +130,9 @@ def measure_sessions(graph: NgramGraph, held: Sequence[int], arguments: argparse
 
 
 def draft_from_dict(contexts: Counts, max_order: int, context: Sequence[int]) -> list[int]:
-    """Draft the most frequent successors, as the graph does: the longest known context first, its order kept.
+    """Draft the most frequent successors like the graph: start with the longest known context, and keep its order.
 
-    Of equal counts the lowest id is taken.
+    Among equal counts, the lowest id wins.
     """
     tokens = list(context[-max_order:])
     num_given = len(tokens)
@@ -155,7 +155,7 @@ def greedy(generator: DraftGenerator, context: Sequence[int]) -> Sequence[int]:
 def measure_greedy(
     graphs: dict[str, NgramGraph], plain: Counts, held: Sequence[int], rounds: int
 ) -> dict[str, float | bool]:
-    """Draft ten tokens after the same contexts from graphs and from a dict, which holds what the first of them does."""
+    """Draft ten tokens after the same contexts from graphs, and from a dict with the first graph's contents."""
     random, work = np.random.default_rng(0), OtherWork()
     drafters: dict[str, Callable[[Sequence[int]], Sequence[int]]] = {
         name: partial(greedy, DraftGenerator(graph)) for name, graph in graphs.items()
@@ -183,7 +183,7 @@ def measure_greedy(
 
 
 def share(path: Path) -> dict[str, float]:
-    """Open a file in new processes at once; return how long it takes and the proportional bytes in each."""
+    """Open a file in several new processes at once; return the time and each process's proportional bytes."""
     with ExitStack() as stack:
         opened_ms, children = [], []
         for _ in range(PROCESSES):

@@ -1,10 +1,10 @@
-"""Follow docs/draft-model.md with the demo's pair: record, train, and judge by documents that nothing has seen.
+"""Follows docs/draft-model.md with the demo's pair: record, train, and evaluate on unseen documents.
 
     python tests/perf/draft_training.py contracts.txt manual.txt code.txt --folder loop
 
-Each file is a kind of text, its documents separated by two blank lines. Its first two thirds give the prompts that are
-recorded and trained on, its last third those of the new documents. Every command is printed before it is run; the last
-line of each kind is JSON. On two quiet cores a kind takes about half an hour.
+Each file is a kind of text, with two blank lines between documents. Its first two thirds give the prompts to record and
+train on, and its last third the prompts of the new documents. Every command is printed before it runs. The last line of
+each kind is JSON. On two idle cores a kind takes about half an hour.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 from speculant_verifier.demo import DRAFT_MODEL_FOLDER, MODEL_FOLDER
 
 SMALLEST = 8_000
-"""Characters of a document at least; shorter ones are taken together with those after them."""
+"""Least number of characters of a document; a shorter one is joined with the next."""
 PROMPT = 400
-"""Characters of a prompt."""
+"""Number of characters of a prompt."""
 MOST_DOCUMENTS = {"train": 150, "new": 60}
 NUM_REQUESTS = 550
-"""To be recorded for a training, about."""
+"""Approximate number of requests to record for a training."""
 NUM_NEW = 3
-"""Requests of a new document."""
+"""Number of requests per new document."""
 MAX_TOKENS = 96
-"""Of an answer: what is trained on is as long as what is served."""
+"""Tokens of an answer, equal in training and in evaluation."""
 
 
 def documents_of(text: str) -> list[str]:
-    """Return the documents of a file in their order."""
+    """Return the documents of a file in order."""
     found, part = [], ""
     for piece in text.split("\n\n\n"):
         part = f"{part}\n\n\n{piece}" if part else piece
@@ -43,7 +43,7 @@ def documents_of(text: str) -> list[str]:
 
 
 def prompts_of(name: str, document: str, count: int, chosen: random.Random) -> list[dict[str, str]]:
-    """Return prompts that begin at lines of a document, and end well before its end."""
+    """Return prompts that begin at lines of a document and stop well before its end."""
     starts = [
         index + 1
         for index, character in enumerate(document[: -2 * PROMPT])
@@ -54,7 +54,7 @@ def prompts_of(name: str, document: str, count: int, chosen: random.Random) -> l
 
 
 def write_prompts(corpus: Path, folder: Path) -> None:
-    """Write the prompts of a kind of text, of documents to train on and of new ones."""
+    """Write the prompts of a kind of text, from training documents and from new ones."""
     found = [(f"{corpus.stem}-{index}", each) for index, each in enumerate(documents_of(corpus.read_text("utf-8")))]
     chosen, border = random.Random(0), int(len(found) * 0.67)
     parts = {"train": found[:border], "new": found[border:]}
@@ -78,7 +78,7 @@ def speculant(*arguments: object) -> str:
 
 
 def follow(corpus: Path, folder: Path) -> None:
-    """Record, train and judge for one kind of text."""
+    """Record, train and evaluate for one kind of text."""
     folder.mkdir(parents=True)
     write_prompts(corpus, folder)
     draft_model = ("--draft-model", DRAFT_MODEL_FOLDER)

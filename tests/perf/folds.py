@@ -1,12 +1,11 @@
-"""Time, memory and disk of folding learned text into graphs, and whether another client of the sidecar notices.
+"""Measures time, memory and disk of folding learned text into graphs, and its effect on another client.
 
     python tests/perf/folds.py [--tenants 10] [--tokens 5000000] [--corpus FILE ... --tokenizer FOLDER] [--steps 3000]
 
-A client sends steps of eight rows: alone, and while text of another tenant comes to the sidecar; of the latter steps
-those during a fold are told from the others. Then a sidecar gets the text of some tenants, one tenant after another,
-over gRPC. More text comes when no fold runs, so every fold takes in half of the young text. Text is that of the corpus,
-by default Python's standard library, in pieces of 600 tokens of which a tenth are replaced by others. The last line is
-a JSON object.
+First a client sends steps of eight rows, alone and while another tenant's text arrives at the sidecar. Steps during a
+fold are reported separately. Then a sidecar receives the text of several tenants over gRPC, tenant by tenant. More text
+arrives only when no fold runs, so every fold takes half of the young text. The text is the corpus, by default Python's
+standard library, in pieces of 600 tokens with a tenth of them replaced. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -44,29 +43,29 @@ YOUNG, IDLE_S, FEED_PAUSE_S, WATCH_S, SESSION = 262_144, 0.1, 0.004, 0.02, 77
 
 
 class Sidecar:
-    """A sidecar in a process of its own."""
+    """A sidecar in a separate process."""
 
     def __init__(self, pid: int, address: str, metrics: str) -> None:
-        """Name its process and its addresses."""
+        """Set its process id and its addresses."""
         self.pid, self.address, self._metrics = pid, address, metrics
 
     def metric(self, name: str) -> float:
-        """Return one of its figures."""
+        """Return one of its metrics."""
         with urllib.request.urlopen(f"http://{self._metrics}/metrics") as answer:
             lines = answer.read().decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"speculant_drafter_{name} "))
 
     def folds(self) -> list[int]:
-        """Return the processes of folds that run."""
+        """Return the process ids of running folds."""
         found: list[int] = []
         for path in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with suppress(OSError):
                 found += map(int, path.read_text("ascii").split())
-        return [pid for pid in found if b"fold_worker" in command_of(pid)]  # a forked process is no fold yet
+        return [pid for pid in found if b"fold_worker" in command_of(pid)]  # no fold before its exec
 
 
 def command_of(pid: int) -> bytes:
-    """Return the command line of a process; nothing if it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -85,14 +84,14 @@ def sidecar(graph: Path, folder: Path, *, folds: bool) -> Iterator[Sidecar]:
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """Return resident megabytes of a process: what no file backs, and mapped files; and the most it ever had."""
+    """Return a process's resident megabytes: anonymous memory, mapped files, and the peak."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines())
     names = {"anonymous_mb": "RssAnon", "files_mb": "RssFile", "most_mb": "VmHWM"}
     return {ours: round(int(lines[name].split()[0]) / 1e3, 1) for ours, name in names.items()}
 
 
 def pieces(corpus: np.ndarray[Any, Any], num_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Yield varied pieces of a corpus, of so many tokens together."""
+    """Yield varied pieces of a corpus, with ``num_tokens`` tokens in total."""
     random = np.random.default_rng(seed)
     for _ in range(-(-num_tokens // TEXT_TOKENS)):
         start = int(random.integers(corpus.size - TEXT_TOKENS))
@@ -103,7 +102,7 @@ def pieces(corpus: np.ndarray[Any, Any], num_tokens: int, seed: int) -> Iterator
 
 
 def teach(address: str, tenant: str, texts: Iterator[list[int]]) -> Iterator[int]:
-    """Have a sidecar learn texts, each of a session; yield the tokens of each when it has."""
+    """Let a sidecar learn texts, one session each; yield the number of learned tokens after each."""
     with connect_channel(address) as channel:
         names = ("OpenSession", "Draft", "CloseSession")
         call: Any = {name: channel.unary_unary(SERVICE + name, None, None) for name in names}
@@ -111,7 +110,7 @@ def teach(address: str, tenant: str, texts: Iterator[list[int]]) -> Iterator[int
         for text in texts:
             call["OpenSession"](opening)
             for start, stop in ((0, 1), (1, len(text))):
-                # Until something is to be drafted, all tokens are of the prompt.
+                # All tokens up to the first step with a node budget belong to the prompt.
                 row = SequenceRequest(tuple(text[start:stop]), SESSION, start, node_budget=1 - min(start, 1))
                 call["Draft"](convert.encode_step(None, StepRequest((row,))))
             call["CloseSession"](pb.CloseSessionRequest(session_id=SESSION, tenant=tenant).SerializeToString())
@@ -119,7 +118,7 @@ def teach(address: str, tenant: str, texts: Iterator[list[int]]) -> Iterator[int
 
 
 def measure_folds(graph: Path, corpus: np.ndarray[Any, Any], num_tenants: int, num_tokens: int) -> dict[str, object]:
-    """Fold the text of some tenants in order."""
+    """Measure folds of several tenants' text, tenant by tenant."""
     with tempfile.TemporaryDirectory() as temporary, sidecar(graph, Path(temporary), folds=True) as served:
         before, most_of_folds, started_s = memory_of(served.pid), 0.0, time.perf_counter()
         for tenant in range(num_tenants):
@@ -131,7 +130,7 @@ def measure_folds(graph: Path, corpus: np.ndarray[Any, Any], num_tenants: int, n
                 unfolded = 0
                 time.sleep(IDLE_S)
                 while running := served.folds():
-                    with suppress(OSError, KeyError):  # it has just ended
+                    with suppress(OSError, KeyError):  # the process has just ended
                         most_of_folds = max(most_of_folds, memory_of(running[0])["most_mb"])
                     time.sleep(IDLE_S / 2)
         after, wall_s = memory_of(served.pid), time.perf_counter() - started_s
@@ -158,7 +157,7 @@ def measure_folds(graph: Path, corpus: np.ndarray[Any, Any], num_tenants: int, n
 
 
 def timed_steps(address: str, texts: list[list[int]], num_steps: int) -> list[tuple[float, float]]:
-    """Return when each step of a batch began, and its milliseconds; steps are a few milliseconds apart."""
+    """Return the start time of each step of a batch, and its milliseconds; steps are a few milliseconds apart."""
     times = []
     with connect_channel(address) as channel:
         call: Any = {name: channel.unary_unary(SERVICE + name, None, None) for name in ("OpenSession", "Draft")}
@@ -183,13 +182,13 @@ def timed_steps(address: str, texts: list[list[int]], num_steps: int) -> list[tu
 
 
 def watch_folds(served: Sidecar, is_over: threading.Event, seen: list[tuple[float, bool]]) -> None:
-    """Note again and again whether a fold runs."""
+    """Record at short intervals whether a fold runs."""
     while not is_over.wait(WATCH_S):
         seen.append((time.perf_counter(), bool(served.folds())))
 
 
 def measure_steps(graph: Path, corpus: np.ndarray[Any, Any], num_steps: int, deadline_ms: float) -> dict[str, object]:
-    """Measure another client's steps alone, and while text comes, during folds and between them."""
+    """Measure another client's steps alone, and while text arrives, during folds and between them."""
     texts = drawn_texts(NgramGraph.load(graph), ROWS, max(200 + TOKENS_PER_STEP * num_steps, 2_000))
     with tempfile.TemporaryDirectory() as temporary, sidecar(graph, Path(temporary), folds=True) as served:
         alone = [each for _, each in timed_steps(served.address, texts, num_steps)]

@@ -1,13 +1,13 @@
-"""Builds a graph from 100 MB of text, and checks the memory that it took and the counts in it.
+"""Builds a graph from 100 MB of text, and checks the memory of the build and the counts in the graph.
 
     python tests/perf/large.py [--megabytes 100] [--memory 1GB] [--contexts 40] [--folder DIR]
 
-The text is made on the fly: words of Zipf's distribution, each drawn among those that follow the one before. A process
-of its own builds the graph as ``speculant build`` does; its anonymous memory, which is what no file backs, must never
-exceed ``--memory``. Then the text is tokenised again, file by file, by the tokenizers library alone, and counted slowly
-and obviously: all tokens, and everything that follows each of some contexts of every order, by comparing every position
-of the text with the context. Progress goes to standard error; the last line is a JSON object. The exit status is 1 if
-anything differs.
+The text is generated: words follow a Zipf distribution, and each is drawn among the followers of the previous word. A
+separate process builds the graph like ``speculant build``. Its anonymous memory, which no file backs, must never exceed
+``--memory``. Then the tokenizers library alone tokenizes the text again, file by file, for a slow count. The count
+covers all tokens, and the successors of some contexts of every order. For these, every position of the text is compared
+with the context. Progress goes to standard error, and the last line is a JSON object. The exit status is 1 if anything
+differs.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ POLL_S = 0.02
 
 
 def write_text(folder: Path, num_bytes: int, seed: int = 0) -> None:
-    """Write files of text, about a megabyte each, so many bytes together."""
+    """Write text files of about a megabyte each, ``num_bytes`` in total."""
     random = np.random.default_rng(seed)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
     words = ["".join(random.choice(syllables, random.integers(1, 5))) for _ in range(WORDS)]
-    # Each word is followed by some words alone, and by the first of these most often.
+    # Each word has a fixed set of followers, and the first of them is the most frequent.
     followers = np.minimum(random.zipf(1.2, (WORDS, FOLLOWERS)), WORDS) - 1
     show, written, word = begin("writing the text"), 0, 0
     for index in range(max(1, round(num_bytes / FILE_BYTES))):
@@ -60,7 +60,7 @@ def write_text(folder: Path, num_bytes: int, seed: int = 0) -> None:
 
 
 def build(corpus: Path, output: Path, memory: int) -> dict[str, float]:
-    """Build the graph in a process of its own; return seconds, and the most anonymous bytes that it ever had."""
+    """Build the graph in a separate process; return the seconds and the peak of anonymous bytes."""
     arguments = ["build", corpus, "-o", output, "--tokenizer", TOKENIZER, "--max-order", MAX_ORDER, "--memory", memory]
     command = [sys.executable, "-m", "speculant_graph.cli.main", *map(str, arguments)]
     begin("building the graph")
@@ -77,7 +77,7 @@ def build(corpus: Path, output: Path, memory: int) -> dict[str, float]:
 
 
 def tokenise(corpus: Path) -> Iterator[UInt32Array]:
-    """Yield the token ids of every file, between BOS and EOS, in the order of the build."""
+    """Yield the token ids of every file, between BOS and EOS, in build order."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     ends = [tokenizer.token_to_id(name) for name in (BOS, EOS)]
@@ -89,13 +89,13 @@ def tokenise(corpus: Path) -> Iterator[UInt32Array]:
 
 
 def compare(graph: NgramGraph, token_ids: UInt32Array, num_contexts: int, seed: int = 1) -> dict[str, int]:
-    """Count slowly and compare.
+    """Compare the graph with a slow count.
 
     Args:
-        graph: what was built.
+        graph: the graph.
         token_ids: the whole text.
-        num_contexts: contexts of every order to compare, half of them drawn from the text, half made of random tokens.
-        seed: of the draw.
+        num_contexts: contexts per order to compare; half are drawn from the text, half are random tokens.
+        seed: random seed of the contexts.
     """
     random = np.random.default_rng(seed)
     unigrams = np.bincount(token_ids, minlength=graph.vocabulary_size)
@@ -119,7 +119,7 @@ def compare(graph: NgramGraph, token_ids: UInt32Array, num_contexts: int, seed: 
 
 
 def main() -> int:
-    """Run it; return the exit status."""
+    """Run the check; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=100.0, help="size of the text")
     parser.add_argument("--memory", default="1GB", help="most anonymous memory of the build")

@@ -1,10 +1,11 @@
-"""How long locks of the core are held, and how late a client is answered while another one opens long prompts.
+"""Measures how long the core holds its locks, and a client's delay while another client opens long prompts.
 
     python tests/perf/locks.py [--graph FILE] [--learned 1000000] [--sessions 10000] [--steps 1000] [--deadline-ms 20]
 
-Holds, by the kind of lock, while prompts of 65k and 128k tokens are taken and while a tenant's memory fills; the memory
-of sessions that nobody learns from; steps of eight rows over a sidecar, alone and while another client opens prompts of
-128k tokens again and again. By default the graph is of Python's standard library. The last line is a JSON object.
+It measures holds by kind of lock while prompts of 65k and 128k tokens arrive, and while a tenant's learned text fills
+up. It measures the memory of sessions that do not learn. It also times steps of eight rows over a sidecar, alone and
+while another client repeatedly opens prompts of 128k tokens. By default the graph is of Python's standard library. The
+last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LEARNED_PIECE = 500
 
 
 def holds_during(work: Callable[[], object]) -> dict[str, object]:
-    """Return how often the locks of each kind were held during work, and the longest hold in milliseconds."""
+    """Return the number of holds of each kind of lock during ``work``, and the longest hold in milliseconds."""
     _core.record_lock_holds(True)
     _core.take_lock_holds()
     start_s = time.perf_counter()
@@ -57,7 +58,7 @@ def holds_during(work: Callable[[], object]) -> dict[str, object]:
 
 
 def measure_holds(graph: NgramGraph, text: np.ndarray[Any, Any], num_learned: int) -> dict[str, object]:
-    """Take long prompts, in one call each, and fill a memory, text by text."""
+    """Measure holds while taking long prompts, in one call each, and while filling learned text, text by text."""
     drafter = SessionDrafter(graph, DraftConfig(strategy="tree", k=K))
     figures: dict[str, object] = {}
     for size in PROMPTS:
@@ -77,7 +78,7 @@ def measure_holds(graph: NgramGraph, text: np.ndarray[Any, Any], num_learned: in
 
 
 def measure_sessions(graph: NgramGraph, text: np.ndarray[Any, Any], num_sessions: int) -> dict[str, object]:
-    """Open sessions that nobody learns from, each with a prompt of 200 tokens and eight steps with rows."""
+    """Measure sessions that do not learn, each with a prompt of 200 tokens and eight steps with target top-k rows."""
     drafter = SessionDrafter(graph, DraftConfig(strategy="tree", k=K))
     drafter.open(0, learn=True)
     drafter.accept(0, text[:200])
@@ -101,7 +102,7 @@ def measure_sessions(graph: NgramGraph, text: np.ndarray[Any, Any], num_sessions
 
 
 def steps_of(address: str, texts: list[list[int]], num_steps: int) -> list[float]:
-    """Return the milliseconds of steps of a batch, a few milliseconds apart."""
+    """Return the milliseconds of each step of a batch; steps are a few milliseconds apart."""
     ids = range(1_000, 1_000 + ROWS)
     times_ms = []
     with connect_channel(address) as channel:
@@ -127,7 +128,7 @@ def steps_of(address: str, texts: list[list[int]], num_steps: int) -> list[float
 
 
 def open_long_prompts(address: str, prompt: list[int], opened: Any, is_over: Any) -> None:
-    """Open a session with a long prompt and close it, again and again."""
+    """Repeatedly open a session with a long prompt and close it."""
     with connect_channel(address) as channel:
         calls = {
             name: channel.unary_unary(SERVICE + name, None, None) for name in ("OpenSession", "Draft", "CloseSession")
@@ -147,7 +148,7 @@ def open_long_prompts(address: str, prompt: list[int], opened: Any, is_over: Any
 
 
 def late(times_ms: list[float], deadline_ms: float) -> dict[str, object]:
-    """Return percentiles of steps, and how many missed the deadline."""
+    """Return percentiles of step times, and the number of missed deadlines."""
     p50, p99 = np.percentile(times_ms, [50, 99])
     return {
         "p50_ms": round(float(p50), 2),
@@ -158,7 +159,7 @@ def late(times_ms: list[float], deadline_ms: float) -> dict[str, object]:
 
 
 def measure_service(graph: NgramGraph, path: Path, num_steps: int, deadline_ms: float) -> dict[str, object]:
-    """Send steps of eight rows to a sidecar, alone and with another client's long prompts."""
+    """Measure steps of eight rows over a sidecar, alone and with another client's long prompts."""
     texts = drawn_texts(graph, ROWS + 1, max(200 + TOKENS_PER_STEP * num_steps, 2_000))
     context = multiprocessing.get_context("spawn")
     prompt = np.resize(texts.pop(), PROMPTS[-1]).tolist()

@@ -1,11 +1,11 @@
-"""What gpt-oss as it is released takes where memory does not hold it: random weights in MXFP4, of the released shapes.
+"""Measures the released gpt-oss in less memory than it needs: random weights in MXFP4, in the released shapes.
 
     python tests/perf/packed.py FOLDER [--layers 24] [--vocabulary 201088] [--budget 6GB] [--nodes 16]
 
-FOLDER takes a checkpoint of 13.8 GB unless one is there. Passes over one token, over trees and over as many tokens as
-make every expert wanted follow each other on random tokens; the routers of random weights choose evenly, so that little
-is found in memory. The last line is JSON: peak of anonymous memory, and of every kind of pass its seconds, its bytes,
-and those against the bytes of the experts that its routers chose, whether memory held them or not.
+A checkpoint of 13.8 GB is written to FOLDER unless it holds one. Passes run on random tokens: over one token, over
+trees, and over so many tokens that every expert is needed. Random routers choose experts evenly, so memory holds few of
+the chosen experts. The last line is JSON: the peak of anonymous memory and, per kind of pass, its seconds, its bytes
+and a ratio. The ratio compares these bytes with the bytes of all chosen experts, in memory or not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from support.tiny_models import byte_tokenizer
 
 
 def _passes(target: TargetModel, width: int, count: int) -> dict[str, float]:
-    """Run passes over trees of so many nodes, and one token each before it; the first is not counted."""
+    """Run passes over one token followed by a tree, ``width`` tokens together; the first pass is not counted."""
     offload = target.offload
     assert offload is not None
     cache, rows = target.new_cache(1, widest_pass=max(2, width)), []
@@ -54,7 +54,7 @@ def _passes(target: TargetModel, width: int, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure."""
+    """Measure all passes and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=24)
@@ -70,7 +70,7 @@ def main() -> None:
     config = VerifierConfig(
         model_name=str(folder), dtype="bfloat16", memory_budget=arguments.budget, max_batch_size=1, device="cpu"
     )
-    report = BuildReport()  # which watches memory
+    report = BuildReport()  # it tracks memory
     with report.watching():
         started_s = time.perf_counter()
         target = TargetModel.load(config)

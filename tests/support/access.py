@@ -12,7 +12,7 @@ from speculant_graph.serving.access import AccessPolicy
 
 
 def entry(name: str, key: str = "", more: str = "", certificate: str = "") -> str:
-    """Return a client of an access file; ``more`` are other lines of it."""
+    """Return a client's entry of an access file; ``more`` has further lines."""
     lines = ["[[clients]]", f'name = "{name}"']
     if key:
         lines.append(f'token_sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"')
@@ -22,7 +22,7 @@ def entry(name: str, key: str = "", more: str = "", certificate: str = "") -> st
 
 
 def access_file(path: Path, *clients: str) -> Path:
-    """Write an access file, which it replaces whole."""
+    """Write an access file; an existing one is replaced atomically."""
     new = path.with_suffix(".new")
     new.write_text("".join(clients), encoding="utf-8")
     new.chmod(0o600)
@@ -35,7 +35,7 @@ def policy(path: Path, *clients: str) -> AccessPolicy:
 
 
 class Certificates:
-    """Files of an authority, of a server and of a client ``search.internal``."""
+    """Certificate files of an authority, of a server and of a client ``search.internal``."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ class Certificates:
         return paths
 
     def context(self, name: str = "") -> ssl.SSLContext:
-        """Return what a client of another name trusts and shows; nothing without a name."""
+        """Return the TLS context of a client with this certificate name; without a name, it has no certificate."""
         context = ssl.create_default_context()
         self.authority.configure_trust(context)
         if name:

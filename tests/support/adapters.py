@@ -1,4 +1,4 @@
-"""A verifier whose draft model is the target, with adapters, for tests of those who swap them."""
+"""A verifier whose draft model is the target, with adapters, for tests of adapter swaps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ NUM_ROWS = 16
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
-    """Write a checkpoint and adapters: of little effect, of no use, and of another model; return them by name."""
+    """Write a checkpoint and three adapters; return the adapters by name.
+
+    ``small`` changes little, ``random`` makes the model useless, and ``other`` is for another base model.
+    """
     target = tiny_model("llama")
     target.model.save_pretrained(folder / "tiny")
     target.tokenizer.save_pretrained(folder / "tiny")
@@ -28,7 +31,7 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
 
 
 def adapted_decoder(folder: Path, folders: dict[str, Path]) -> SpeculativeDecoder:
-    """Return a decoder whose draft model costs next to nothing, so that it is asked at every step."""
+    """Return a decoder whose draft model costs almost nothing, so that it runs at every step."""
     decoder = SpeculativeDecoder(
         verifier_config=VerifierConfig(
             model_name=str(folder / "tiny"), device="cpu", num_threads=1, measure_costs=False, max_batch_size=NUM_ROWS

@@ -1,4 +1,4 @@
-"""Answers to steps, read and written slowly and obviously: over protobuf's own classes, value by value."""
+"""Slow reference for reading and writing step responses, value by value over protobuf's own classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.step_values import SequenceResponse, StepResponse
 
 
 def encode_step_response(answer: StepResponse) -> bytes:
-    """Return the DraftResponse for an answer."""
+    """Return the serialized DraftResponse for a step response."""
     drafts = [entry.draft for entry in answer.sequences]
     proposals = [proposal for draft in drafts for proposal in draft.proposals]
     message = pb.DraftResponse(
@@ -43,16 +43,16 @@ def encode_step_response(answer: StepResponse) -> bytes:
 def decode_step_answer(
     payload: bytes, *, budgets: Sequence[int], strategy: StrategyName, vocabulary_size: int
 ) -> StepResponse:
-    """Return the answer to a step.
+    """Return a decoded and checked step response.
 
     Args:
-        payload: the DraftResponse.
-        budgets: most nodes asked for, per sequence.
-        strategy: the strategy asked for.
-        vocabulary_size: drafted token ids and those of q must be below it.
+        payload: the serialized DraftResponse.
+        budgets: most requested nodes, per sequence.
+        strategy: the requested strategy.
+        vocabulary_size: drafted token ids and the ids in q must be below it.
 
     Raises:
-        DraftRequestError: the answer breaks a rule of the wire. A draft that passes can be verified safely.
+        DraftRequestError: the response breaks a rule of the wire. A draft that passes can be verified safely.
     """
     try:
         message = pb.DraftResponse.FromString(payload)
@@ -74,7 +74,7 @@ def decode_step_answer(
         tokens, parents = tuple(message.draft_tokens[start:end]), tuple(message.draft_parents[start:end])
         _hold(len(tokens) <= budget)
         _hold(all(parent <= node for node, parent in enumerate(parents)))
-        # Of siblings that were drawn some may be the same, which their q tells.
+        # Sampled siblings may be equal; only sampled drafts have q.
         _hold(bool(proposals) or len(set(zip(parents, tokens, strict=True))) == len(tokens))
         _hold(message.sequence_statuses[index] in list(SequenceStatus))
         draft = Draft(
@@ -102,7 +102,7 @@ def _hold(holds: bool) -> None:
 
 
 def _proposals(message: pb.DraftResponse, vocabulary_size: int) -> list[Proposal]:
-    """Return q of every node; none if none were sent."""
+    """Return q of every node; empty if no q was sent."""
     proposals, start = [], 0
     for drawn, size in zip(message.draft_tokens, message.candidate_counts, strict=False):
         tokens = list(message.candidate_tokens[start : start + size])

@@ -1,4 +1,4 @@
-"""Random answers with calls of tools, as models write them, and what they say."""
+"""Random answers with tool calls, as models write them, and their parsed contents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEXTS = [
 
 
 def random_text(draw: random.Random, most: int = 5) -> str:
-    """Return some text, with signs of several bytes and beginnings of marks."""
+    """Return random text, with multi-byte characters and prefixes of markers."""
     return "".join(draw.choice(_TEXTS) for _ in range(draw.randint(1, most)))
 
 
@@ -74,7 +74,7 @@ def random_answer(style: str, draw: random.Random) -> str:
 
 
 def said(pieces: list[tuple[str, str]]) -> tuple[str, str, list[list[str]]]:
-    """Return the thoughts, the content and the calls that pieces add up to."""
+    """Return the reasoning, the content and the tool calls that the pieces form together."""
     texts = {"reasoning": "", "content": ""}
     calls: list[list[str]] = []
     for kind, text in pieces:

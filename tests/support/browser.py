@@ -1,4 +1,4 @@
-"""A real browser without a window, for tests of pages."""
+"""A real headless browser, for tests of pages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 _QUIET = ("background-networking", "component-update", "sync", "gpu")
 PATIENCE_MS = 60_000
-expect.set_options(timeout=PATIENCE_MS)  # five seconds are too few for the first look on a busy machine
+expect.set_options(timeout=PATIENCE_MS)  # the default of 5 s is too short for the first page on a busy machine
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Run the browser that is installed."""
+    """Run the installed browser."""
     arguments = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in _QUIET)]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -29,14 +29,14 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, url: str, width: int = 1280, height: int = 900, **settings: Any) -> Iterator[Page]:
-    """Open a page in a profile of its own; it must not complain, nor ask for anything elsewhere.
+    """Open a page in a new profile; it must log no errors and send no requests to other origins.
 
     Args:
-        browser: where.
-        url: of the page.
-        width: of the window, in pixels.
-        height: of the window, in pixels.
-        settings: more of the profile, such as ``color_scheme``.
+        browser: the browser.
+        url: address of the page.
+        width: width of the window, in pixels.
+        height: height of the window, in pixels.
+        settings: further settings of the profile, such as ``color_scheme``.
     """
     complaints: list[str] = []
     origin = "/".join(url.split("/")[:3])
@@ -44,7 +44,7 @@ def opened(browser: Browser, url: str, width: int = 1280, height: int = 900, **s
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    # What a refused request makes the browser say is not the page's.
+    # The browser logs refused requests itself; these messages do not come from the page.
     page.on("console", lambda said: "Failed to load resource" in said.text or complaints.append(said.text))
     page.on("request", lambda request: request.url.startswith(f"{origin}/") or complaints.append(request.url))
     page.goto(url)
@@ -54,12 +54,12 @@ def opened(browser: Browser, url: str, width: int = 1280, height: int = 900, **s
 
 
 def settled(page: Page) -> None:
-    """Wait until the explorer shows what was asked of it last."""
-    page.wait_for_timeout(50)  # going back begins a moment later
+    """Wait until the explorer shows the result of the latest query."""
+    page.wait_for_timeout(50)  # navigation back starts with a delay
     page.wait_for_selector('main[aria-busy="false"]')
 
 
 def typed(page: Page, text: str) -> None:
-    """Put a text in, and wait for what is known of it."""
+    """Enter a text and wait for the result."""
     page.fill("#typed", text)
     settled(page)

@@ -1,4 +1,4 @@
-"""Oracles of the cache: a fresh forward for logits, and loops over pairs of nodes for what sees what."""
+"""Slow references for the cache: logits from a forward pass without a cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCE = 1e-4
 
 
 def fresh_logits(target: TargetModel, token_ids: Sequence[int]) -> torch.Tensor:
-    """Logits after every token, from no cache and one pass."""
+    """Return the logits after every token, from one pass without a cache."""
     with torch.inference_mode():
         return target.model(torch.tensor([list(token_ids)], device=target.device), use_cache=False).logits[0]
 
@@ -26,7 +26,7 @@ def random_tokens(generator: random.Random, count: int) -> list[int]:
 
 
 def random_draft(generator: random.Random, size: int, shape: str) -> Draft:
-    """A chain or a tree of random tokens; siblings of the same token are allowed."""
+    """Return a chain or a tree of random tokens; siblings may have equal tokens."""
     tokens = random_tokens(generator, size)
     if shape == "chain":
         return chain(tokens)
@@ -34,7 +34,7 @@ def random_draft(generator: random.Random, size: int, shape: str) -> Draft:
 
 
 def path_to(draft: Draft, node: int) -> list[int]:
-    """Draft nodes from the root's child to ``node``, where 0 is the root and j + 1 node j of the draft."""
+    """Return the draft nodes from the root's child to ``node``, where 0 is the root and j + 1 is draft node j."""
     path = []
     while node:
         path.append(node - 1)
@@ -43,7 +43,7 @@ def path_to(draft: Draft, node: int) -> list[int]:
 
 
 class Rows:
-    """Sequences in a cache, verified and rolled back at random; every logit looked at is compared with a fresh pass."""
+    """Sequences in a cache, verified and rolled back at random; their logits are compared with a fresh pass."""
 
     def __init__(self, target: TargetModel, cache: SlotCache, seed: object) -> None:
         self.target, self.cache = target, cache
@@ -66,7 +66,15 @@ class Rows:
         *,
         new: Sequence[int] = (1, 1, 2, 5),
     ) -> float:
-        """One pass over rows, after which one of ``new`` tokens are pending; returns the largest error, NaN if any."""
+        """Run one pass over rows; return the largest error of the compared logits, NaN if one is NaN.
+
+        Args:
+            rows: the rows.
+            shape: ``chain`` or ``tree``.
+            largest: most draft nodes per row.
+            looked_at: random nodes per row whose logits are compared, besides the root.
+            new: numbers of pending tokens after the pass, chosen at random.
+        """
         generator = self.generator
         drafts = [random_draft(generator, generator.randint(0, largest), shape) for _ in rows]
         pending = [self.tokens[row][self.cache.lengths[row] :] for row in rows]
@@ -80,8 +88,8 @@ class Rows:
                 errors.append((logits[index, node] - expected).abs().max())
             accepted = path_to(draft, generator.randint(0, len(draft)))
             paths.append([*range(len(pending[index])), *(len(pending[index]) + j for j in accepted)])
-            # Several tokens may follow what was accepted, as if another source had known them.
+            # Several tokens may follow the accepted ones, as if they came from another source.
             more = random_tokens(generator, generator.choice(new))
             self.tokens[row] += [draft.token_ids[j] for j in accepted] + more
         self.cache.commit_all(rows, paths)
-        return float(torch.stack(errors).max())  # which, unlike Python's max, does not lose a NaN
+        return float(torch.stack(errors).max())  # unlike Python's max, it keeps NaN

@@ -1,4 +1,4 @@
-"""Programs of chance of which every outcome is found, each with its probability."""
+"""Enumerates every outcome of a random program, with exact probabilities."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 
 class Chance:
-    """One way through a random program; remembers the other ways."""
+    """One path through a random program; records the alternatives not taken."""
 
     def __init__(self, way):
         self.way, self.others, self.taken, self.probability = way, [], [], 1.0
 
     def choose(self, weights):
-        """Return an index, each with the probability that its weight has."""
+        """Return an index, with probability proportional to its weight."""
         shares = np.asarray(weights, np.float64) / np.sum(weights)
         step = len(self.taken)
         if step < len(self.way):
@@ -28,7 +28,7 @@ class Chance:
 
 
 class Uniform:
-    """A number drawn from [0, 1), which decides when it is compared or drawn by, once; ``scale`` times it."""
+    """A uniform number in [0, scale) that takes its value on its first comparison or draw, its only use."""
 
     def __init__(self, chance, scale=1.0, used=None):
         self.chance, self.scale, self.used = chance, scale, [] if used is None else used
@@ -50,7 +50,7 @@ class Uniform:
 
 
 def every_outcome(program):
-    """Return the probability of everything that a program of chance can return."""
+    """Return the probability of every possible result of a random program."""
     found, ways = defaultdict(float), [()]
     while ways:
         chance = Chance(ways.pop())

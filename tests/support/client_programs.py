@@ -1,4 +1,4 @@
-"""Programs of others that talk to a server: each with a home of its own, and with traps for whatever else they call."""
+"""Third-party client programs for a server, each with its own home folder and with traps for other connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 CLIENTS = Path(__file__).parents[2] / ".cache" / "clients"
-"""Where ``make clients`` installs them."""
+"""Folder in which ``make clients`` installs them."""
 NODE_PROGRAMS = CLIENTS / "npm" / "node_modules" / ".bin"
 PYTHON = CLIENTS / "python" / "bin" / "python"
 AIDER = CLIENTS / "aider" / "bin" / "aider"
@@ -47,10 +47,10 @@ sys.addaudithook(_watch)
 
 
 class Trap:
-    """A proxy that lets nothing through, and hooks for programs that use none: they note every other server's name."""
+    """A proxy that blocks everything, and hooks for programs that ignore proxies; both record other servers' names."""
 
     def __init__(self, folder: Path) -> None:
-        """Listen, and write the hooks into a folder."""
+        """Start to listen, and write the hooks into a folder."""
         self._file = folder / "trap.txt"
         self._file.touch()
         (folder / "trap.cjs").write_text(_NODE_TRAP, encoding="utf-8")
@@ -70,7 +70,7 @@ class Trap:
 
     @property
     def caught(self) -> list[str]:
-        """What was to be reached."""
+        """Names of the servers that programs tried to reach."""
         return self._file.read_text(encoding="utf-8").splitlines()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Trap:
         self._thread.join()
 
     def _serve(self) -> None:
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # raised once the socket is closed
             while True:
                 connection, _ = self._listener.accept()
                 with connection, suppress(OSError):
@@ -92,14 +92,14 @@ class Trap:
 
 
 class Programs:
-    """Runs programs of others in a home and a working folder of their own."""
+    """Runs third-party programs in a separate home and working folder."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        """Make the folders.
+        """Create the folders.
 
         Args:
-            folder: for everything that they write.
-            url: of the server's API, with the ending ``/v1``.
+            folder: folder for everything that the programs write.
+            url: URL of the server's API, ending in ``/v1``.
         """
         self.url = url
         self.home, self.work = folder / "home", folder / "work"
@@ -111,12 +111,12 @@ class Programs:
         """Run a program to its end; return its standard output.
 
         Args:
-            command: what to run.
-            environment: more variables.
-            text: its standard input.
+            command: program and arguments.
+            environment: further environment variables.
+            text: standard input.
 
         Raises:
-            AssertionError: it failed.
+            AssertionError: the program failed.
         """
         variables = {
             "PATH": os.environ["PATH"],
@@ -144,10 +144,10 @@ class Programs:
         return done.stdout
 
     def script(self, name: str, *arguments: str) -> str:
-        """Run a script of ``tests/clients`` by the interpreter of its kind, with the URL as its first argument."""
+        """Run a script of ``tests/clients`` in its language's interpreter, with the URL as its first argument."""
         path = SCRIPTS / name
         if path.suffix == ".py":
             return self.run([PYTHON, path, self.url, *arguments])
-        copy = CLIENTS / "npm" / name  # modules are searched from where a script lies
+        copy = CLIENTS / "npm" / name  # modules are searched for from the script's folder
         copy.write_bytes(path.read_bytes())
         return self.run(["node", copy, self.url, *arguments])

@@ -1,4 +1,4 @@
-"""Clients of a sidecar, and steps that its graph has drafts for."""
+"""Clients of a sidecar, and steps for which its graph has drafts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, Fingerprint, SequenceStep
 
 GREEDY = DraftConfig(strategy="greedy")
-"""Whose drafts do not depend on what the sidecar has learned."""
+"""Settings whose drafts do not depend on learned state of the sidecar."""
 PATIENT = {"deadline_ms": 5_000.0}
 SESSION_IDS = itertools.count(1)
 GIVE_UP_S = 30.0
@@ -35,7 +35,7 @@ def known_tokens(graph: NgramGraph) -> list[int]:
 
 
 def make_steps(graph: NgramGraph, count: int = 1) -> list[SequenceStep]:
-    """Steps of new sessions, for each of which the graph has a draft."""
+    """Return steps of new sessions; the graph has a draft for each."""
     known = known_tokens(graph)
     return [SequenceStep(next(SESSION_IDS), [known[index % len(known)]], 4) for index in range(count)]
 

@@ -1,4 +1,4 @@
-"""Graphs of which words are wrong, as a damaged file has them, and files that say something wrong."""
+"""Graphs with damaged words, and graph files with wrong contents but valid checksums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speculant_graph.graph.store import aligned, around, read_container
 
 
 def damaged(graph: NgramGraph, random: np.random.Generator) -> NgramGraph:
-    """Return a graph with fewer than thirty words changed to what is likely to lead a kernel astray."""
+    """Return a graph with fewer than thirty words changed to values that are likely to mislead a kernel."""
     words, table = graph.trie.words.copy(), graph.trie.table
     places = random.integers(int(table[:-1, 0].min()), words.size, random.integers(0, 30))
     values = random.choice([0, 1, 2**31, 2**32 - 1, 50, 300, 2**21 - 1], places.size)
@@ -29,19 +29,19 @@ def damaged(graph: NgramGraph, random: np.random.Generator) -> NgramGraph:
 
 
 def assert_refused(path: Path, *, verify: bool = False) -> None:
-    """Hold that a file is refused in one line when it is opened, or when all of it is looked at."""
+    """Assert that a file is refused with a one-line message when it is opened or, with ``verify``, read in full."""
     with pytest.raises(GraphFileError) as caught:
         NgramGraph.load(path, complete=True) if verify else NgramGraph.load(path)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any], Trie], object]) -> None:
-    """Write a graph file again, checksums right, with another description or other words.
+    """Rewrite a graph file with a changed description or changed words, and with correct checksums.
 
     Args:
         path: the file.
-        change: changes the description's values and the arrays, which are writable, in place. A description for which
-            the checksums were changed keeps those.
+        change: changes the description's values and the writable arrays in place. If it changes checksums, these are
+            kept.
     """
     text, stored = read_container(path)
     packed, block = json.loads(text), np.frombuffer(stored, np.uint32).copy()

@@ -1,4 +1,4 @@
-"""The slow and obvious drafter: every session is a list of all its tokens, and a draft is a digest of that list."""
+"""Slow reference drafter: a session is the list of its tokens, and a draft is a digest of that list."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ VOCABULARY_SIZE = 1_000
 
 
 def drafted(token_ids: Sequence[int], budget: int) -> tuple[int, ...]:
-    """Return the chain that belongs to a text; other texts have others."""
+    """Return the chain for a text, by its checksum; different texts get different chains."""
     seed = zlib.crc32(repr(list(token_ids)).encode())
     return tuple((seed >> node) % VOCABULARY_SIZE for node in range(budget))
 
 
 class DictDrafter:
-    """Sessions as a dictionary of lists."""
+    """A drafter whose sessions are a dictionary of lists."""
 
     def __init__(self) -> None:
-        """Begin without sessions."""
+        """Create a drafter without sessions."""
         self.sessions: dict[int, list[int]] = {}
         self.feedback: list[int] = []
-        """Ids of the drafts that feedback was about."""
+        """Draft ids in the feedback received so far."""
         self._draft_ids = itertools.count(1)
 
     def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
-        """Open a session, or find it open."""
+        """Open a session, or return the open one."""
         held = self.sessions.setdefault(request.session_id, [])
         return pb.OpenSessionResponse(vocabulary_size=VOCABULARY_SIZE, next_position=len(held))
 

@@ -1,4 +1,4 @@
-"""Draft models for tests: the target with noise on its weights, at a fixed price."""
+"""Draft models for tests: the target with noise on its weights, at a fixed cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speculant_verifier.model import TargetModel
 
 
 def noisy(target: TargetModel, noise: float, seed: int = 0) -> TargetModel:
-    """A model that is right now and then."""
+    """Return a copy of the target with noise on its weights, which agrees with it now and then."""
     torch.manual_seed(seed)
     model = copy.deepcopy(target.model)
     with torch.no_grad():
@@ -27,7 +27,7 @@ def noisy(target: TargetModel, noise: float, seed: int = 0) -> TargetModel:
 
 
 class flat:
-    """Passes that take so long, and a little more for every token of a row."""
+    """A pass cost with a fixed part, and a small part for every token of a row."""
 
     def __init__(self, seconds: float, slope: float) -> None:
         self._seconds, self._slope = seconds, slope
@@ -40,7 +40,7 @@ class flat:
 
 
 class FixedPrice(DraftPrice):
-    """What no allowance ends."""
+    """A draft price without an allowance that could run out."""
 
     def record_target(self, seconds: float) -> None:
         pass
@@ -56,7 +56,7 @@ def model_drafter(
     passes: DraftPasses | None = None,
     **options,
 ) -> ModelDrafter:
-    """A drafter whose model costs next to nothing, so that it is always asked, unless said otherwise."""
+    """Return a drafter whose model by default costs almost nothing, so that it always runs."""
     price = FixedPrice(StepBudget(flat(1e6, 1.0)), flat(draft_s, draft_s))
     options.setdefault("strategy", "model" if ngrams is None else "tree")
     return ModelDrafter(passes or DraftPasses(model, rows), price, DraftConfig(k=budget, **options), ngrams)

@@ -1,7 +1,7 @@
-"""The slow and obvious session drafter that the fast one is held against; for tests and benches.
+"""Slow reference for the session drafter, over lists and dictionaries; for tests and benches.
 
-The rules of ``session_drafter.py``, ``sequence.py`` and ``tree.py`` over lists and dictionaries; what contexts say is
-looked for and mixed by ``tree_reference.py``.
+It follows the rules of ``session_drafter.py`` and of ``tree_drafter.hpp`` and ``sequence.hpp`` in ``shared/native``.
+``tree_reference.py`` collects the contexts and mixes them.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from support.tree_reference import (
 
 @dataclass(slots=True)
 class Memory:
-    """What a tenant's sequences accepted."""
+    """Text and target top-k rows that a tenant's sequences share."""
 
     text: Text = field(default_factory=list)
     rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
-    """By slot: a context, and the target's rows after it, the newest first."""
+    """Per slot: a context, and the target's rows after it, newest first."""
 
 
 @dataclass(slots=True)
 class Node:
-    """A node of a draft: its parent's number, its path from the root, and the probability that it states of that."""
+    """A node of a draft, with its parent's number, its path from the root and the calibrated path probability."""
 
     parent: int
     path: list[TokenId]
     probability: float
     estimate: float
-    """The probability before it was moved."""
+    """Path probability before calibration."""
 
 
 @dataclass(slots=True)
@@ -73,19 +73,19 @@ class SlowSequence:
     draft: list[Node] | None = None
     rows: list[tuple[Text, list[TokenId]]] = field(default_factory=list)
     own_rows: dict[int, tuple[Text, list[list[TokenId]]]] = field(default_factory=dict)
-    """By slot, over those of the memory: what others must not see of a sequence that nobody learns from."""
+    """Rows of a sequence that does not share them, per slot; they precede the rows of the memory."""
     is_calibrated: bool = False
     omits_neural: bool = False
-    """As the latest step wants it, what is learned before the next one included."""
+    """Whether the latest step omits the neural model. Learning before the next step omits it too."""
 
 
 def level_worth(depth: int) -> float:
-    """Return what a path of so many tokens is worth in ranks."""
+    """Return the discount in ranks of a path of ``depth`` tokens."""
     return math.prod([LEVEL_WORTH] * (depth - 1), start=1.0)
 
 
 class SlowDrafter:
-    """As :class:`~speculant_graph.draft.session_drafter.SessionDrafter`, for ``adaptive`` and ``tree``."""
+    """Reference for :class:`~speculant_graph.draft.session_drafter.SessionDrafter`, for ``adaptive`` and ``tree``."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class SlowDrafter:
         models: Sequence[NeuralTables | None] = (),
         mixer: MixerTables | None = None,
     ) -> None:
-        """Make a drafter without sequences.
+        """Create a drafter without sequences.
 
         Args:
-            graphs: what is drafted from.
-            config: how to draft.
+            graphs: the graphs to draft from.
+            config: drafting settings.
             vocabulary_size: ids below it are tokens.
-            max_session_tokens: of a sequence that are looked back on.
-            models: of the graphs; the first that there is is asked.
-            mixer: what has the last word on candidates, if anything has.
+            max_session_tokens: most recent tokens of a sequence that are searched.
+            models: neural model of each graph, or None; the first model is used.
+            mixer: weights of the mixer that adjusts candidates last; None: no mixer.
         """
         self.tables = Tables()
         self._mixer = mixer
@@ -115,13 +115,13 @@ class SlowDrafter:
         self._memories: dict[str, Memory] = {}
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
-        """Begin a sequence."""
+        """Open a sequence."""
         memory = self._memories.setdefault(tenant, Memory())
         learns = learn and self._config.max_learned_tokens > 0
         self.sequences[session_id] = SlowSequence(memory, learns)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[TokenId]]) -> None:
-        """Take the target's top tokens after nodes of the latest draft."""
+        """Take the target's top tokens after some nodes of the latest draft."""
         sequence = self.sequences[session_id]
         if sequence.text:
             paths = [[], *(node.path for node in sequence.draft or [])]
@@ -129,7 +129,13 @@ class SlowDrafter:
             sequence.rows += [(ends[node], list(row)) for node, row in zip(nodes, rows, strict=True)]
 
     def accept(self, session_id: int, token_ids: Sequence[TokenId], most_learned: int | None = None) -> None:
-        """Add tokens; learn from those after the prompt, or from so many of them, the latest."""
+        """Add tokens, and learn from them unless they are the prompt.
+
+        Args:
+            session_id: the sequence.
+            token_ids: the accepted tokens; the first call has the prompt.
+            most_learned: learn only from this many of the latest tokens; None: from all.
+        """
         sequence = self.sequences[session_id]
         if not token_ids:
             return
@@ -157,7 +163,7 @@ class SlowDrafter:
         sequence.rows, sequence.draft = [], None
 
     def close(self, session_id: int) -> None:
-        """End a sequence; learn what it accepted and still remembers, after the end of its prompt."""
+        """Close a sequence; its generated text, with the end of the prompt, joins the learned text."""
         sequence = self.sequences.pop(session_id)
         if sequence.learns and len(sequence.text) > sequence.num_prompt_tokens and self._config.max_learned_tokens:
             learnable = sequence.text[max(0, sequence.num_prompt_tokens - WINDOW) :]
@@ -172,7 +178,7 @@ class SlowDrafter:
         *,
         omits_neural: bool = False,
     ) -> list[Node]:
-        """Draft the most probable paths that are probable enough."""
+        """Draft the highest-ranked paths whose probability is at least ``least``."""
         sequence = self.sequences[session_id]
         sequence.omits_neural = omits_neural
         branches = 1 if strategy == "adaptive" else self._config.max_branches
@@ -182,7 +188,7 @@ class SlowDrafter:
 
     def _grown(self, sequence: SlowSequence, budget: int, branches: int, least: float) -> list[Node]:
         nodes: list[Node] = []
-        waiting: list[Node] = []  # as found, which decides between equals
+        waiting: list[Node] = []  # in the order found, which breaks ties
         while len(nodes) < budget:
             newest = nodes[-1] if nodes else Node(-1, [], 1.0, 1.0)
             if len(newest.path) < self._config.max_depth:
@@ -201,7 +207,13 @@ class SlowDrafter:
         return nodes
 
     def children(self, sequence: SlowSequence, path: list[TokenId], reach: float) -> list[tuple[TokenId, float]]:
-        """Return what may follow a path of such a probability from the end of a sequence."""
+        """Return the candidates after a path, with their probabilities.
+
+        Args:
+            sequence: the sequence.
+            path: tokens from the end of the sequence.
+            reach: probability of the path.
+        """
         entries = self.entries(sequence, path, LEAST_ASKED / reach)
         mixture = self.tables.mixture(entries)
         agreed = {
@@ -229,9 +241,12 @@ class SlowDrafter:
         return [(token_id, min(1.0, agreed[token_id])) for token_id in possible]
 
     def entries(self, sequence: SlowSequence, path: list[TokenId], least_share: float) -> list[Entry]:
-        """Return the entries of a path from the end of a sequence, longest first, until too little is left.
+        """Return the entries for a path, longest first, until less than ``SMALLEST_SHARE`` is left.
 
-        The neural model is asked if at least ``least_share`` is left to it.
+        Args:
+            sequence: the sequence.
+            path: tokens from the end of the sequence.
+            least_share: least remaining share for which the neural model is run.
         """
         sources = self._config.sources
         text = sequence.text[-self._window :]
@@ -252,7 +267,7 @@ class SlowDrafter:
                 slot = slot_of_rows(end)
                 known, rows = sequence.own_rows.get(slot) or sequence.memory.rows.get(slot, (end, []))
                 others += entries_of_rows(rows, length) if known == end else []
-        longer.sort(key=lambda entry: -entry.length)  # of equal lengths the session comes first, then the graphs
+        longer.sort(key=lambda entry: -entry.length)  # among equal lengths: the session, the graphs, learned text
         place, place_of_model = (sum(entry.length > most for entry in longer) for most in (2, NEURAL_BEFORE))
         left = 1.0
         kept: list[Entry] = []

@@ -1,4 +1,4 @@
-"""Small honest drafters for tests of the verifier: they know the answer, guess, or misbehave."""
+"""Small drafters for tests of the verifier: they know the answer, guess, or misbehave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speculant_graph.types import Draft, DrafterStatistics, PassReport, Sequence
 
 
 class ScriptedDrafter:
-    """Drafts whatever a function of the step says; remembers which sessions are open."""
+    """Drafts by a function of the step, and records which sessions are open."""
 
     def __init__(self, script: Callable[[SequenceStep], Draft]) -> None:
         self.script = script
@@ -39,7 +39,7 @@ def chain(token_ids: Sequence[int]) -> Draft:
 
 
 def knowing(references: Sequence[Sequence[int]], accuracy: float, vocabulary_size: int, seed: int = 0):
-    """Draft the reference's next tokens, each right with the given probability, as a chain."""
+    """Return a function that drafts the reference's next tokens as a chain, each correct with ``accuracy``."""
     generator = random.Random(seed)
 
     def script(step: SequenceStep) -> Draft:
@@ -52,7 +52,7 @@ def knowing(references: Sequence[Sequence[int]], accuracy: float, vocabulary_siz
 
 
 def knowing_tree(references: Sequence[Sequence[int]], vocabulary_size: int, seed: int = 0):
-    """Draft a random tree that contains the reference's path somewhere below wrong siblings."""
+    """Return a function that drafts a random tree with the reference's path among wrong siblings."""
     generator = random.Random(seed)
 
     def script(step: SequenceStep) -> Draft:

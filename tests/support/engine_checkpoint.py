@@ -1,7 +1,7 @@
-"""The demo's model in the shapes that other engines take, with the same outputs.
+"""The demo's model in shapes that other engines accept, with the same outputs.
 
-Kernels of other engines want widths that are multiples of 32, and passes of a model of 5 million parameters take no
-time that is worth measuring. Zeros around its weights cure both and change nothing.
+Kernels of other engines need widths that are multiples of 32. Passes of a model with 5 million parameters are too short
+to measure. Zero padding around its weights solves both and does not change outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.\d+\.")
 
-# Name after the layer's -> what its dimensions are: as wide as the model, as an expert, as gate and up of an expert.
+# Name after the layer's prefix -> kind of each dimension: width of the model, of an expert, or of its gate and up
+# together.
 _HIDDEN, _INTERMEDIATE, _GATE_UP, _SAME = "hidden", "intermediate", "gate_up", ""
 _DIMENSIONS = {
     _EMBEDDING: (_SAME, _HIDDEN),
@@ -44,16 +45,16 @@ _DIMENSIONS = {
 
 
 def pad_checkpoint(source: Path, target: Path, hidden: int, intermediate: int) -> None:
-    """Write a gpt-oss checkpoint with zeros around its weights: wider, float32, and with the same outputs.
+    """Write a gpt-oss checkpoint in float32, padded with zeros to larger widths, with the same outputs.
 
-    The norms divide by the root of the mean square of more numbers, so their weights and their epsilon shrink in
-    proportion. What is shared or left to a default is written out, as vLLM wants it: the output matrix, and rotary
-    positions as YaRN with the factor 1.
+    The norms take the root mean square over more numbers, so their weights and their epsilon are scaled down. Shared
+    and default values are written explicitly, as vLLM requires: the output matrix, and rotary positions as YaRN with
+    factor 1.
 
     Args:
-        source: folder of a checkpoint of unquantised weights in one file.
-        target: folder that is made, or whose files are replaced.
-        hidden: width of the model; 160 and 192 are the least for vLLM's CPU kernels.
+        source: folder of a checkpoint with unquantized weights in one file.
+        target: folder to create; existing files are replaced.
+        hidden: width of the model; the least for vLLM's CPU kernels are 160 and 192.
         intermediate: width of an expert.
     """
     config, weights = read_checkpoint(source)
@@ -90,7 +91,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tenso
 
 
 def _rope_as_yarn(config: dict[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters that name YaRN; with the factor 1 it leaves all frequencies as they are."""
+    """Return rotary parameters in YaRN's form; factor 1 does not change any frequency."""
     rope: dict[str, Any] = config["rope_parameters"]
     if rope["rope_type"] != "default":
         return rope

@@ -1,4 +1,4 @@
-"""An engine without a model: a batch whose rows come, move, are put off, come back and go, as vLLM's do."""
+"""An engine without a model, whose rows join, move, are preempted, resume and leave, as in vLLM."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from speculant_graph.types import (
 
 @dataclass
 class WatchedDrafter:
-    """Passes everything on to a real drafter, and notes what is wrong.
+    """Forwards all calls to a real drafter and records violations.
 
-    Rows must be drafted for from their own texts, and a session must be of one text from its beginning to its end.
+    Every row must be drafted from its own text, and a session must belong to one text for its whole life.
     """
 
     inner: Drafter
     rows: list[list[int]] | None = None
-    """What stands in the rows of the batch."""
+    """Text of each row of the batch."""
     complaints: list[str] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
     num_opened: int = 0
@@ -78,7 +78,7 @@ class WatchedDrafter:
 
 @dataclass
 class Request:
-    """A request: its text, and what is still to be written of it."""
+    """A request: its text so far, and the tokens still to be generated."""
 
     number: int
     text: list[int]
@@ -88,7 +88,7 @@ class Request:
 
 
 class EngineRunner:
-    """Runs requests to their ends. The array of texts is used again and again, as an engine's is."""
+    """Runs requests to their ends. The array of texts is reused between steps, as in an engine."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class EngineRunner:
         self.sessions.draft([], [])
 
     def step(self) -> None:
-        """Admit and put off, make a pass, ask for drafts."""
+        """Admit and preempt requests, run a pass, and request drafts."""
         while self.waiting and len(self.rows) < self.batch and self.random.random() < 0.7:
             self.rows.insert(self.random.randint(0, len(self.rows)), self.waiting.pop(0))
         if self.rows and self.random.random() < 0.1:  # preempted: it reads its whole text again later
@@ -129,7 +129,7 @@ class EngineRunner:
         decoding: list[Request] = []
         for row in self.rows:
             if not row.is_read and self.random.random() < 0.3:
-                continue  # a further stretch of its prompt
+                continue  # reads another chunk of its prompt
             row.is_read = True
             accepted = 0
             while accepted < min(len(row.draft), len(row.rest) - 1) and row.draft[accepted] == row.rest[accepted]:
@@ -138,7 +138,7 @@ class EngineRunner:
             row.rest = row.rest[accepted + 1 :]
             decoding.append(row)
         texts = []
-        self.tokens[:] = self.random.randrange(3)  # whatever lies there is not theirs
+        self.tokens[:] = self.random.randrange(3)  # stale contents between texts
         for index, row in enumerate(self.rows):
             text = self.tokens[index, : len(row.text)]
             text[:] = row.text

@@ -1,4 +1,4 @@
-"""A running batch for tests: make it, step it to its end, and what a prompt gives alone."""
+"""A running batch for tests: create it, step it to its end, and decode a prompt alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar in a process of its own, with an explorer; and what asks it over HTTP."""
+"""A sidecar with an explorer in a separate process, and an HTTP client for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCAL = {"metrics_listen": "127.0.0.1:0"}
 
 
 def tokenizer_in(folder: Path) -> CorpusTokenizer:
-    """Write a tokenizer with one token per byte and a few longer ones; return it."""
+    """Write a tokenizer with one token per byte and a few longer tokens; return it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("a", "r"), ("i", "e"), ("ar", "t"), ("art", "ie")]
     tokens = [*alphabet, *("".join(pair) for pair in merges)]
@@ -41,7 +41,7 @@ def tokenizer_in(folder: Path) -> CorpusTokenizer:
 
 
 def text_graph(path: Path, tokenizer: CorpusTokenizer, text: str = TEXT, max_order: int = 4) -> Path:
-    """Write the graph of a text to a file, which it replaces whole, and the text next to it."""
+    """Write the graph of a text to a file, replacing it atomically, and the text to a file in the same folder."""
     graph = build_from_token_ids(tokenizer.encode(text), tokenizer.fingerprint, max_order=max_order)
     corpus = path.with_suffix(".txt")
     corpus.write_text(text, encoding="utf-8")
@@ -52,7 +52,7 @@ def text_graph(path: Path, tokenizer: CorpusTokenizer, text: str = TEXT, max_ord
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """An HTTP response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -60,26 +60,26 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body, read."""
+        """Return the parsed JSON body."""
         return json.loads(self.body)
 
     @property
     def error(self) -> str:
-        """The line that says what is wrong."""
+        """Error message of the response."""
         message = self.json["error"]
         assert "\n" not in message
         return str(message)
 
 
 class Asker:
-    """Asks one explorer."""
+    """An HTTP client of one explorer."""
 
     def __init__(self, address: str, **headers: str) -> None:
         self.address = address
         self._headers = headers
 
     def ask(self, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answer:
-        """Send a request on a connection of its own."""
+        """Send a request on a new connection."""
         host, _, port = self.address.rpartition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
         try:
@@ -90,11 +90,11 @@ class Asker:
             connection.close()
 
     def get(self, path: str) -> Answer:
-        """Ask for a page."""
+        """Get a page."""
         return self.ask("GET", path)
 
     def look(self, graph: str = "text", /, **question: object) -> Answer:
-        """Ask a question."""
+        """Query a graph."""
         return self.ask("POST", f"{API}/{graph}/look", json.dumps(question), **{"Content-Type": "application/json"})
 
 
@@ -107,12 +107,12 @@ class Explored:
 
     @property
     def url(self) -> str:
-        """Where people find it."""
+        """URL of the explorer."""
         return f"http://{self.asker.address}/explorer/"
 
 
 def address_in(sidecar: Sidecar) -> str:
-    """Return the address of HTTP that a sidecar has logged."""
+    """Return the HTTP address from a sidecar's log."""
     found = re.search(r"metrics on (\S+?)(?:;|\n)", sidecar.log)
     assert found, sidecar.log
     return found.group(1)
@@ -120,7 +120,7 @@ def address_in(sidecar: Sidecar) -> str:
 
 @contextmanager
 def exploring(graph_path: Path, folder: Path, **settings: Any) -> Iterator[Explored]:
-    """Serve a graph with an explorer; ``settings`` are those of :func:`support.processes.start_sidecar`."""
+    """Serve a graph with an explorer; ``settings`` are passed to :func:`support.processes.start_sidecar`."""
     sidecar = start_sidecar(graph_path, folder / "drafter.sock", log=("INFO", "text"), **{**LOCAL, **settings})
     try:
         yield Explored(sidecar, Asker(address_in(sidecar)))

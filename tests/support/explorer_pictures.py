@@ -1,4 +1,4 @@
-"""The pictures of docs/explorer.md, taken of the real page: ``make pictures``."""
+"""Takes the pictures of docs/explorer.md from the real page; run by ``make pictures``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from support.explorer import exploring
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOKENIZER = Path(__file__).parents[2] / "verifier_client" / "speculant_verifier" / "demo" / "model"
-"""Largest picture that may be committed."""
+"""Size limit of a committed picture."""
 _TEXT = "    def __init__(self, address"
 
 
 def take_pictures(folder: Path, max_files: int | None = None) -> list[Path]:
-    """Build the demo's graph, serve it, and take a picture on a wide screen and one, in the dark, on a phone.
+    """Build the demo's graph, serve it, and take two pictures: on a wide screen, and in dark mode on a phone.
 
     Args:
-        folder: where the pictures go.
-        max_files: most files of the corpus; None takes all that the pictures of the documentation are made with.
+        folder: folder for the pictures.
+        max_files: most files of the corpus; None: all files, as for the documentation.
     """
     with tempfile.TemporaryDirectory() as temporary:
         graph_path = Path(temporary) / "stdlib.pkl"

@@ -1,7 +1,7 @@
 """A gpt-oss checkpoint as a GGUF file, for llama.cpp.
 
-llama.cpp has a converter of its own, which is not in its packages, and which knows a tokenizer only if a digest of it
-is in its list; the demo's is not. Names and layouts are those of its ``conversion/gpt_oss.py``.
+llama.cpp's own converter is not in its packages, and accepts only tokenizers from a list of digests, without the
+demo's. Names and layouts follow its ``conversion/gpt_oss.py``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ _SHAPE = {
     "layer_norm_rms_eps": "rms_norm_eps",
     "sliding_window": "sliding_window",
 }
-"""What ``add_...`` writes -> its key in the checkpoint's configuration."""
+"""Suffix of the writer's ``add_...`` method -> key in the checkpoint's configuration."""
 
 
 def write_gguf(source: Path, path: Path) -> None:
     """Write a gpt-oss checkpoint with its tokenizer as a GGUF file of float32 weights.
 
     Args:
-        source: folder of a checkpoint of unquantised weights in one file, with a byte-level BPE tokenizer that splits
-            text as GPT-2 does, as the demo's is; or a wider one, by
-            :func:`~support.engine_checkpoint.pad_checkpoint`.
-        path: the file; an older one stays intact until the new one is complete.
+        source: folder of a checkpoint with unquantized weights in one file. Its byte-level BPE tokenizer splits text
+            like GPT-2's, as the demo's does. :func:`~support.engine_checkpoint.pad_checkpoint` writes a wider one.
+        path: the file; an older file stays intact until the new one is complete.
     """
     config, weights = read_checkpoint(source)
     writer = gguf.GGUFWriter(None, _ARCHITECTURE)
@@ -91,7 +90,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any]
 
 
 def _as_llama(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield weights as llama.cpp has them, rows first: gate and up of an expert, which are interleaved here, apart."""
+    """Yield weights in llama.cpp's layout: rows first, and an expert's interleaved gate and up as separate tensors."""
     if name.endswith("gate_up_proj"):
         turned = weight.transpose(-1, -2)
         yield name.replace("gate_up_proj", "gate_proj.weight"), turned[:, ::2]

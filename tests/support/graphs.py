@@ -1,4 +1,4 @@
-"""Graphs of token ids, made in the ways that a build knows."""
+"""Graphs of token ids, built in every way that the builder offers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fingerprint(vocabulary_size: int) -> Fingerprint:
 def graph_of(
     documents: Sequence[Sequence[int]], max_order: int, vocabulary_size: int, *, boundaries: bool = False
 ) -> NgramGraph:
-    """Build a graph of documents, separated or as one stream."""
+    """Build a graph of documents, as separate documents or as one stream."""
     stream = [token_id for document in documents for token_id in document]
     return build_from_token_ids(
         stream, fingerprint(vocabulary_size), max_order=max_order, documents=documents if boundaries else None
@@ -38,7 +38,11 @@ def graph_of(
 def graph_in_parts(
     token_ids: Sequence[int], max_order: int, vocabulary_size: int, max_keys: int
 ) -> tuple[NgramGraph, int]:
-    """Build a graph of a stream, separators included, in parts of at most so many keys; return it with their number."""
+    """Build a graph of a stream, separators included, in parts of at most ``max_keys`` keys.
+
+    Returns:
+        The graph, and the number of parts.
+    """
     stream = np.array(token_ids, np.uint32)
     layout = KeyLayout.of(vocabulary_size, max_order)
     num_separators = int(np.count_nonzero(stream == DOCUMENT_SEPARATOR))
@@ -78,7 +82,7 @@ def counts_of(graph: NgramGraph) -> Counter[Ngram]:
 
 
 def assert_same_arrays(first: NgramGraph, second: NgramGraph) -> None:
-    """Compare all words of two graphs, and what their metadata says of sizes and seams."""
+    """Assert that two graphs have equal words, and equal sizes and seams in their metadata."""
     assert first.trie.nodes_per_level == second.trie.nodes_per_level
     for length in range(1, first.max_order + 2):
         np.testing.assert_array_equal(first.trie.level(length), second.trie.level(length))

@@ -1,4 +1,4 @@
-"""Tokenizers that know harmony's control tokens: the released one, and a small one for machines without it."""
+"""Tokenizers with harmony's control tokens: the released one, and a small one for machines without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HARMONY_TEMPLATE = (
 
 
 def harmony_tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of bytes, or that of gpt-oss; without the latter the test is skipped."""
+    """Return the byte tokenizer or gpt-oss's tokenizer; skips the test if gpt-oss's is not installed."""
     if kind == "bytes":
         tokenizer = byte_tokenizer()
         names = [AddedToken(name, special=True) for name in HARMONY_NAMES]
@@ -38,7 +38,7 @@ def harmony_tokenizer(kind: str) -> PreTrainedTokenizerFast:
 
 @cache
 def official_harmony() -> tuple[PreTrainedTokenizerFast, Any, Any]:
-    """Return the released tokenizer, OpenAI's library, and its encoding, read from the same folder."""
+    """Return the released tokenizer, OpenAI's library, and the library's encoding, read from the same folder."""
     tokenizer = harmony_tokenizer("gpt-oss")
     library = pytest.importorskip("openai_harmony")
     folder = str(Path(os.environ["SPECULANT_DATA"]) / "gpt-oss-tokenizer")

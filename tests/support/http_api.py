@@ -1,4 +1,4 @@
-"""The HTTP API in this process, on a real socket; its event loop is the one of all servers of the tests."""
+"""The HTTP API in this process, on a real socket; all test servers share one event loop."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TEMPLATE = (
 MODEL = "tiny-gpt-oss"
 PATIENCE_S = 240.0
 NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Reading those of the machine for every client takes longer than most tests."""
+"""A TLS context without the machine's certificates: reading them for every client takes longer than most tests."""
 
 
 def tiny_decoder(
     family: str = "gpt_oss", *, template: str = TEMPLATE, strategy: StrategyName = "adaptive", **settings: Any
 ) -> SpeculativeDecoder:
-    """Return a decoder of a random model that can chat, drafting from the sequence itself."""
+    """Return a decoder with a random model and a chat template; it drafts from the sequence itself."""
     target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
     target.tokenizer.chat_template = template
     config = VerifierConfig.model_validate({"measure_costs": False, "num_threads": 1, **settings})
@@ -54,7 +54,7 @@ class Api:
         self.clients: list[OpenAI] = []
 
     def client(self, key: str = "none", **options: Any) -> OpenAI:
-        """Return an official client that tries once; it is closed with the server."""
+        """Return an official client without retries; it is closed with the server."""
         http = httpx2.Client(verify=NO_AUTHORITIES)
         defaults = {"base_url": f"{self.url}/v1", "max_retries": 0, "timeout": PATIENCE_S, "http_client": http}
         client = OpenAI(api_key=key, **{**defaults, **options})
@@ -70,12 +70,12 @@ class Api:
         return self.http.get(path, **options)
 
     def wait_until_idle(self) -> None:
-        """Wait until nothing is decoded any more."""
+        """Wait until no request is being decoded."""
         wait_until(lambda: self.decoder.num_sequences == 0)
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for something to become true."""
+    """Wait until a condition holds."""
     end_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < end_s

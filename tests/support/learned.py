@@ -1,4 +1,4 @@
-"""Files of learned text for tests, and what they should hold."""
+"""Files of learned text for tests, and their expected contents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKENIZER = Fingerprint("some/tokenizer", "ab" * 32, 1_000_000)
 
 
 class OpenFiles(LearnedFiles):
-    """Files that are closed at the end of a block."""
+    """Files of learned text as a context manager, closed at its end."""
 
     def __enter__(self) -> OpenFiles:
         return self
@@ -54,7 +54,7 @@ def loaded(files: LearnedFiles, tenant: str = "") -> list[list[int]]:
 
 
 def newest(texts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Return what is within a budget, the slow way: drop one token at a time from the front."""
+    """Return the newest text within a budget, the slow way: drop one token at a time from the front."""
     kept = [list(text) for text in texts if text]
     while sum(map(len, kept)) > max_tokens:
         kept[0].pop(0)
@@ -83,7 +83,7 @@ files = LearnedFiles(Path(sys.argv[1]), Fingerprint("t", "ab" * 32, 1_000_000), 
 
 
 def learning(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a process that has a folder."""
+    """Start a process that opens a folder and runs ``code``."""
     return subprocess.Popen(
         [sys.executable, "-c", LEARN + code, str(folder), *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -91,14 +91,14 @@ def learning(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 SMALL = Fingerprint("t", "ab" * 32, 3_000)
-"""Of the texts of :func:`text_of`."""
+"""Tokenizer fingerprint for the texts of :func:`text_of`."""
 _FIRST_NUMBER = 100
 FOLD = FoldConfig(enabled=True, young_tokens=100, max_tokens=0)
-"""Folds after a few of these texts, and keeps all of them."""
+"""Settings that fold after a few of these texts, and keep all of them."""
 
 
 def text_of(number: int) -> list[int]:
-    """Return the text of a number, which is the same in every process: it begins with a token that no other one has."""
+    """Return the text of a number, equal in every process; its first token occurs in no other text."""
     chance = random.Random(number)
     return [_FIRST_NUMBER + number, *chance.choices(range(12), k=chance.randrange(1, 60))]
 
@@ -109,9 +109,9 @@ def counted(texts: Iterable[Sequence[int]]) -> Counter[Ngram]:
 
 
 def held(folder: Path, tenant: str = "", max_tokens: int = 1 << 40, tokenizer: Fingerprint = SMALL) -> Counter[Ngram]:
-    """Return every n-gram that a folder holds of a tenant with its count, in rows and in graph files.
+    """Return the count of every n-gram that a folder holds for a tenant, in rows and in graph files.
 
-    Opening it does what an owner does after a sudden end.
+    Opening the folder runs the same recovery as after a crash.
     """
     with opened(folder, max_tokens, tokenizer) as files:
         young = counted(loaded(files, tenant))
@@ -124,7 +124,7 @@ def held(folder: Path, tenant: str = "", max_tokens: int = 1 << 40, tokenizer: F
 
 
 def filled(folder: Path, count: int, tenant: str = "", first: int = 1) -> Counter[Ngram]:
-    """Learn some texts without folding; return their n-grams."""
+    """Learn some texts without folding; return their n-gram counts."""
     with opened(folder, 1 << 40, SMALL) as files:
         for number in range(first, first + count):
             files.append(tenant, ids(text_of(number)))
@@ -132,7 +132,7 @@ def filled(folder: Path, count: int, tenant: str = "", first: int = 1) -> Counte
 
 
 def fold_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fold in the process of the test, at once: much faster than a process for each of hundreds."""
+    """Fold synchronously in the test's process, which is much faster than a process for each of hundreds of folds."""
 
     def run(given: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
         try:
@@ -146,7 +146,7 @@ def fold_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settled(files: LearnedFiles, timeout_s: float = 60.0) -> None:
-    """Wait until no fold of a folder is under way or wanted, and no longer."""
+    """Wait until no fold of a folder is running or due."""
     deadline_s = time.monotonic() + timeout_s
     while files._submit(lambda: files._folding.is_busy).result():
         assert time.monotonic() < deadline_s

@@ -1,4 +1,4 @@
-"""Runs of one engine in any circumstances, and what every request writes by plain decoding alone."""
+"""Runs of one engine in many circumstances, and the output of every request by plain decoding alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.graphs import graph_of
 
 WINDOW = 128
 LENGTHS = (1, 400, 5, 127, 128, 129, 300, 9)
-"""Of prompts: few tokens are read with the first draft, others before it, in one stretch or several."""
+"""Prompt lengths. Short prompts are read together with the first draft; longer ones earlier, in one or more chunks."""
 
 MIXED = (
     GenerationConfig(),
@@ -29,22 +29,22 @@ MIXED = (
     GenerationConfig(temperature=0.8, top_p=0.9, presence_penalty=0.5, rule="nasd", seed=8),
     GenerationConfig(temperature=0.0, logit_bias={9: 1.0}, repetition_penalty=0.9),
 )
-"""Settings whose output is a function of prompt, settings and seed, whatever is drafted."""
+"""Settings whose output depends only on prompt, settings and seed, not on drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request, and when it comes."""
+    """One request and its arrival time."""
 
     prompt: tuple[int, ...]
     config: GenerationConfig
     after_steps: int = 0
-    """Steps of the engine before it is added."""
+    """Number of engine steps before it is added."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run left behind."""
+    """The results of a run."""
 
     engine: Engine
     sequences: list[ActiveSequence] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def mixed_jobs(num_tokens: int, seed: int = 0) -> list[Job]:
-    """Prompts of all lengths with settings of all kinds; the seed says which meet."""
+    """Return prompts of all lengths with settings of all kinds, paired at random by the seed."""
     generator = random.Random(seed)
     configs = list(MIXED)
     generator.shuffle(configs)
@@ -74,7 +74,7 @@ def mixed_jobs(num_tokens: int, seed: int = 0) -> list[Job]:
 def decode(
     target: TargetModel, jobs: Sequence[Job], drafter: Drafter | None = None, budget: int = 6, **options: Any
 ) -> Outcome:
-    """Decode jobs to their end in one engine; requests join when their time has come."""
+    """Decode all jobs to their end in one engine; each request joins after its number of steps."""
     strategy, prefill_chunk = options.pop("strategy", "greedy"), options.pop("prefill_chunk", PREFILL_CHUNK)
     drafter = drafter or NullDrafter()
     engine = options.pop("engine", None) or Engine(
@@ -109,14 +109,14 @@ def decode(
 
 
 def alone(target: TargetModel, job: Job) -> tuple[int, ...]:
-    """Plain decoding of one request, with nobody else in its batch."""
+    """Return the output of plain decoding, with one request in the batch."""
     outcome = decode(target, [Job(job.prompt, job.config)], budget=0, max_batch_size=1)
     assert outcome.reasons != ["error"], outcome.sequences[0].error
     return outcome.outputs[0]
 
 
 def remembered(target: TargetModel, job: Job) -> tuple[int, ...]:
-    """The same for a target that stays as it is: each job is decoded once."""
+    """Return the same for a target that does not change; each job is decoded once and cached."""
     return _alone(target, job.prompt, job.config.model_dump_json())
 
 
@@ -126,7 +126,7 @@ def _alone(target: TargetModel, prompt: tuple[int, ...], config: str) -> tuple[i
 
 
 def graph_like(jobs: Sequence[Job], outputs: Sequence[Sequence[int]], vocabulary_size: int = 258):
-    """A graph of texts that are nearly the outputs: a token here and there is another one, and noise is between."""
+    """Return a graph of texts that resemble the outputs: 7 % of the tokens are replaced, with noise in between."""
     generator = random.Random(1)
     documents = []
     for job, output in zip(jobs, outputs, strict=True):
@@ -137,7 +137,7 @@ def graph_like(jobs: Sequence[Job], outputs: Sequence[Sequence[int]], vocabulary
 
 
 class Moody:
-    """A drafter that fails at random steps, as one behind a network does: no drafts, and the state says so."""
+    """A drafter that fails at random steps, like one over a network: empty drafts and the state "unavailable"."""
 
     def __init__(self, drafter: Drafter, share_of_failures: float, seed: int = 0) -> None:
         self._drafter, self._share = drafter, share_of_failures
@@ -167,5 +167,5 @@ class Moody:
 
 
 def local_drafter(graph, strategy: str, budget: int, **options: Any) -> LocalDrafter:
-    """Draft in this process; whatever fails in it shows."""
+    """Return a drafter in this process, whose errors are raised."""
     return LocalDrafter(graph, DraftConfig(k=budget, strategy=strategy, **options))

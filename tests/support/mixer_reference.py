@@ -1,6 +1,7 @@
-"""The slow and obvious form of the mixer: features of candidates, and the network over them; for tests.
+"""Slow reference for the mixer: the features of candidates, and the network over them; for tests.
 
-``native/mixer`` has the same rules. All numbers are 32-bit floats, added in the same order, so that results are equal.
+It follows the rules of ``shared/native/mixer``. All numbers are 32-bit floats, added in the same order, so that results
+are equal.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from support.oracle import OracleGraph
 from support.tree_reference import CORPUS, GAP, LEARNED, NEURAL, RECYCLED, SESSION, Entry, Text
 
 NUM_SLOTS, NUM_COMMON, NUM_FEATURES, WIDTH = 17, 56, 105, 32
-"""Slots of contexts; features of a position; features of both kinds; units of the hidden layer."""
+"""Number of context slots; features of a position; features of a position and a candidate; hidden units."""
 INSIDE, UNCLAIMED, CANDIDATES, TOKENS, LONGEST_MATCH = range(3 * NUM_SLOTS, NUM_COMMON)
 (
     CALIBRATED, INTERPOLATED, IS_FIRST, IS_SECOND, RANK, IS_OTHERS, BEHIND_BEST, IS_MODELS_BEST, IS_MODELLED, MODEL_ROW,
     MODEL_BIAS, IS_IN_SEQUENCE, RECENCY, IS_IN_GRAPH, GRAPH_COUNT,
 ) = range(NUM_COMMON + 2 * NUM_SLOTS, NUM_FEATURES)  # fmt: skip
 MOST_SCORED, LEAST_SCORED, LEAST_OTHERS = 32, 2.0**-9, 0.003
-"""Candidates that are scored, the least probability of a path to one, and the least that is left to all others."""
+"""Most scored candidates; least probability of a path that ends in one; least probability of all other tokens."""
 
 F = np.float32
 Features = list[tuple[int, np.float32]]
@@ -33,7 +34,7 @@ Features = list[tuple[int, np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class MixerTables:
-    """The weights, by what they belong to."""
+    """Weights of the mixer, by layer."""
 
     hidden: NDArray[np.float32]
     bias: NDArray[np.float32]
@@ -43,11 +44,11 @@ class MixerTables:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is known of a position besides its candidates."""
+    """Inputs of the mixer at a position, apart from its candidates."""
 
     entries: Sequence[Entry]
-    text: Text  # of the sequence that is kept, without the path
-    num_tokens: int  # of the sequence
+    text: Text  # searched text of the sequence, without the path
+    num_tokens: int  # length of the sequence
     sources: frozenset[str]
     graph: OracleGraph | None
     model: NeuralTables | None
@@ -56,13 +57,13 @@ class Position:
 
 
 def read_tables(values: NDArray[np.float32]) -> MixerTables:
-    """Return the parts of weights as they lie in their file."""
+    """Split weights, in the order of their file, into layers."""
     hidden, bias, output, linear = np.split(values, np.cumsum([NUM_FEATURES * WIDTH, WIDTH, WIDTH]))
     return MixerTables(hidden.reshape(NUM_FEATURES, WIDTH), bias, output, linear)
 
 
 def octaves(value: float) -> np.float32:
-    """Return the logarithm to the base of 2, about."""
+    """Return an approximate base-2 logarithm."""
     [bits] = struct.unpack("<I", struct.pack("<f", value))
     [mantissa] = struct.unpack("<f", struct.pack("<I", bits & 0x007FFFFF | 0x3F800000))
     part = F(mantissa) - F(1)
@@ -71,23 +72,23 @@ def octaves(value: float) -> np.float32:
 
 
 def octaves_of(count: int) -> np.float32:
-    """Return the same of a count and one more."""
+    """Return the approximate base-2 logarithm of ``count + 1``."""
     return octaves(F(count) + F(1))
 
 
 def exponential(value: np.float32) -> np.float32:
-    """Return e to the power of a number that is 0 at most, about."""
+    """Return an approximate exponential of a number that is at most 0."""
     value = max(value, F(-80))
     whole = int(value * F(1.44269504) - F(0.5))
     rest = (value - F(whole) * F(0.693359375)) + F(whole) * F(2.12194440e-4)
     total = F(0)
-    for divisor in (5040, 720, 120, 24, 6, 2, 1, 1):  # Taylor's series
+    for divisor in (5040, 720, 120, 24, 6, 2, 1, 1):  # Taylor series
         total = total * rest + F(1) / F(divisor)
     return total * F(2.0**whole)
 
 
 def slot_of(entry: Entry) -> int:
-    """Return what contexts are told apart by."""
+    """Return the slot of a context, by source and length."""
     match entry.source:
         case source if source == CORPUS:
             return min(entry.length, 5) - 1
@@ -105,13 +106,13 @@ def slot_of(entry: Entry) -> int:
 def mixed(
     tables: MixerTables, position: Position, calibrated: Mapping[TokenId, float], interpolated: Mapping[TokenId, float]
 ) -> dict[TokenId, float]:
-    """Return the probabilities of candidates, in their order, after the mixer.
+    """Return the probabilities of candidates after the mixer, in the same order.
 
     Args:
-        tables: its weights.
-        position: what is known of the position.
-        calibrated: the candidates' probabilities after the bins.
-        interpolated: the same before the bins.
+        tables: the mixer's weights.
+        position: its other inputs at the position.
+        calibrated: the candidates' probabilities after calibration by bins.
+        interpolated: the candidates' probabilities before calibration.
     """
     possible = [token_id for token_id in calibrated if calibrated[token_id] * position.reach >= LEAST_SCORED]
     scored = sorted(possible, key=lambda token_id: -calibrated[token_id])[:MOST_SCORED]
@@ -141,7 +142,7 @@ def mixed(
 
 
 def weighed(tables: MixerTables, start: NDArray[np.float32], features: Features) -> NDArray[np.float32]:
-    """Return the hidden layer's sums, begun at some, after features."""
+    """Return the hidden layer's sums: ``start`` plus the weighted features."""
     total = start
     for feature, value in features:
         total = total + value * tables.hidden[feature]
@@ -163,7 +164,7 @@ def score(tables: MixerTables, common: NDArray[np.float32], first: np.float32, f
 
 
 def common_features(position: Position, calibrated: list[float]) -> Features:
-    """Return the features of a position, of all candidates of which these are the probabilities."""
+    """Return the features of a position, given the calibrated probabilities of all its candidates."""
     features: Features = []
     for slot in dict.fromkeys(map(slot_of, position.entries)):
         entry = next(entry for entry in position.entries if slot_of(entry) == slot)

@@ -1,4 +1,4 @@
-"""Messages that are nearly right, or not at all."""
+"""Damaged messages, some of them almost valid."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from speculant_graph.rpc.v1 import drafter_pb2 as pb
 
 
 class Mutants:
-    """Messages that were right once."""
+    """Generates messages and damages them."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def number(self, bits: int = 32) -> int:
-        """Return a number that is likely to be near an end of something."""
+        """Return a number that is likely to be near a bound."""
         edges = [0, 1, 2, 7, 50, 255, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
         return self._random.choice([*edges, self._random.randrange(300)]) % (1 << bits)
 
     def numbers(self, size: int, bits: int = 32) -> list[int]:
-        """Return as many of them, or nearly so many."""
+        """Return ``size`` such numbers, sometimes one more or fewer."""
         size = max(0, size + self._random.choice([0, 0, 0, 0, 0, 1, -1]))
         return [self.number(bits) for _ in range(size)]
 
     def step(self) -> bytes:
-        """Return a DraftRequest of any values, in arrays that fit together more often than not."""
+        """Return a DraftRequest with random values; its arrays usually have consistent lengths."""
         choose, size = self._random.choice, self._random.choice([0, 1, 1, 2, 5, 40])
         lengths = [choose([0, 1, 3, 30]) for _ in range(size)]
         rows = [choose([0, 0, 1, 3]) for _ in range(size)]
@@ -85,7 +85,7 @@ class Mutants:
         return self.bytes(request.SerializeToString())
 
     def bytes(self, payload: bytes) -> bytes:
-        """Damage half of the messages where they are only bytes."""
+        """Damage the serialized bytes of half of the messages."""
         mutated, generator = bytearray(payload), self._random
         while generator.random() < 0.2:
             place = generator.randrange(len(mutated) + 1)
@@ -105,7 +105,7 @@ class Mutants:
 
 
 def framed(payload: bytes) -> bytes:
-    """Return bytes after their length, as protobuf has them."""
+    """Return bytes with their length in front, as in protobuf."""
     length, size = bytearray(), len(payload)
     while size > 127:
         length.append(size & 127 | 128)

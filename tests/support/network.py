@@ -1,4 +1,4 @@
-"""The client's core, an obvious drafter, and a network between them that tests hold in their hands."""
+"""The client's core, a simple drafter, and a simulated network between them that tests control."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNAVAILABLE = DrafterUnavailableError("UNAVAILABLE: gone")
 
 @dataclass
 class Network:
-    """A core, its drafter, and what is on the way between them."""
+    """A core, its drafter, and the messages in transit between them."""
 
     now_s: float = 100.0
     openings: list[Opening] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Network:
         return self.core.statistics().is_paused
 
     def work(self, *, loses: bool = False) -> None:
-        """Do what the core wants; openings and answers stay on the way, and messages may get lost."""
+        """Carry out the core's actions; openings and answers stay in transit, and with ``loses`` messages are lost."""
         for action in self.core.take_actions():
             match action:
                 case Send(payload):
@@ -54,7 +54,7 @@ class Network:
                     if not loses:
                         self.answers.append(self.drafter.answer(payload))
                 case DropStream():
-                    pass  # what is on the way comes all the same
+                    pass  # messages in transit still arrive
                 case OpenSession(opening):
                     self.openings.append(opening)
                 case CloseSession(wire_id, tenant):
@@ -64,7 +64,7 @@ class Network:
                     self.reports.append(action)
 
     def _check(self, payload: bytes) -> None:
-        """Assert that no message begins after what was sent before it."""
+        """Assert that no message leaves a gap after the tokens sent before it."""
         assert len(payload) < MAX_MESSAGE_BYTES / 4
         draft = pb.StreamDraftRequest.FromString(payload).draft
         for index, wire_id in enumerate(draft.session_ids):

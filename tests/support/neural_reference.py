@@ -1,6 +1,6 @@
-"""The slow and obvious form of a neural model's proposals, over whole numbers; for tests.
+"""Slow reference for a neural model's proposals, in integer arithmetic; for tests.
 
-``native/neural/model.hpp`` says what a model is, and how its words lie.
+``shared/native/neural/model.hpp`` defines the model and the layout of its words.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from speculant_graph.types import TokenId
 
 WIDTH, HIDDEN, PLACES, LOOK_BACK, MAX_ROWS = 64, 128, 8, 80, 2**16 - 1
 FREQUENT, MOST_OTHERS, MOST_PROPOSALS, WHOLE = 512, 1_024, 32, 10_000
-"""Tokens that are always scored, others, proposals that are kept, and the sum of all counts."""
+"""Number of frequent tokens, which are always scored; most other scored tokens; most proposals; sum of all counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeuralTables:
-    """What the words of a model hold, as whole numbers of 64 bits."""
+    """Arrays of a model's words, as 64-bit integers."""
 
     fractions: tuple[int, int, int, int]
     """Binary places of R, V, A and B."""
@@ -61,7 +61,7 @@ def arrays_of(words: NDArray[np.uint32]) -> dict[str, NDArray[Any]]:
 
 
 def num_words_of(vocabulary_size: int, num_rows: int) -> int:
-    """Return the words of a model."""
+    """Return the number of words of a model."""
     sizes = (2 * vocabulary_size, 4 * num_rows, 2 * num_rows, num_rows * WIDTH, num_rows * WIDTH, HIDDEN * WIDTH,
              HIDDEN * WIDTH, 2 * HIDDEN, 2 * (PLACES + 1) * WIDTH)  # fmt: skip
     end = 7
@@ -71,7 +71,7 @@ def num_words_of(vocabulary_size: int, num_rows: int) -> int:
 
 
 def random_words(random: np.random.Generator, token_ids: Sequence[TokenId], vocabulary_size: int) -> NDArray[np.uint32]:
-    """Return the words of a model of some tokens that was never trained: its numbers are any, its tables whole."""
+    """Return the words of an untrained model of some tokens: random weights, valid tables."""
     words = np.zeros(num_words_of(vocabulary_size, len(token_ids)), np.uint32)
     words[:7] = [1, vocabulary_size, len(token_ids), *random.integers(0, 17, 4)]
     arrays = arrays_of(words)
@@ -86,7 +86,7 @@ def random_words(random: np.random.Generator, token_ids: Sequence[TokenId], voca
 
 
 def read_tables(words: NDArray[np.uint32]) -> NeuralTables:
-    """Take the words of a model apart."""
+    """Return the arrays of a model's words."""
     arrays = {name: array.astype(np.int64) for name, array in arrays_of(words).items()}
     arrays["tokens"] &= 2**21 - 1
     return NeuralTables(tuple(words[3:7].tolist()), **arrays)
@@ -95,7 +95,13 @@ def read_tables(words: NDArray[np.uint32]) -> NeuralTables:
 def propose(
     tables: NeuralTables, context: Sequence[TokenId | None], others: Sequence[TokenId]
 ) -> list[tuple[TokenId, int]]:
-    """Return the most probable tokens after a context, of the most frequent ones and others, with their counts."""
+    """Return the most probable tokens after a context, with counts that sum to about ``WHOLE``.
+
+    Args:
+        tables: the model.
+        context: preceding tokens; None for an invalid id.
+        others: further tokens to score, besides the most frequent ones.
+    """
     query = _query(tables, [_row(tables, token_id) for token_id in reversed(context[-LOOK_BACK:])])
     frequent = range(min(FREQUENT, len(tables.tokens)))
     known = [row for row in (_row(tables, token_id) for token_id in others) if row is not None]
@@ -110,7 +116,7 @@ def propose(
 
 
 def confidence_class(count: int) -> int:
-    """Return what models that are as sure of their best proposal have in common."""
+    """Return the class of the best proposal's count, which serves as the length of a neural context."""
     return sum(count > bound for bound in (300, 600, 1_000, 1_700, 2_700, 4_000, 5_500, 7_000, 8_500, 9_500))
 
 
@@ -122,7 +128,7 @@ def _row(tables: NeuralTables, token_id: TokenId | None) -> int | None:
 
 
 def _query(tables: NeuralTables, rows: Sequence[int | None]) -> NDArray[np.int64]:
-    """Return what the score of a token is multiplied by, for rows of the tokens before it, newest first."""
+    """Return the query vector q for the rows of the preceding tokens, newest first; None for a token without a row."""
     places, mean = np.zeros((2, WIDTH), np.int64)
     weight = 0.03 * 256
     for place, row in enumerate(rows):
@@ -142,7 +148,7 @@ def _narrow(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _power(distance: int) -> int:
-    """Return 2 to the power of -distance / 1024, in parts of 2 to the power of 20, within 0.01 %."""
+    """Return 2 ** (-distance / 1024) as a fixed-point number with 20 binary places, within 0.01 %."""
     octaves, rest = divmod(distance, 1024)
     power = 0
     for term in (40_846, 241_149, 724_548, 1_048_495):

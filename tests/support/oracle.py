@@ -1,4 +1,4 @@
-"""The slow and obvious graph that fast ones are held against: dictionaries, and drafting word for word."""
+"""Slow reference for graphs and for drafts from them, over dictionaries and one token at a time."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from speculant_graph.types import CouplingName, SiblingsName
 from support.noise import gumbel_noise
 
 SIBLING_PRICE = 2
-"""What a further child of a node costs, where a first one costs 1."""
+"""Cost of each further child of a node; the first child costs 1."""
 Distribution = dict[int, float]
-"""Probabilities by ascending token id."""
+"""Probability of each token, by ascending token id."""
 
 
 class OracleGraph:
-    """Counts of all n-grams as Python objects; for tests with short texts."""
+    """Counts of all n-grams, in dictionaries; for tests with short texts."""
 
     def __init__(self, documents: Sequence[Sequence[int]], max_order: int, min_count: int = 1) -> None:
         """Count every n-gram of 1 to ``max_order + 1`` tokens that lies within a document.
 
         Args:
-            documents: a single one if n-grams may cross everything.
-            max_order: longest context.
-            min_count: n-grams that occur less often are forgotten.
+            documents: token ids of each document; a single document if n-grams may cross document boundaries.
+            max_order: length of the longest context.
+            min_count: rarer n-grams are removed.
         """
         self.max_order = max_order
         self.ngram_counts: Counter[tuple[int, ...]] = Counter()
@@ -49,7 +49,7 @@ class OracleGraph:
         self.context_index.default_factory = None
 
     def longest_context(self, context: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the longest known end of ``context``."""
+        """Return the longest known suffix of ``context``; None if there is none."""
         for order in range(min(self.max_order, len(context)), 0, -1):
             if tuple(context[-order:]) in self.context_index:
                 return tuple(context[-order:])
@@ -65,7 +65,17 @@ class OracleGraph:
         coupling: CouplingName = "none",
         temperature: float = 1.0,
     ) -> tuple[list[int], list[dict[int, float]]]:
-        """Draft by the loops of the requirements; return the tokens and the distribution after each."""
+        """Draft a chain by the loops of the requirements; return its tokens and the q of each.
+
+        Args:
+            prompt: the context.
+            k: most tokens.
+            strategy: ``greedy`` takes the most frequent successor; any other strategy samples.
+            seed: random seed.
+            max_candidates: most tokens of q; 0: all.
+            coupling: ``gumbel`` samples with Gumbel noise.
+            temperature: of q.
+        """
         draft_tokens: list[int] = []
         distributions: list[dict[int, float]] = []
         current_context = list(prompt)
@@ -100,12 +110,12 @@ class OracleGraph:
     def distribution(
         self, context: tuple[int, ...], max_candidates: int = 0, temperature: float = 1.0
     ) -> dict[int, float]:
-        """Return q by ascending token id, as float32 values: the most frequent successors, renormalised."""
+        """Return q by ascending token id, as float32 values: the most frequent successors, renormalized."""
         return normalised(tempered(self.context_index[context], temperature), max_candidates)
 
 
 def tempered(weights: Mapping[int, float], temperature: float) -> Mapping[int, float]:
-    """Return weights to the power of 1 / temperature, the largest one being 1."""
+    """Return weights to the power of 1 / temperature, scaled so that the largest is 1."""
     if temperature == 1.0:
         return weights
     largest = max(weights.values())
@@ -113,10 +123,10 @@ def tempered(weights: Mapping[int, float], temperature: float) -> Mapping[int, f
 
 
 def normalised(weights: Mapping[int, float], max_candidates: int) -> dict[int, float]:
-    """Return a distribution as float32 values: the largest weights, of equals those of the lowest ids."""
+    """Return a distribution over the largest weights, as float32 values; among equals, lower ids come first."""
     kept = sorted(sorted(weights, key=lambda token: (-weights[token], token))[: max_candidates or None])
     total = 0.0
-    for token in kept:  # as kernels do; ``sum`` makes up for rounding since Python 3.12
+    for token in kept:  # plain addition, as in the core; ``sum`` compensates for rounding since Python 3.12
         total += weights[token]
     shares = {token: float(np.float32(weights[token] / total)) for token in kept}
     return {token: share for token, share in shares.items() if share > 0.0}
@@ -133,7 +143,7 @@ def draw(distribution: dict[int, float], number: float) -> int:
 
 
 def draw_coupled(distribution: dict[int, float], seed: int, position: int) -> int:
-    """Return the token of the largest log probability plus noise, of equals the lowest id."""
+    """Return the token with the largest log probability plus Gumbel noise; among equals, the lowest id."""
 
     def score(token: int) -> float:
         return math.log(distribution[token]) + float(gumbel_noise(seed, position, np.array([token]))[0])
@@ -149,11 +159,11 @@ class DrawnNode:
     """0 for the root."""
     token_id: int
     q: Distribution
-    """What the token was drawn from."""
+    """The distribution that the token was sampled from."""
     sequence: list[int]
-    """The context, and the path to the node."""
+    """The context, followed by the path to the node."""
     order: int
-    """Of the context that the token was drawn from, which slides on."""
+    """Length of the n-gram context that the token was sampled from; its children try the same length first."""
     depth: int = 0
     price: int = 0
 
@@ -161,8 +171,8 @@ class DrawnNode:
 def draft_sampled_tree(
     graph: OracleGraph, config: DraftConfig, context: Sequence[int], siblings: SiblingsName, seed: int = 0
 ) -> list[DrawnNode]:
-    """Draw a tree as :mod:`speculant_graph.draft.sampled_tree` says."""
-    nodes = [DrawnNode(-1, -1, {}, list(context), min(graph.max_order, len(context)))]  # the root is none of the tree
+    """Sample a tree by the rules of :mod:`speculant_graph.draft.sampled_tree`."""
+    nodes = [DrawnNode(-1, -1, {}, list(context), min(graph.max_order, len(context)))]  # root
     while len(nodes) <= config.k:
         places = []
         for number, node in enumerate(nodes):
@@ -187,7 +197,7 @@ def draft_sampled_tree(
 
 
 def successors(graph: OracleGraph, config: DraftConfig, node: DrawnNode) -> tuple[int, Distribution]:
-    """Return q at a node, and the order of the context that it is of; nothing if no context is known."""
+    """Return the length of the context used at a node, and its q; 0 and an empty q if no context is known."""
     window = tuple(node.sequence[-node.order :]) if node.order else ()
     if window not in graph.context_index:
         window = graph.longest_context(node.sequence) or ()
@@ -195,5 +205,5 @@ def successors(graph: OracleGraph, config: DraftConfig, node: DrawnNode) -> tupl
 
 
 def added(numbers: Iterable[float]) -> float:
-    """Add one after another as kernels do; ``sum`` makes up for rounding since Python 3.12."""
+    """Add numbers one by one, as in the core; ``sum`` compensates for rounding since Python 3.12."""
     return functools.reduce(operator.add, numbers, 0.0)

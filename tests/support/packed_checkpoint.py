@@ -1,9 +1,9 @@
-"""Checkpoints of random weights laid out as gpt-oss is released: experts in MXFP4, all else in bfloat16.
+"""Checkpoints of random weights in the layout of the released gpt-oss: experts in MXFP4, all else in bfloat16.
 
     python tests/support/packed_checkpoint.py FOLDER [--layers 24] [--vocabulary 201088] [--tiny]
 
-Every layer has a file. One at a time is in memory, so that the released shapes can be written on a small machine: their
-24 layers take 13.8 GB. ``--tiny`` has the shapes of the tests' models.
+Every layer has its own file, and only one is in memory at a time. So a small machine can write the released shapes,
+whose 24 layers take 13.8 GB. ``--tiny`` writes the shapes of the tests' models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUANTIZATION = {
 
 
 def full_config(num_layers: int = 24, vocabulary_size: int = 201_088) -> GptOssConfig:
-    """The released shapes."""
+    """Return a configuration with the released shapes."""
     return GptOssConfig(
         vocab_size=vocabulary_size, hidden_size=2_880, intermediate_size=2_880, head_dim=64, num_attention_heads=64,
         num_key_value_heads=8, num_hidden_layers=num_layers, num_local_experts=32, num_experts_per_tok=4,
@@ -42,7 +42,7 @@ def full_config(num_layers: int = 24, vocabulary_size: int = 201_088) -> GptOssC
 
 
 def tiny_config(num_layers: int = 4, num_experts: int = 4) -> GptOssConfig:
-    """Of two blocks in one direction, so that no dimension can be taken for another one."""
+    """Return a tiny configuration; two blocks in one dimension, so that no two dimensions can be confused."""
     return GptOssConfig(
         vocab_size=258, hidden_size=32, intermediate_size=64, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
         num_hidden_layers=num_layers, num_local_experts=num_experts, num_experts_per_tok=2, sliding_window=16,
@@ -71,13 +71,13 @@ def write_packed(folder: Path, config: GptOssConfig, seed: int = 0) -> Path:
 
 
 def decoded(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Return rows of numbers by the definition: low half first, times two to the power of the scale less 127."""
+    """Return decoded rows by the definition of MXFP4: low half of a byte first, times 2 ** (scale - 127)."""
     numbers = torch.tensor(NUMBERS)[torch.stack([blocks & 15, blocks >> 4], dim=-1).long()].flatten(-2)
     return (numbers * torch.exp2(scales.float() - 127.0)[..., None]).flatten(-2)
 
 
 def _parts(config: GptOssConfig, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
-    """Yield what the files hold: every layer, then all else."""
+    """Yield the tensors of each file: every layer, then the rest."""
     with torch.device("meta"):
         shapes = {name: tuple(each.shape) for name, each in GptOssForCausalLM(config).named_parameters()}
     for index in range(config.num_hidden_layers):
@@ -104,7 +104,7 @@ def _weights(shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> 
 
 
 def main() -> None:
-    """Write one."""
+    """Write a checkpoint from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=24)

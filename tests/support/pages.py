@@ -1,4 +1,4 @@
-"""Pages of the documentation, taken apart."""
+"""Reads pages of the documentation and their blocks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Block:
     language: str
     """First word after the fence; empty if there is none."""
     file_name: str
-    """Second word: the file that a reader saves the block as; empty if there is none."""
+    """Second word after the fence, the file in which a reader saves the block; empty if there is none."""
     body: str
     line: int
     """Line of its fence, from 1."""
 
     @property
     def first_line(self) -> str:
-        """Its first line, without blanks around it."""
+        """Its first line, without surrounding blanks."""
         return self.body.split("\n", 1)[0].strip()
 
 
@@ -63,7 +63,7 @@ def without_blocks(page: str) -> str:
 
 
 def code_spans(page: str) -> list[str]:
-    """Return what stands between backticks, blocks left out."""
+    """Return all text between backticks, outside blocks."""
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", without_blocks(page))]
 
 
@@ -73,5 +73,5 @@ def blocks(page: str, language: str = "") -> list[str]:
 
 
 def section(page: str, heading: str) -> str:
-    """Return what stands below a heading of the second level."""
+    """Return the section below a second-level heading."""
     return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]

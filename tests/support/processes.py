@@ -1,4 +1,4 @@
-"""A drafter sidecar, or a verifier with the demo's model, in a process of its own."""
+"""A drafter sidecar, or a verifier with the demo's model, in a separate process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from speculant_graph.rpc.channel import connect_channel
 T = TypeVar("T")
 
 MODEL_FOLDER = Path(__file__).parents[2] / "verifier_client" / "speculant_verifier" / "demo" / "model"
-"""As the demo names it; importing that loads torch, which tests of sidecars do without."""
+"""Equal to the demo's own constant; importing that one would load torch, which tests of sidecars do not need."""
 
 READY_TIMEOUT_S = 240.0
-"""Patience with a start; imports are slow on a busy machine, and the first one compiles."""
+"""Time limit for a start. Imports are slow on a busy machine, and the first start compiles."""
 
 _SIDECAR = """
 import json
@@ -62,11 +62,11 @@ class Sidecar:
 
     @property
     def log(self) -> str:
-        """What it has written to standard error."""
+        """Its standard error so far."""
         return self.log_path.read_text(encoding="utf-8")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to it."""
         self.process.send_signal(number)
 
     def stop(self) -> int:
@@ -90,11 +90,11 @@ class Verifier(Sidecar):
     """A running verifier."""
 
     url: str
-    """Of its API over HTTP, with the ending /v1."""
+    """URL of its HTTP API, ending in /v1."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What it counts: values by name and labels."""
+        """Return its metrics: values by name and labels."""
         return scraped(f"{self.url.removesuffix('/v1')}/metrics")
 
 
@@ -105,7 +105,7 @@ def _start(command: Sequence[str], log_path: Path, **options: Any) -> subprocess
 
 
 def _until_ready(process: subprocess.Popen[str], log_path: Path, ask: Callable[[], T | None]) -> T:
-    """Ask until there is an answer, and return it."""
+    """Call ``ask`` until it returns an answer, and return the answer."""
     give_up_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < give_up_s:
         if answer := ask():
@@ -129,10 +129,10 @@ def launch(
 
     Args:
         graph_path: the default graph.
-        socket_path: where it listens, unless the settings say otherwise; its log lies next to it.
+        socket_path: socket to listen on, unless the settings name another address; the log lies next to it.
         draft: fields of DraftConfig.
         access: fields of AccessConfig.
-        log: level and format of its log.
+        log: level and format of the log.
         limits: fields of Limits.
         settings: fields of ServerConfig.
     """
@@ -146,14 +146,14 @@ def launch(
 
 
 def start_sidecar(graph_path: Path, socket_path: Path, **settings: Any) -> Sidecar:
-    """Start a sidecar as :func:`launch` does, and wait until its health check says that it serves."""
+    """Start a sidecar like :func:`launch`, and wait until its health check reports that it serves."""
     sidecar = launch(graph_path, socket_path, **settings)
     wait_until_ready(sidecar)
     return sidecar
 
 
 def wait_until_ready(sidecar: Sidecar) -> None:
-    """Wait until the health check of a sidecar says that it serves."""
+    """Wait until the health check of a sidecar reports that it serves."""
     with connect_channel(sidecar.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
@@ -175,13 +175,13 @@ def started_verifier(
     program: Sequence[str] = _VERIFIER,
     model: Path = MODEL_FOLDER,
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Start a verifier that listens on a socket in a folder and on a free port; give it and its log.
+    """Start a verifier that listens on a socket in a folder and on a free port; return it and its log.
 
     Args:
-        folder: for its socket and its log.
-        arguments: more of its command line.
-        name: of its files.
-        program: what Python runs.
+        folder: folder for its socket and its log.
+        arguments: further command line arguments.
+        name: name of its files.
+        program: Python arguments that run the verifier.
         model: the target.
     """
     command = [
@@ -199,7 +199,7 @@ def started_verifier(
 
 @contextmanager
 def running_verifier(folder: Path, *arguments: str, **options: Any) -> Iterator[Verifier]:
-    """Do the same, wait until it serves, and end it with SIGTERM."""
+    """Start a verifier like :func:`started_verifier`, wait until it serves, and end it with SIGTERM."""
     with started_verifier(folder, *arguments, **options) as (process, log_path):
         found = _until_ready(process, log_path, lambda: _VERIFIER_READY.search(log_path.read_text(encoding="utf-8")))
         verifier = Verifier(process, found["grpc"], log_path, found["url"])
@@ -209,13 +209,13 @@ def running_verifier(folder: Path, *arguments: str, **options: Any) -> Iterator[
 
 
 def scraped(url: str) -> dict[str, float]:
-    """Return what a process shows to Prometheus: values by name and labels."""
+    """Return a process's Prometheus metrics: values by name and labels."""
     samples = [line.rpartition(" ") for line in fetched(url).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in samples}
 
 
 def fetched(url: str, body: Any = None) -> str:
-    """Return what is at an address, after sending it a JSON body if there is one."""
+    """Return the text of an HTTP response; the request has a JSON body if ``body`` is given."""
     request = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
     request.add_header("content-type", "application/json")
     with urllib.request.urlopen(request, timeout=READY_TIMEOUT_S) as answer:

@@ -1,7 +1,7 @@
-"""A build on a Ray cluster of two workers, as a process of its own: ``python -m support.ray_build MODE CORPUS OUTPUT``.
+"""A build on a Ray cluster of two workers, in a separate process: ``python -m support.ray_build MODE CORPUS OUTPUT``.
 
-Its tasks are small. In the mode ``kill`` the first worker that is seen at a task is killed; in the mode ``version`` the
-build is of another release than the workers'; in the mode ``wait`` it tells when a worker is at a task.
+Its tasks are small. The mode ``kill`` kills the first worker seen at a task. In the mode ``version`` the build and the
+workers have different releases. The mode ``wait`` reports when a worker is at a task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TASK_BYTES = 20_000
 
 
 def at_a_task() -> psutil.Process:
-    """Wait for a worker that is at a task."""
+    """Wait for a worker at a task and return it."""
     while True:
         for process in psutil.Process().children(recursive=True):
             try:

@@ -1,7 +1,7 @@
-"""A reader who follows a page from top to bottom: a folder with what pages take for granted, a shell, an interpreter.
+"""A simulated reader who runs a page from top to bottom, with a prepared folder, a shell and an interpreter.
 
-Pages write addresses and paths as a user would; here every port becomes a free one and every folder for sockets one of
-the reader's own. Nothing else of a block is changed.
+Pages name ports and socket folders as a user would. The reader replaces ports with free ones and socket folders with
+private ones, and changes nothing else in a block.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ TEMPLATE = (
 CHAT = [{"role": "user", "content": "Who decides?"}, {"role": "assistant", "content": TEXT.strip()}]
 
 STAND_IN = "openai/gpt-oss-20b"
-"""In the reader's folder this name is a folder: the demo's model, a tiny gpt-oss, stands in for the released one."""
+"""Name of a released model. In the reader's folder it is a folder with the demo's model, a tiny gpt-oss, instead."""
 
 PATIENCE_S = 150.0
-"""Longest time for a block; the first one on a machine compiles."""
+"""Time limit of a block; the first one on a machine compiles."""
 
 _PORT = re.compile(r"\b(127\.0\.0\.1|localhost|0\.0\.0\.0):(\d{4,5})\b")
 _SOCKETS = re.compile(r"/(?:tmp|run)/speculant-(drafter|verifier)\b")
 _ENVIRONMENT = {
     "SPECULANT_VERIFIER__NUM_THREADS": "1",
-    "SPECULANT_VERIFIER__MEASURE_COSTS": "false",  # takes six seconds for every new model
-    "SPECULANT_TRAIN__LEARNING_RATE": "0.005",  # one text is all that is learned
+    "SPECULANT_VERIFIER__MEASURE_COSTS": "false",  # it would take six seconds for every new model
+    "SPECULANT_TRAIN__LEARNING_RATE": "0.005",  # there is only one text to learn
     "SPECULANT_TRAIN__EPOCHS": "2",
 }
 _INTERPRETER = """
@@ -57,11 +57,11 @@ for line in sys.stdin:
 
 
 def make_folder(folder: Path, graph: Path | None) -> None:
-    """Fill a folder with what pages call my-model, my-draft-model, my-records, my-text, ... and graph.pkl.
+    """Fill a folder with the files that pages assume: my-model, my-draft-model, my-records, my-text, ..., graph.pkl.
 
     Args:
-        folder: an empty one.
-        graph: a graph of my-text in a folder that was filled before; without it the graph is built.
+        folder: an empty folder.
+        graph: the graph of my-text in a previously filled folder; None: the graph is built.
     """
     shutil.copytree(MODEL_FOLDER, folder / "my-model")
     (folder / "my-model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
@@ -82,7 +82,7 @@ def make_folder(folder: Path, graph: Path | None) -> None:
     trace = {"prompt": TEXT, "output": TEXT * 3}
     (folder / "my-traces.jsonl").write_text((json.dumps(trace) + "\n") * 2, encoding="utf-8")
     (folder / "my-chats.jsonl").write_text((json.dumps({"messages": CHAT}) + "\n") * 3, encoding="utf-8")
-    for name in ("protos", "verifier_client"):  # pages for those who have a checkout
+    for name in ("protos", "verifier_client"):  # for pages that assume a checkout
         (folder / name).symlink_to(ROOT / name)
     if graph is not None:
         shutil.copy(graph, folder / "graph.pkl")
@@ -96,10 +96,10 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._notes = folder.with_name(folder.name + "-notes")  # the page's own files are alone in the folder
+        self._notes = folder.with_name(folder.name + "-notes")  # outside the folder, which holds only the page's files
         self._notes.mkdir()
         self._sockets = tempfile.TemporaryDirectory(prefix="s-")  # a socket's path has at most 107 bytes
-        # Where servers listen that pages start without saying so.
+        # Default addresses of servers that a page starts without naming an address.
         self._listening = {
             "SPECULANT_SERVER__LISTEN": f"unix://{self._sockets.name}/drafter/drafter.sock",
             "SPECULANT_SERVICE__LISTEN": f"unix://{self._sockets.name}/verifier/verifier.sock",
@@ -110,11 +110,11 @@ class Reader:
         self._number = 0
 
     def follow(self, page: str, block: Block) -> str:
-        """Run or save a block; return what it printed.
+        """Run or save a block; return its output.
 
         Args:
-            page: its name, for messages.
-            block: of bash or Python, or one that is saved as a file.
+            page: name of the page, for messages.
+            block: a block of bash or Python, or a block to save as a file.
         """
         if block.file_name:
             (self.folder / block.file_name).write_text(self.localised(block.body), encoding="utf-8")
@@ -133,7 +133,7 @@ class Reader:
         return printed
 
     def leave(self) -> None:
-        """End the interpreter, the shell, and what it started."""
+        """End the interpreter, the shell, and all processes that they started."""
         for process in (self._interpreter, self._shell):
             if process is None:
                 continue
@@ -148,7 +148,7 @@ class Reader:
         self._sockets.cleanup()
 
     def localised(self, text: str) -> str:
-        """Return a block's text with free ports and a folder of this reader's for sockets."""
+        """Return a block's text with free ports and this reader's socket folder."""
         text = _SOCKETS.sub(lambda match: f"{self._sockets.name}/{match[1]}", text)
         return _PORT.sub(lambda match: f"{match[1]}:{self._port(match[2])}", text)
 
@@ -190,7 +190,7 @@ class Reader:
     @staticmethod
     def _is_done(process: subprocess.Popen[str]) -> bool:
         assert process.stdout is not None
-        patience = threading.Timer(PATIENCE_S, _kill, [process])  # pages wait for servers, and those may not start
+        patience = threading.Timer(PATIENCE_S, _kill, [process])  # a page may wait for a server that never starts
         patience.start()
         line = process.stdout.readline()
         patience.cancel()
@@ -198,6 +198,6 @@ class Reader:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process of ours and all that it started."""
+    """End one of our processes and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The engines that 'make engines' installs."""
+"""Paths and environments of the engines that 'make engines' installs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def installed(name: str) -> Path:
 
 
 def v2_environment() -> dict[str, str]:
-    """What a process of vLLM needs to run the V2 runner on a CPU, asynchronously as on a GPU."""
+    """Return the environment for vLLM's V2 runner on a CPU, with asynchronous scheduling as on a GPU."""
     folders = Path(__file__).parent / "triton_interpreter", installed("triton/.installed").parent
     return {"PYTHONPATH": os.pathsep.join(map(str, folders)), "KEEP_ASYNCHRONOUS": "1", "VLLM_PLUGINS": "speculant"}

@@ -6,7 +6,10 @@ from speculant_verifier.records.record import RequestRecord
 
 
 def record_of(number: int = 0, tenant: str = "", *, key: float | None = None, num_tokens: int = 3) -> RequestRecord:
-    """A failure, or with a key a request that was none; the number is its time and its request id."""
+    """Return the record of a failure or, with a reservoir key, of another request.
+
+    ``number`` is its time and its request id.
+    """
     return RequestRecord(
         request_id=str(number),
         time_s=float(number),
@@ -37,15 +40,16 @@ def record_of(number: int = 0, tenant: str = "", *, key: float | None = None, nu
 def slow_rolling_acceptance(
     requests: list[tuple[str, int, int]], tenant: str, window: int, most_tenants: int
 ) -> float | None:
-    """Accepted share of a tenant's latest requests, worked out from all that ever were.
+    """Return the accepted share of a tenant's latest requests, computed from the full list of requests.
 
     Args:
-        requests: all so far, in order: tenant, tried positions, accepted ones.
-        tenant: whose.
-        window: how many of its latest requests count.
-        most_tenants: of tenants that were quiet for longer nothing is known, nor of what they did before.
+        requests: all requests so far, in order: tenant, tried positions, accepted positions.
+        tenant: the tenant.
+        window: number of its latest requests that count.
+        most_tenants: number of tenants that are remembered; the least recently active tenant is forgotten first,
+            with all its requests.
     """
-    known: list[str] = []  # the quietest first
+    known: list[str] = []  # least recently active first
     counted: dict[str, list[tuple[int, int]]] = {}
     for name, tried, accepted in requests:
         known = [*(each for each in known if each != name), name]

@@ -1,4 +1,7 @@
-"""A target made of rows over a whole vocabulary, and what block verification should accept, from its formula."""
+"""A target with dense rows over the vocabulary, and the acceptance probabilities of block verification.
+
+The probabilities follow directly from the formula.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from speculant_graph.types import Draft, Proposal
 
 
 class DenseDistribution:
-    """p as a row; short rows cost less as a list."""
+    """p as a dense row; a list of cumulative sums is faster for short rows."""
 
     def __init__(self, probabilities):
         self.probabilities = np.asarray(probabilities, np.float64)
@@ -38,7 +41,7 @@ class DenseDistribution:
 
 
 class DenseTarget:
-    """A model that is a row per node of a draft, the root's first, with one number per depth for its own choices."""
+    """A target with one row per node of a draft, the root's first, and one random number per depth for its choices."""
 
     def __init__(self, draft, rows, choice_numbers=()):
         self.rows = [row if isinstance(row, DenseDistribution) else DenseDistribution(row) for row in rows]
@@ -55,7 +58,7 @@ class DenseTarget:
 
 
 def depths_of(parents):
-    """Depth of the root and of every node."""
+    """Return the depths of the root and of every node."""
     depths = [0]
     for parent in parents:
         depths.append(depths[parent] + 1)
@@ -63,14 +66,14 @@ def depths_of(parents):
 
 
 def proposal_of(q):
-    """The sparse form of a row of float32 probabilities."""
+    """Return a row of float32 probabilities in sparse form."""
     row = np.asarray(q, np.float32)
     support = np.nonzero(row)[0]
     return Proposal(support.astype(np.uint32), row[support])
 
 
 def chain_of(token_ids, q=None):
-    """A chain, with q as rows; without rows, of unknown origin."""
+    """Return a chain with dense rows of q; without rows, a chain without q."""
     return Draft(
         tuple(token_ids),
         tuple(range(len(token_ids))),
@@ -79,7 +82,7 @@ def chain_of(token_ids, q=None):
 
 
 def dense_rows(draft, size):
-    """q of every node as rows; of a token without q, that it was certain."""
+    """Return q of every node as dense rows; a draft without q gets point masses."""
     rows = np.zeros((len(draft), size))
     for node, token_id in enumerate(draft.token_ids):
         if draft.proposals:
@@ -90,7 +93,7 @@ def dense_rows(draft, size):
 
 
 def block_ratios(draft, p, q):
-    """a of every length from 0 to that of the draft."""
+    """Return a for every prefix length from 0 to the draft's length."""
     ratios = [1.0]
     for node, x in enumerate(draft.token_ids):
         ratios.append(min(1.0, ratios[-1] * p[node][x] / q[node][x]))
@@ -98,7 +101,7 @@ def block_ratios(draft, p, q):
 
 
 def block_pass_probabilities(draft, p):
-    """h of every length from 1 to that of the draft."""
+    """Return h for every prefix length from 1 to the draft's length."""
     q = dense_rows(draft, len(p[0]))
     ratios = block_ratios(draft, p, q)
     passing = []

@@ -1,9 +1,8 @@
-"""A server process with a tiny gpt-oss that writes what the conversation asks for.
+"""A server process with a tiny gpt-oss that writes scripted output.
 
-The released tokenizer and chat template are real, and the engine computes every logit; only the choice is the script's.
-A user's message names what comes next, in order: ``@@CALL:name {"key": 1}@@`` calls a tool, ``@@SAY:text@@`` is the
-final message, ``@@RAW:...@@`` is written as it stands. The number of tool results after that message tells which of
-them is due.
+The released tokenizer and chat template are real, and the engine computes every logit; the script only chooses tokens.
+A user's message is the script: ``@@CALL:name {"key": 1}@@`` calls a tool, ``@@SAY:text@@`` is the final message, and
+``@@RAW:...@@`` is written verbatim. The number of tool results after that message selects the next command.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 
 
 def written(prompt: str) -> str:
-    """Return what the model writes after a prompt.
+    """Return the model's scripted output after a prompt.
 
     Args:
-        prompt: with its control tokens.
+        prompt: the prompt, with its control tokens.
     """
     turns = prompt.split("<|start|>")
     users = [i for i, turn in enumerate(turns) if turn.startswith("user") and _DIRECTIVE.search(turn)]
@@ -66,7 +65,7 @@ def _said(text: str) -> str:
 
 
 def follow_script() -> None:
-    """Make the engine of this process choose what the script says."""
+    """Make the engine of this process choose the script's tokens."""
     from dataclasses import replace
 
     from speculant_verifier.engine import Engine, Request
@@ -125,7 +124,7 @@ def model_folder(folder: Path) -> Path:
 
 @contextmanager
 def running_scripted(folder: Path, *arguments: str) -> Iterator[Verifier]:
-    """Serve it in a process of its own, on a free port; ``arguments`` are more of its command line."""
+    """Serve the model in a separate process, on a free port; ``arguments`` extend its command line."""
     support = Path(__file__).parents[1]
     program = ("-c", f"import sys; sys.path.insert(0, {str(support)!r})\n{_PROGRAM}", "verifier")
     with running_verifier(folder, *arguments, program=program, model=model_folder(folder)) as verifier:

@@ -1,6 +1,6 @@
-"""Sentences that users read: of docstrings, which are also the help and the settings' texts, and of pages.
+"""Sentences that users read: in pages, and in docstrings, which are also the texts of help and settings.
 
-``python -m support.sentences 40 7`` in ``tests/`` prints 40 of them, drawn with the seed 7.
+``python -m support.sentences 40 7`` in ``tests/`` prints 40 random sentences, with seed 7.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SECTIONS = ("Args:", "Returns:", "Raises:", "Attributes:", "Yields:")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One of them."""
+    """A sentence and its place."""
 
     place: str
     """The file."""
     text: str
-    """On one line."""
+    """The sentence on one line."""
 
 
 def sentences() -> Iterator[Sentence]:

@@ -1,4 +1,4 @@
-"""A sidecar in this process, on real sockets; its event loop runs in a thread that all of them share."""
+"""A sidecar in this process, on real sockets; all such sidecars share one event loop in one thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from speculant_graph.types import Fingerprint
 T = TypeVar("T")
 
 PATIENCE_S = 240.0
-SESSION_IDS = itertools.count(1 << 20)  # far from the numbers that tests name themselves
+SESSION_IDS = itertools.count(1 << 20)  # far from the ids that tests choose themselves
 SERVICE = "speculant_graph.rpc.v1.DrafterService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -42,14 +42,14 @@ OUT_OF_SYNC = pb.SEQUENCE_STATUS_OUT_OF_SYNC
 
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.AbstractEventLoop:
-    # One for all: gRPC's asynchronous half does not like to meet several in a process.
+    # One loop for all servers: gRPC's asyncio API works poorly with several loops in a process.
     loop = uvloop.new_event_loop()
     threading.Thread(target=loop.run_forever, name="servers", daemon=True).start()
     return loop
 
 
 def run_in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine where the servers are, and wait for it."""
+    """Run a coroutine in the servers' event loop, and wait for its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result(PATIENCE_S)
 
 
@@ -77,7 +77,7 @@ class _WithMetadata(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInt
 
 @contextmanager
 def connected(address: str, *metadata: tuple[str, str], **settings: object) -> Iterator[Wire]:
-    """Give the stubs of an address; ``settings`` are fields of ClientConfig."""
+    """Yield the stubs of an address; ``settings`` are fields of ClientConfig."""
     endpoint = Endpoint.of(address, ClientConfig.model_validate(settings))
     with endpoint.connect() as channel:
         yield Wire(grpc.intercept_channel(channel, _WithMetadata((*endpoint.metadata, *metadata))))
@@ -93,11 +93,11 @@ class Wire:
         self._health = health_pb2_grpc.HealthStub(channel)
 
     def health(self, name: str = "") -> int:
-        """Return what the health service says of a name."""
+        """Return the health service's status of a name."""
         return self._health.Check(health_pb2.HealthCheckRequest(service=name)).status
 
     def watch_health(self, name: str) -> Any:
-        """Return the call whose answers tell of changes, for as long as it is not cancelled."""
+        """Return the call that streams status changes until it is cancelled."""
         return self._health.Watch(health_pb2.HealthCheckRequest(service=name))
 
     def open(self, session_id: int | None = None, **fields: Any) -> int:
@@ -124,13 +124,13 @@ class LiveServer:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """End it, for once."""
+        """Stop it; later calls have no effect."""
         if not self._is_stopped:
             self._is_stopped = True
             run_in_loop(self.server.stop())
 
     def metrics(self) -> dict[str, float]:
-        """Return what the metrics endpoint tells, by name and labels: 'ended_sessions_total{reason="idle"}'."""
+        """Return the metrics by name and labels, such as 'ended_sessions_total{reason="idle"}'."""
         with urllib.request.urlopen(f"http://{self.server.metrics_address}/metrics", timeout=PATIENCE_S) as response:
             lines = response.read().decode().splitlines()
         told = [line.removeprefix("speculant_drafter_").rpartition(" ") for line in lines if not line.startswith("#")]
@@ -144,7 +144,7 @@ class LiveServer:
 
 
 Serve = Callable[..., LiveServer]
-"""Runs a sidecar with settings of its own."""
+"""Runs a sidecar with given settings."""
 
 
 @contextmanager
@@ -161,9 +161,9 @@ def serving(
 
     Args:
         graph_path: the default graph.
-        folder: where sockets are.
+        folder: folder for the sockets.
         draft: fields of DraftConfig.
-        clock: time as the sessions see it.
+        clock: clock of the sessions.
         client: fields of ClientConfig, for credentials of the channels.
         fold: fields of FoldConfig.
         settings: fields of ServerConfig, of AccessConfig and of Limits.
@@ -223,7 +223,7 @@ def step_of(
 
 
 def refusal(call: Callable[[Any], Any], request: Any) -> grpc.RpcError:
-    """Return the error that a call ends with."""
+    """Return the error of a call that must fail."""
     try:
         call(request)
     except grpc.RpcError as error:
@@ -232,12 +232,12 @@ def refusal(call: Callable[[Any], Any], request: Any) -> grpc.RpcError:
 
 
 def code_of(call: Callable[[Any], Any], request: Any) -> grpc.StatusCode:
-    """Return the status code that a call is refused with."""
+    """Return the status code of a call that must fail."""
     return refusal(call, request).code()
 
 
 def retry_delay_s(error: grpc.RpcError) -> float | None:
-    """Return the delay that a refused unary call names; None if it names none."""
+    """Return the retry delay in a refused unary call's error; None if it has none."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             status = Status.FromString(value)
@@ -252,7 +252,7 @@ def retry_delay_s(error: grpc.RpcError) -> float | None:
 def graph_file(
     path: Path, token_ids: Sequence[int], vocabulary_size: int = 50, sha256: str = "ab" * 32, max_order: int = 4
 ) -> Path:
-    """Write the graph of a text to a file, which it replaces whole."""
+    """Write the graph of a text to a file, replacing it atomically."""
     build_from_token_ids(
         list(token_ids), Fingerprint("tests/alphabet", sha256, vocabulary_size), max_order=max_order
     ).save(path)

@@ -1,4 +1,4 @@
-"""Session drafters for tests, and what their drafts hold."""
+"""Session drafters for tests, and values of their drafts."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def started(drafter: SessionDrafter, number: int, prompt: Sequence[int], **setti
 
 
 def values_of(draft: Draft) -> object:
-    """Return everything of a draft that can be compared, arrays included."""
+    """Return all values of a draft in comparable form, with arrays as lists."""
     proposals = [(each.token_ids.tolist(), each.probabilities.tolist()) for each in draft.proposals]
     return draft.token_ids, draft.parents, draft.path_probabilities, proposals, draft.strategy, draft.terminated_early

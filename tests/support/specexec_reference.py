@@ -1,4 +1,7 @@
-"""SpecExec's search for the most probable paths, slow and obvious, and a draft model that is a table."""
+"""Slow reference for SpecExec's search for the most probable paths, and a draft model that is a table.
+
+SpecExec is Svirschevski et al. 2024; Algorithm 2 below is theirs.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from speculant_verifier.model import TargetModel
 
 Path = tuple[TokenId, ...]
 Says = Callable[[Path], Sequence[tuple[TokenId, float]]]
-"""What follows a path, with its probability, the most probable first."""
+"""Returns the tokens after a path with their probabilities, most probable first."""
 
 
 def most_probable(found: dict[Path, float], num_nodes: int) -> list[Path]:
-    """The most probable paths, of equally probable ones those that were found first."""
+    """Return the most probable paths; among equals, the ones found first."""
     return sorted((path for path in found if path and found[path] > 0.0), key=lambda path: -found[path])[:num_nodes]
 
 
 def grown_tree(says: Says, num_nodes: int, max_depth: int, width: int) -> dict[Path, float]:
-    """Algorithm 2, its batches and its rounds; what is found is kept, and the K best of it are returned."""
+    """Run Algorithm 2 in its batches and rounds, keep every path found, and return the best ``num_nodes``."""
     found, asked = {(): 1.0}, set()
     for _ in range(max_depth):
         batch = [
@@ -38,7 +41,7 @@ def grown_tree(says: Says, num_nodes: int, max_depth: int, width: int) -> dict[P
 
 
 def printed_tree(says: Says, num_nodes: int, max_depth: int, width: int) -> dict[Path, float]:
-    """Algorithm 2 as it is printed: what a round has asked about is drafted, and nothing else is."""
+    """Run Algorithm 2 as printed: the draft holds exactly the paths that a round has expanded."""
     tree: dict[Path, float] = {}
     queue = {(): 1.0}
     for _ in range(max_depth):
@@ -53,7 +56,7 @@ def printed_tree(says: Says, num_nodes: int, max_depth: int, width: int) -> dict
 
 
 def every_path(says: Says, num_nodes: int, max_depth: int) -> dict[Path, float]:
-    """The most probable of all paths: level by level, everything."""
+    """Return the most probable of all paths, by exhaustive enumeration of every level."""
     found, level = {(): 1.0}, {(): 1.0}
     for _ in range(max_depth):
         level = {
@@ -64,9 +67,14 @@ def every_path(says: Says, num_nodes: int, max_depth: int) -> dict[Path, float]:
 
 
 def table(seed: int, vocabulary_size: int, sharpness: float) -> Says:
-    """A model of which every context's distribution is drawn; the sharper, the more probable is the first token.
+    """Return a model with a random distribution for every context.
 
-    Probabilities are few different ones, so that there are ties.
+    Probabilities take few distinct values, so that there are ties.
+
+    Args:
+        seed: of the random distributions.
+        vocabulary_size: number of tokens.
+        sharpness: the larger, the more probable the first token.
     """
 
     def says(path: Path) -> list[tuple[TokenId, float]]:
@@ -79,7 +87,7 @@ def table(seed: int, vocabulary_size: int, sharpness: float) -> Says:
 
 
 class TableRows(TopRows):
-    """Rows of which the table's probabilities are kept as they are, not by way of a logarithm."""
+    """Rows that return the table's probabilities exactly, without a logarithm in between."""
 
     @property
     def probabilities(self):
@@ -87,14 +95,14 @@ class TableRows(TopRows):
 
 
 class TablePasses(DraftPasses):
-    """Passes that a table answers, by the paths that tokens and parents of the sequence in the cache say."""
+    """Passes answered from a table, for the path of each node in the cached sequence."""
 
     def __init__(self, model: TargetModel, says: Sequence[Says]) -> None:
         super().__init__(model, len(says))
         self.says = says
-        """By row."""
+        """The table of each row."""
         self.widths: list[list[int]] = []
-        """New nodes of the rows of every pass."""
+        """Number of new nodes per row, for every pass."""
 
     def run(self, sequences, nodes, width):
         self.widths.append([len(new) for new in nodes])

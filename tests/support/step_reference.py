@@ -1,7 +1,6 @@
-"""Steps answered slowly and obviously, over protobuf's own classes.
+"""Slow reference for the core's handling of steps, over protobuf's own classes.
 
-The oracle of the core's steps. Drafts come from the same core drafter, one sequence after another: what is compared is
-everything around them.
+Drafts come from the same core drafter, so tests compare everything else: parsing, checks, sessions and the response.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Reference:
 
 
 class ReferenceAnswerer:
-    """Answers steps of one graph without a clock, tenants or a limit to memory."""
+    """Answers steps for one graph, without a clock, tenants or a memory limit."""
 
     def __init__(self, limits: Limits, draft: DraftConfig, drafter: SessionDrafter) -> None:
         self.limits, self.draft, self.drafter = limits, draft, drafter
@@ -51,10 +50,10 @@ class ReferenceAnswerer:
         self.sessions.pop(session_id, None)
 
     def answer(self, payload: bytes) -> pb.DraftResponse:
-        """Return the answer to a DraftRequest.
+        """Return the response to a serialized DraftRequest.
 
         Raises:
-            SpeculantError: it is refused.
+            SpeculantError: the request is refused.
         """
         self.last_draft_id += 1
         try:
@@ -207,7 +206,7 @@ class ReferenceAnswerer:
 
 
 def probable(draft: Draft, least: float, budget: int) -> Draft:
-    """Return the nodes of a draft whose paths are probable enough."""
+    """Return the nodes of a draft whose path probability is at least ``least``."""
     if not draft.path_probabilities or draft.strategy == "specexec":
         return draft
     kept = draft.part([node for node, each in enumerate(draft.path_probabilities) if each >= least])
@@ -215,5 +214,5 @@ def probable(draft: Draft, least: float, budget: int) -> Draft:
 
 
 def as_known(token_id: int) -> int:
-    """Ids that no vocabulary has are one thing."""
+    """Map all ids outside the vocabulary to -1."""
     return token_id if token_id < 12 else -1

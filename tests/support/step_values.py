@@ -1,4 +1,4 @@
-"""Steps and their answers as values, to be compared with what travels."""
+"""Steps and their responses as values, for comparison with encoded messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepRequest:
 
 
 class SequenceResponse(NamedTuple):
-    """What became of one sequence."""
+    """The result for one sequence of a step."""
 
     status: SequenceStatus
     next_position: int = 0
@@ -44,7 +44,7 @@ class SequenceResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResponse:
-    """The answer to one step."""
+    """The response to one step."""
 
     graph_generation: int
     draft_id: int
@@ -53,7 +53,7 @@ class StepResponse:
 
 
 def encode_step(step_id: int | None, request: StepRequest) -> bytes:
-    """Return the StreamDraftRequest of a step, or without an id the DraftRequest alone."""
+    """Return the StreamDraftRequest of a step; without an id, only its DraftRequest."""
     writer = convert.request_writer(request.options, request.graph)
     for each in request.sequences:
         told = each.feedback
@@ -70,7 +70,7 @@ def encode_step(step_id: int | None, request: StepRequest) -> bytes:
 
 
 def values_of_answer(answer: CoreAnswer) -> StepResponse:
-    """Return what the core has read."""
+    """Return the core's decoded response as values."""
     statuses = map(SequenceStatus, answer.statuses)
     sequences = tuple(map(SequenceResponse, statuses, answer.next_positions, answer.drafts, answer.generations))
     return StepResponse(answer.graph_generation, answer.draft_id, sequences, answer.server_time_ns)

@@ -1,4 +1,4 @@
-"""The table of strategies in docs/drafting.md, made from their records; ``make tables`` writes it there."""
+"""Generates the table of strategies in docs/drafting.md from their records; ``make tables`` writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEAD = "| strategy | drafts | from |\n| --- | --- | --- |\n"
 
 
 def with_table(page: str) -> str:
-    """Return the page with the table as the records have it."""
+    """Return the page with the table generated from the records."""
     records = [(name, STRATEGIES[name]) for name in get_args(StrategyName)]
     rows = "".join(f"| `{name}` | {each.summary} | {each.evidence} |\n" for name, each in records)
     replaced, number = re.subn(re.escape(_HEAD) + r"(\|.*\n)*", lambda _: _HEAD + rows, page)

@@ -1,4 +1,4 @@
-"""Real models, small enough for tests: random weights, float32, a byte-level tokenizer."""
+"""Tiny real models for tests, with random float32 weights and a byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, then begin and end of text: 258 ids."""
+    """Return a tokenizer with one token per byte, then begin and end of text: 258 ids."""
     vocabulary = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,7 +43,7 @@ def tiny_gpt_oss(
     *,
     num_layers: int = 2,
 ) -> TargetModel:
-    """A random gpt-oss, every second layer of which has a window."""
+    """Return a random gpt-oss; every second layer has a sliding window."""
     torch.manual_seed(seed)
     config = GptOssConfig(
         vocab_size=vocabulary_size,
@@ -64,7 +64,7 @@ def tiny_gpt_oss(
         pad_token_id=None,
     )
     model = GptOssForCausalLM(config)
-    with torch.no_grad():  # sinks and router start at zero or noise; give them something to get wrong
+    with torch.no_grad():  # sinks and router start near zero, where errors would not show
         for name, parameter in model.named_parameters():
             if "sinks" in name or "bias" in name:
                 parameter.normal_(std=0.5)
@@ -78,7 +78,7 @@ def tiny_model(
     window: int = WINDOW,
     num_layers: int = 2,
 ) -> TargetModel:
-    """A random Llama, Mistral (every layer has a window), Qwen2 (some have), Qwen3 (none has) or Qwen3-MoE."""
+    """Return a random Llama, Mistral (windows in all layers), Qwen2 (in some), Qwen3 (in none) or Qwen3-MoE."""
     torch.manual_seed(seed)
     kind, more = {
         "llama": (LlamaConfig, {}),
@@ -106,10 +106,10 @@ def tiny_model(
 
 
 def pack_experts(folder: Path) -> dict[str, torch.Tensor]:
-    """Make a gpt-oss checkpoint one as published, experts as blocks of 32 four-bit numbers with a scale.
+    """Convert a gpt-oss checkpoint to the published format: experts in blocks of 32 four-bit numbers with a scale.
 
     Returns:
-        The blocks, which are random.
+        The random blocks.
     """
     generator = torch.Generator().manual_seed(0)
     weights = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Servers of random models whose templates know tools, and that are made to write a given answer."""
+"""Servers of random models with tool templates, which tests can force to write a given answer."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ ANSWERS = {
 
 
 def longer(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
-    """Let a decoder whose tokens are bytes read tools; the model's positions have no bound of their own."""
+    """Raise a byte-level decoder's context length, so that tool definitions fit; the model itself has no limit."""
     decoder.target.max_length = CONTEXT
     return decoder
 
 
 @contextmanager
 def serving_tools(kind: str) -> Iterator[tuple[str, Api]]:
-    """Serve a model that writes calls in the way of ``harmony``, ``harmony-bytes`` or ``hermes``."""
+    """Serve a model that writes tool calls in the style ``harmony``, ``harmony-bytes`` or ``hermes``."""
     name = kind.partition("-")[0]
     if name != "harmony":
         with (
@@ -89,7 +89,7 @@ def serving_tools(kind: str) -> Iterator[tuple[str, Api]]:
 
 
 def writer_of(api: Api, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
-    """Return what makes the model write an answer, and returns the fields of a request for it."""
+    """Return a function that makes the model write a given answer and returns the fields of a request for it."""
 
     def make(answer: str) -> dict[str, Any]:
         tokens = api.decoder.target.tokenizer.encode(answer, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Recorded requests for trainings: real tiny models write them."""
+"""Recorded requests for training, written by real tiny models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOP_K = 4
 
 
 def record(prompt: list[int], output: list[int], request_id: str = "a", tenant: str = "") -> RequestRecord:
-    """A failure without any known probabilities."""
+    """Return a failure without recorded probabilities."""
     nothing: tuple[tuple[()], ...] = ((),) * len(output)
     return replace(
         record_of(0, tenant), request_id=request_id, tokenizer="digest", prompt=tuple(prompt), output=tuple(output),
@@ -36,7 +36,7 @@ def record(prompt: list[int], output: list[int], request_id: str = "a", tenant: 
 def recorded(
     target: TargetModel, num_records: int = 4, num_tokens: int = 24, top_k: int = TOP_K
 ) -> list[RequestRecord]:
-    """What a model writes after random prompts, and its most probable tokens at every position."""
+    """Return a model's output after random prompts, with its most probable tokens at every position."""
     chosen = random.Random(0)
     records = []
     for index in range(num_records):
@@ -60,14 +60,14 @@ def recorded(
 
 
 def write_adapter(folder: Path, model: Any, name: str = "tiny", seed: int = 0, std: float = 0.1) -> Path:
-    """An adapter of random numbers; return its folder.
+    """Write an adapter with random weights; return its folder.
 
     Args:
-        folder: where it is made.
-        model: the base model, which is changed.
-        name: of the base model.
-        seed: of the numbers.
-        std: how much it changes.
+        folder: folder to create.
+        model: the base model, which is modified.
+        name: name of the base model.
+        seed: seed of the weights.
+        std: standard deviation of the weights.
     """
     trainer = Trainer(model, name, TrainConfig(rank=4), folder)
     torch.manual_seed(seed)
@@ -80,7 +80,7 @@ def write_adapter(folder: Path, model: Any, name: str = "tiny", seed: int = 0, s
 
 
 def slow_interval(differences: list[float], documents: list[str], num_draws: int) -> tuple[float, float]:
-    """Put samples of documents together one by one, each with all of its requests; return where 95 % of means lie."""
+    """Return the 95 % interval of the mean, by resampling documents one by one, each with all its requests."""
     names = sorted(set(documents))
     means = []
     for drawn in np.random.default_rng(0).integers(len(names), size=(num_draws, len(names))):
@@ -99,12 +99,12 @@ def slow_interval(differences: list[float], documents: list[str], num_draws: int
 
 
 def fill_records(folder: Path, checkpoint: Path, num_tokens: int = 24) -> None:
-    """Record enough of a text that can be learnt for the gate to judge by.
+    """Write enough records of a learnable text for the gate to judge a candidate.
 
     Args:
-        folder: of records.
-        checkpoint: the draft model's.
-        num_tokens: of an answer.
+        folder: folder of the records.
+        checkpoint: checkpoint of the draft model.
+        num_tokens: length of an answer.
     """
     digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
     [written] = recorded(tiny_model("llama"), num_records=1, num_tokens=num_tokens)

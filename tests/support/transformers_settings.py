@@ -1,4 +1,4 @@
-"""Our settings as transformers' own, for comparisons."""
+"""Converts our sampling settings to transformers' settings, for comparisons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENIZER = byte_tokenizer()
 
 @st.composite
 def sampling_settings(draw: st.DrawFn, sampled: bool = True) -> GenerationConfig:
-    """Any combination of what transformers has a processor for."""
+    """Draw any combination of the settings for which transformers has a processor."""
     return GenerationConfig(
         max_tokens=30,
         temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7])) if sampled else 0.0,
@@ -33,7 +33,7 @@ def sampling_settings(draw: st.DrawFn, sampled: bool = True) -> GenerationConfig
 
 
 def as_transformers(config: GenerationConfig, end_token_ids: list[int] | None) -> TransformersConfig:
-    """The same settings as a user of transformers writes them down."""
+    """Return the same settings in transformers' form."""
     options: dict[str, Any] = {
         "max_new_tokens": config.max_tokens,
         "do_sample": config.temperature > 0,
@@ -55,7 +55,7 @@ def as_transformers(config: GenerationConfig, end_token_ids: list[int] | None) -
 def transformers_processors(
     target: TargetModel, config: GenerationConfig, prompt_length: int, end_token_ids: list[int] | None
 ) -> LogitsProcessorList:
-    """The list that ``model.generate`` makes of the settings."""
+    """Return the processors that ``model.generate`` creates from the settings."""
     theirs = as_transformers(config, end_token_ids)
     theirs._eos_token_tensor = torch.tensor(end_token_ids) if end_token_ids else None
     prompt = torch.zeros(1, prompt_length, dtype=torch.long)

@@ -1,8 +1,8 @@
-"""The slow and obvious form of what kernels make of evidence, over lists and dictionaries; for tests and benches.
+"""Slow reference for matching contexts and calibrating candidates, over lists and dictionaries; for tests and benches.
 
-The rules of ``evidence.py`` and ``calibration.py`` without chains, rings and tables of numbers: every context is
-searched for in the whole text. Numbers are added in the order of the kernels, so that results are equal and not merely
-close.
+It follows the rules of ``contexts.hpp`` and ``calibration.hpp`` in ``shared/native``, without hash chains, ring buffers
+or packed tables. Every context is searched for in the whole text. Sums are taken in the order of the core, so that
+results are equal and not merely close.
 """
 
 from __future__ import annotations
@@ -15,100 +15,106 @@ from support.neural_reference import WHOLE, NeuralTables, confidence_class, prop
 from support.oracle import OracleGraph
 
 Text = list[TokenId | None]
-"""Tokens; None is the end of a text or what is no token, and equals nothing."""
+"""Tokens. None marks the end of a text or an invalid id, and matches nothing."""
 Kind = tuple[int, int, int, int]
-"""Source, and classes of length, occurrences and different successors."""
+"""Kind of a context: its source, and its classes of length, occurrences and distinct successors."""
 Range = tuple[int, tuple[int, int, int, int, int], bool]
-"""Half octaves of a probability below 1, what supports it, whether the context ends in a drafted token."""
+"""Bin of a candidate: half octaves below 1, classes of its supporting contexts, and whether the context ends in a
+drafted token."""
 
 SESSION, CORPUS, GAP, LEARNED, RECYCLED, NEURAL, FURTHER_GRAPHS = range(7)
-"""Numbers of the sources, and of the second graph where there are several."""
+"""Numbers of the sources, and of the second graph if there are several."""
 SESSION_CHAINS, LEARNED_CHAINS = (4, 1), (4, 2)
-"""Lengths of the hash chains of a sequence, and of what a tenant's sequences accepted."""
+"""Context lengths of the hash chains of a sequence, and of a tenant's learned text."""
 WINDOW, MAX_MATCHES, MAX_LEARNED_MATCHES, MAX_WALK, MIN_GAP_MATCH = 32, 24, 16, 64, 2
-"""Longest match; matches of a chain, in a sequence and in what was learned; places of a chain that are looked at, those
-of other tokens included; tokens that match before a gap."""
+"""Longest match; most matches per chain in a sequence and in learned text; most positions read per chain, hash
+collisions included; least match before a gap."""
 TOP_SUCCESSORS, LONG_ROW = 16, 64
-"""Successors of a graph's context that are looked at; those of contexts with more than the latter are remembered."""
+"""Most successors read of a graph's context; a context with more than ``LONG_ROW`` successors has its top cached."""
 MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
-"""Bounds of a mixture: candidates, their least probability, and what must be left for a shorter context."""
+"""Bounds of a mixture: most candidates, their least probability, and the least share left for a shorter context."""
 NOTHING = (0.0, 0.0, 0.0)
-"""Visits, expected hits and hits of a range that was never met."""
+"""Visits, expected hits and hits of an empty bin."""
 PATH_MEMORY = 0.998
-"""What is counted of drafted paths is worth after the next step."""
+"""Decay factor of the counts of drafted paths per step."""
 LEVEL_WORTH = 0.95
-"""What a level of a path below the first is worth in ranks."""
+"""Discount in ranks for each level of a path below the first."""
 NEURAL_BEFORE, LEAST_ASKED = 3, 0.03
-"""Before contexts of so many tokens a neural model comes, if its share of a path is worth so much."""
+"""The neural model comes before contexts of at most this many tokens; least share of a path for which it is run."""
 RECYCLED_SLOTS, RECYCLED_DEPTH, RECYCLED_WIDTH = 32_768, 4, 4
-"""Contexts whose rows are kept, rows of each, and tokens of a row."""
+"""Number of slots for contexts, most rows of target top-k per context, and most tokens per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one context of one source says."""
+    """Successor counts of one context of one source."""
 
     source: int
     length: int
     total: int
-    counts: dict[TokenId, int]  # all successors that are known
-    kept: dict[TokenId, int]  # those that are looked at, in the order in which they are
-    num_rows: int = 0  # of the target, where they are the source
-    graph: int = 0  # of the corpus, where that is the source
+    counts: dict[TokenId, int]  # all known successors
+    kept: dict[TokenId, int]  # the successors that are read, in reading order
+    num_rows: int = 0  # target top-k: number of rows
+    graph: int = 0  # corpus: number of the graph
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A token of a mixture."""
+    """A token in a mixture."""
 
     probability: float = 0.0
     support: dict[int, int] = field(default_factory=dict)
-    """Class of the first context of each group of sources that holds it: session, corpus, learned, neural, the other
-    two."""
+    """Class of the first context that holds the token, per group of sources: session, corpus, learned, neural, and the
+    other two together."""
 
 
 @dataclass(slots=True)
 class Tables:
-    """What is learned: how often each kind of context was passed by, how often each range of candidates was right."""
+    """Learned counts: back-offs per kind of context, and hits per bin of candidates and of paths."""
 
-    escapes: dict[Kind, tuple[float, float]] = field(default_factory=dict)  # visits, escapes
+    escapes: dict[Kind, tuple[float, float]] = field(default_factory=dict)  # visits, back-offs
     agreements: dict[Range, tuple[float, float, float]] = field(default_factory=dict)  # visits, expected hits, hits
-    paths: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)  # the same of drafted paths
+    paths: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)  # as above, of drafted paths
 
     def counted_escapes(self, kind: Kind) -> tuple[float, float]:
-        """Return (visits, escapes) of a kind, the first estimate if it was never met."""
+        """Return (visits, back-offs) of a kind; an initial guess if it has no visits."""
         source, length, _, _ = kind
         first = max(0.08, 0.85 * 0.75 ** (min(length, 5) - 1))
         return self.escapes.get(kind, (2.0, 2.0 * {GAP: 0.8, RECYCLED: 0.7}.get(source, first)))
 
     def escape(self, entry: Entry) -> float:
-        """Return the share of what is left that an entry passes on."""
+        """Return the share b of the remaining probability mass that an entry passes on to shorter contexts."""
         visits, escapes = self.counted_escapes(kind_of(entry))
         return (escapes + 0.5) / (visits + 1.0)
 
     def agreed(self, candidate: Candidate, *, inside: bool) -> float:
-        """Return a probability moved towards what those like it were worth, the rarer outcome scaled."""
+        """Return a candidate's probability, moved towards the hit rate of its bin."""
         return moved(self.agreements.get(range_of(candidate, inside=inside), NOTHING), 5.0, candidate.probability)
 
     def of_path(self, depth: int, estimate: float) -> float:
-        """Return the estimate of a path of so many tokens, moved likewise, to no less than a quarter of it."""
+        """Return the calibrated probability of a path of ``depth`` tokens, at least a quarter of ``estimate``."""
         return max(moved(self.paths.get(range_of_path(depth, estimate), NOTHING), 2.0, estimate), estimate / 4)
 
     def learn_paths(self, nodes: Sequence[tuple[Text, float]], token_ids: Text) -> None:
-        """Learn from the tokens that followed the end of which paths were drafted, with their estimates."""
+        """Learn from the tokens that followed a draft.
+
+        Args:
+            nodes: the path of every node, and its probability before calibration.
+            token_ids: the accepted tokens.
+        """
         for row, (visits, expected, hits) in self.paths.items():
             self.paths[row] = visits * PATH_MEMORY, expected * PATH_MEMORY, hits * PATH_MEMORY
         for path, estimate in nodes:
             before = path[:-1]
             if before == token_ids[: len(before)] and len(path) > len(token_ids):
-                continue  # nobody knows
+                continue  # the tokens end before the path's last one, so its outcome is unknown
             row = range_of_path(len(path), estimate)
             visits, expected, hits = self.paths.get(row, NOTHING)
             is_right = path == token_ids[: len(path)]
             self.paths[row] = visits + 1.0, expected + estimate, hits + is_right
 
     def mixture(self, entries: Sequence[Entry]) -> dict[TokenId, Candidate]:
-        """Mix entries, the longest first, until little is left."""
+        """Interpolate entries, longest first, until less than ``SMALLEST_SHARE`` of the mass is left."""
         candidates: dict[TokenId, Candidate] = {}
         left = 1.0
         for entry in self.enough(entries):
@@ -124,7 +130,7 @@ class Tables:
         return candidates
 
     def enough(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the first entries, after which little is left."""
+        """Return the first entries, up to the one that leaves less than ``SMALLEST_SHARE``."""
         left = 1.0
         for number, entry in enumerate(entries, start=1):
             left *= self.escape(entry)
@@ -133,7 +139,13 @@ class Tables:
         return list(entries)
 
     def learn(self, entries: Sequence[Entry], token_id: TokenId | None, *, inside: bool) -> None:
-        """Learn from the token that followed the context of some entries."""
+        """Learn bins and back-off weights from the token that followed the context of these entries.
+
+        Args:
+            entries: the entries of one position, longest first.
+            token_id: the token; None for an invalid id.
+            inside: whether the token before it was itself drafted.
+        """
         for token, candidate in self.mixture(entries).items():
             if candidate.probability >= SMALLEST_CANDIDATE:
                 row = range_of(candidate, inside=inside)
@@ -143,7 +155,7 @@ class Tables:
                     expected * 0.999 + candidate.probability,
                     hits * 0.999 + (token == token_id),
                 )
-        below = 1e-4  # that a token comes from nowhere
+        below = 1e-4  # probability of a token that no context holds
         came_from: list[float] = []
         for entry in reversed(entries):
             escape = self.escape(entry)
@@ -161,7 +173,13 @@ class Tables:
 
 
 def moved(counted: tuple[float, float, float], prior: float, probability: float) -> float:
-    """Return a probability moved towards what those like it were worth, the rarer outcome scaled."""
+    """Return a probability moved towards the hit rate of its bin, by scaling the rarer outcome.
+
+    Args:
+        counted: visits, expected hits and hits of the bin.
+        prior: pseudo-counts of hits and of misses, all as expected.
+        probability: the probability before calibration.
+    """
     visits, expected, hits = counted
     if probability <= 0.5:
         return probability * (hits + prior) / (expected + prior)
@@ -169,7 +187,7 @@ def moved(counted: tuple[float, float, float], prior: float, probability: float)
 
 
 def half_octave(probability: float) -> int:
-    """Return how many half octaves a probability is below 1, of which 20 are told apart."""
+    """Return the number of half octaves by which a probability is below 1; 19 at most."""
     octave = 0
     while octave < 10 and probability < 0.5 ** (octave + 1):
         octave += 1
@@ -177,12 +195,12 @@ def half_octave(probability: float) -> int:
 
 
 def range_of_path(depth: int, estimate: float) -> tuple[int, int]:
-    """Return what paths that are right equally often have in common."""
+    """Return the bin of a path: its class of depth and its half octave."""
     return (0 if depth == 1 else 1 if depth == 2 else 2 if depth <= 4 else 3), half_octave(estimate)
 
 
 def kind_of(entry: Entry) -> Kind:
-    """Return what entries that are trusted alike have in common."""
+    """Return the kind of an entry; entries of one kind share a back-off weight."""
     if entry.source in (CORPUS, NEURAL):
         length = min(entry.length, 10)
     else:
@@ -194,7 +212,7 @@ def kind_of(entry: Entry) -> Kind:
 
 
 def support_class(entry: Entry, count: int) -> int:
-    """Return the class of a context as a supporter of a token that it counts so often."""
+    """Return the class of a context that supports a token with this count."""
     session = sum(entry.length >= least for least in (1, 2, 3, 6, 12))
     learned = 1 + (entry.length >= 6)
     recycled = 1 + entry.length
@@ -204,7 +222,7 @@ def support_class(entry: Entry, count: int) -> int:
 
 
 def range_of(candidate: Candidate, *, inside: bool) -> Range:
-    """Return what candidates that are right equally often have in common."""
+    """Return the bin of a candidate."""
     session, corpus, learned, other, neural = (
         candidate.support.get(source, 0) for source in (SESSION, CORPUS, LEARNED, GAP, NEURAL)
     )
@@ -212,7 +230,7 @@ def range_of(candidate: Candidate, *, inside: bool) -> Range:
 
 
 def common_end(first: Text, second: Text) -> int:
-    """Return how many last tokens two texts have in common."""
+    """Return the length of the longest common suffix of two texts."""
     length = 0
     for one, other in zip(reversed(first), reversed(second), strict=False):
         if one is None or one != other:
@@ -222,7 +240,10 @@ def common_end(first: Text, second: Text) -> int:
 
 
 def newest_ends(text: Text, context: Text, least: int, most: int = MAX_MATCHES) -> Iterator[tuple[int, int]]:
-    """Yield (place, match) of the newest places before which at least so many tokens are the context's last ones."""
+    """Yield (position, match length) of the newest positions where at least ``least`` tokens match the context's end.
+
+    Yields at most ``most`` positions, newest first.
+    """
     found = 0
     for place in range(len(text), 0, -1):
         match = common_end(text[max(0, place - WINDOW) : place], context)
@@ -234,9 +255,9 @@ def newest_ends(text: Text, context: Text, least: int, most: int = MAX_MATCHES) 
 
 
 def entries_of_text(source: int, text: Text, context: Text, chains: Sequence[int]) -> list[Entry]:
-    """Return an entry for every length at which more of a text's places match than at the next longer one.
+    """Return an entry for every match length at which more positions match than at the next longer one.
 
-    The newest places of each chain's length are looked at; those found by a longer chain are not counted again.
+    Reads the newest positions of each chain. A position that a longer chain found is not counted again.
     """
     places = []
     limit = WINDOW + 1
@@ -255,13 +276,13 @@ def entries_of_text(source: int, text: Text, context: Text, chains: Sequence[int
 
 
 def count_one(counts: dict[TokenId, int], token_id: TokenId | None) -> None:
-    """Count a successor, unless it is none."""
+    """Count a successor; ignores None."""
     if token_id is not None:
         counts[token_id] = counts.get(token_id, 0) + 1
 
 
 def entries_of_gap(text: Text, context: Text) -> list[Entry]:
-    """Return the entry of places that match before the last token and differ in it, if there are any."""
+    """Return the skip-gram entry: positions that match before the last token and differ in it; empty without any."""
     *before, last = context or [None]
     matches = []
     counts: dict[TokenId, int] = {}
@@ -273,13 +294,13 @@ def entries_of_gap(text: Text, context: Text) -> list[Entry]:
 
 
 def entries_of_graph(graph: OracleGraph, context: Text, number: int = 0, least: int = 1) -> list[Entry]:
-    """Return an entry for every context of a graph that has more successors than the next longer one.
+    """Return an entry for every context of a graph that occurs more often than the next longer one.
 
     Args:
         graph: the graph.
-        context: the tokens before what is looked for.
-        number: of the graph among those that are drafted from.
-        least: the shortest context.
+        context: the tokens before the token to predict.
+        number: index of the graph.
+        least: length of the shortest context.
     """
     entries: list[Entry] = []
     for order in range(min(graph.max_order, len(context)), least - 1, -1):
@@ -294,7 +315,11 @@ def entries_of_graph(graph: OracleGraph, context: Text, number: int = 0, least: 
 def entries_of_model(
     model: NeuralTables, graph: OracleGraph | None, context: Text, found: Sequence[Entry]
 ) -> list[Entry]:
-    """Return the entry of a neural model, which is asked about what was found and what follows the last two tokens."""
+    """Return the entry of a neural model; empty without proposals.
+
+    The model scores its most frequent tokens, the successors in ``found``, and the graph's successors of the last one
+    and two tokens.
+    """
     others = [token_id for entry in found for token_id in entry.kept]
     for order in (2, 1) if graph is not None else ():
         others += [
@@ -306,14 +331,21 @@ def entries_of_model(
 
 
 def slot_of_rows(context: Text) -> int:
-    """Return which slot of the table the rows of a context of one or two tokens are in."""
+    """Return the slot of target top-k rows for a context of one or two tokens."""
     *before, last = [token_id for token_id in context if token_id is not None]
     key = (before[0] + 1 << 24) + last if before else last
     return (key * 0x1E3779B97F4A7C15 % 2**64 >> 40) % RECYCLED_SLOTS
 
 
 def entries_of_rows(rows: Sequence[Sequence[TokenId]], length: int) -> list[Entry]:
-    """Return the entry of the target's rows, the newest first: a token is worth half of the one before, or newer."""
+    """Return the target top-k entry of one context; empty without rows.
+
+    Weights halve from each token of a row to the next, and from each row to the next older one.
+
+    Args:
+        rows: top tokens of the target after this context, newest row first.
+        length: length of the context.
+    """
     counts: dict[TokenId, int] = {}
     for age, row in enumerate(rows):
         for rank, token_id in enumerate(row):

@@ -17,7 +17,7 @@ from speculant_verifier.service.server import VerifierServer
 
 PROMPT = "def wrap(self, text):\n"
 NUM_TOKENS = 10
-"""That a request gets, if it does not say."""
+"""Default number of tokens of a request."""
 DRAFT = DraftConfig(k=6, strategy="tree")
 VERIFIER = VerifierConfig(max_batch_size=4, measure_costs=False)
 
@@ -28,19 +28,19 @@ def demo_target():
 
 
 def plain_decoder(target):
-    """Return a decoder that drafts nothing."""
+    """Return a decoder without drafts."""
     return SpeculativeDecoder(target=target, verifier_config=VERIFIER, draft_config=DraftConfig(k=0))
 
 
 def decoder_of(target):
-    """Return a decoder with a drafter of the caller's own, so that no strategy is known and no request is warned."""
+    """Return a decoder with a caller's drafter: its strategy is unknown, so no request gets a warning."""
     return SpeculativeDecoder(
         target=target, verifier_config=VERIFIER, draft_config=DRAFT, drafter=LocalDrafter(None, DRAFT)
     )
 
 
 def play(target, tmp_path, scenario, make=decoder_of, speculation="auto", file=None, **settings):
-    """Serve, and play a scenario of (stub, server); ``file`` says which clients may call."""
+    """Serve, and run a scenario of (stub, server); ``file`` is the access file."""
     defaults = GenerationConfig(max_tokens=NUM_TOKENS, speculation=speculation)
     config = ServiceConfig(**{"listen": f"unix://{tmp_path}/v.sock", "http": "", **settings})
 
@@ -53,7 +53,7 @@ def play(target, tmp_path, scenario, make=decoder_of, speculation="auto", file=N
 
 
 async def collected(call):
-    """Return all answers to a call, and their text."""
+    """Return all responses of a call, and their text."""
     responses = []
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)

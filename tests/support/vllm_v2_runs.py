@@ -1,7 +1,7 @@
-"""What vLLM's V2 runner writes, with and without drafts; a program for vLLM's own environment.
+"""Runs vLLM's V2 runner with and without drafts; a program for vLLM's own environment.
 
-Usage: ``python vllm_v2_runs.py MODEL PROMPTS.json SCENARIO OUTPUT.json [SETTINGS]``. With SETTINGS, a JSON object,
-there are drafts. Written are ``{"ids", "metrics", "runner"}``: token ids by request, counts of vLLM, and which runner.
+Usage: ``python vllm_v2_runs.py MODEL PROMPTS.json SCENARIO OUTPUT.json [SETTINGS]``. With SETTINGS, a JSON object, it
+drafts. The output is ``{"ids", "metrics", "runner"}``: token ids by request, vLLM's counters, and the runner's name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vllm.sampling_params import StructuredOutputsParams
 _PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
 _DRAFTED = 6
 _ALLOWED = [259, 260, 264, 266, 270, 280]
-"""Tokens that samples are drawn from."""
+"""Tokens that sampling may choose."""
 
 Ids = dict[str, list[int]]
 
 
 class Runs:
-    """One model, in each scenario with the flags that it needs."""
+    """Runs one model in several scenarios, each with its own engine flags."""
 
     def __init__(self, model: str, prompts: list[str], settings: dict[str, Any] | None) -> None:
         self._model, self._prompts, self._settings = model, prompts, settings
@@ -48,24 +48,24 @@ class Runs:
         return {str(index): list(each.outputs[0].token_ids) for index, each in enumerate(outputs)}
 
     def one(self) -> Ids:
-        """One sequence at a time."""
+        """Decode one sequence at a time."""
         return self._generate(self._prompts[:3], _greedy(40), max_num_seqs=1)
 
     def eight(self) -> Ids:
-        """Eight at a time, of 24."""
+        """Decode 24 sequences, eight at a time."""
         return self._generate(self._prompts, _greedy(40))
 
     def chunks(self) -> Ids:
-        """Prompts that are read in several passes, while others decode."""
+        """Read prompts in several passes while other sequences decode."""
         prompts = [first + second for first, second in zip(self._prompts[:8], self._prompts[8:], strict=False)]
         return self._generate(prompts, _greedy(30), max_num_batched_tokens=40, max_num_seqs=4)
 
     def preempted(self) -> Ids:
-        """A cache that is too small for all that run."""
+        """Decode with a cache that is too small for all running sequences."""
         return self._generate(self._prompts[:12], _greedy(120), num_gpu_blocks_override=14)
 
     def come_and_go(self) -> Ids:
-        """200 requests, of which every seventh is given up."""
+        """Decode 200 requests, and abort every seventh."""
         chance, ids = random.Random(0), Ids()
         plan = [(chance.choice(self._prompts), chance.randrange(3, 25), number % 7 == 0) for number in range(200)]
         engine, number, live = self._make().llm_engine, 0, set[str]()
@@ -85,7 +85,7 @@ class Runs:
         return {name: tokens for name, tokens in sorted(ids.items()) if int(name[1:]) % 7}
 
     def structured(self) -> Ids:
-        """Outputs of 40 forms."""
+        """Decode structured outputs with 40 JSON schemas and regular expressions."""
         forms: list[dict[str, Any]] = []
         for index in range(20):
             value = {"type": ("integer", "boolean", "null")[index % 3]}
@@ -102,7 +102,7 @@ class Runs:
         return self._generate([self._prompts[index % 24] for index in range(40)], parameters)
 
     def sampled(self) -> Ids:
-        """Short samples from few tokens, each with a seed of its own."""
+        """Sample short outputs from few tokens, each request with its own seed."""
         parameters = [
             SamplingParams(temperature=2.0, allowed_token_ids=_ALLOWED, max_tokens=3, seed=seed, ignore_eos=True)
             for seed in range(400)
@@ -110,13 +110,13 @@ class Runs:
         return self._generate([self._prompts[0]] * len(parameters), parameters)
 
     def tenants(self) -> Ids:
-        """What one tenant was written is written again for it, and for another."""
+        """Repeat a tenant's output for the same tenant, and for another one."""
         llm, ids = self._make(max_num_seqs=1), Ids()
         for name in ("a", "a", "b", "a"):
             parameters = _greedy(40, extra_args={"speculant_tenant": name})
             before = _accepted(llm)
             [output] = llm.generate(self._prompts[:1], parameters, use_tqdm=False)
-            llm.generate(self._prompts[1:2], _greedy(2), use_tqdm=False)  # the one before has ended then
+            llm.generate(self._prompts[1:2], _greedy(2), use_tqdm=False)  # by then the previous request has ended
             ids[f"{len(ids)} {name}"] = [_accepted(llm) - before, *output.outputs[0].token_ids]
         return ids
 

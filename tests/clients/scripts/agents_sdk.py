@@ -1,4 +1,4 @@
-"""The Agents SDK: tools, then an output of a type. Arguments: URL, model, API."""
+"""The Agents SDK: tools, then a typed output. Arguments: URL, model, API."""
 
 import asyncio
 import json

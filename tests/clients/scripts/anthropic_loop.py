@@ -1,4 +1,4 @@
-"""The anthropic package: a loop of two tools, whole and streamed, thoughts and counts. Arguments: URL, model."""
+"""The anthropic package: a loop with two tools, whole and streamed, thinking, token counts. Arguments: URL, model."""
 
 import json
 import sys

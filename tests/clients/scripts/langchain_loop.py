@@ -1,4 +1,4 @@
-"""langchain-openai: a loop of two tools, whole and streamed, and an answer of a type. Arguments: URL, model, API."""
+"""langchain-openai: a loop with two tools, whole and streamed, and a typed answer. Arguments: URL, model, API."""
 
 import json
 import sys

@@ -1,10 +1,10 @@
-"""litellm: a loop of two tools over chats, whole and streamed, and a response. Arguments: URL, model."""
+"""litellm: a loop with two tools over chats, whole and streamed, and a response. Arguments: URL, model."""
 
 import json
 import os
 import sys
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks GitHub for prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks GitHub for prices
 import litellm
 
 URL, MODEL = sys.argv[1:]

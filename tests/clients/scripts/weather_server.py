@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol with one tool, for clients that start it themselves."""
+"""A Model Context Protocol server with one tool, for clients that start it themselves."""
 
 from mcp.server.mcpserver import MCPServer
 

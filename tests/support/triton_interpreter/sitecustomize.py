@@ -1,8 +1,7 @@
-"""Imported by every Python process that has this folder on its path: vLLM's V2 runner on a CPU, for tests.
+"""Makes vLLM's V2 runner work on a CPU, for tests; every Python process with this folder on its path imports it.
 
-vLLM for CPUs asks Triton for a backend "cpu", which no wheel of Triton has. Triton's interpreter does instead: vLLM
-only asks whether there is an active driver. vLLM switches asynchronous scheduling off on CPUs;
-``KEEP_ASYNCHRONOUS`` keeps it on.
+vLLM for CPUs requires Triton's backend "cpu", which no Triton wheel has. Triton's interpreter is enough, because vLLM
+only checks for an active driver. vLLM turns asynchronous scheduling off on CPUs; ``KEEP_ASYNCHRONOUS`` keeps it on.
 """
 
 import os
@@ -28,7 +27,7 @@ class _Driver:
 
 
 class _AfterImport(MetaPathFinder):
-    """Changes modules when they are imported, and not before."""
+    """Changes modules right after their import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in _CHANGES:
@@ -54,7 +53,7 @@ def _add_backend(module: Any) -> None:
 
 
 def _take_any_masks(module: Any) -> None:
-    """Masks are numbers in some of vLLM's kernels, which Triton's compiler takes and its interpreter does not."""
+    """Accept the integer masks of some vLLM kernels, like Triton's compiler and unlike its interpreter."""
     builder = module.InterpreterBuilder
     for name, place in (("create_masked_store", 2), ("create_masked_load", 1)):
         known = getattr(builder, name)
