@@ -23,8 +23,9 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.engines.factory import EngineSettings, load_engine_settings, open_sessions
 from speculant_graph.errors import ConfigError
+from speculant_graph.graph.layers import load_layers
 from speculant_graph.log import log_to_stderr
-from speculant_graph.types import TokenId
+from speculant_graph.types import Fingerprint, TokenId
 
 _SETTINGS = "--additional-config 'speculant'"
 _MOST_TOKENS = 128
@@ -94,15 +95,23 @@ class SpeculantProposer:
             self.sessions.close()
 
 
-def check_config(vllm_config: Any) -> EngineSettings:
-    """Return our settings; refuse wrong ones, if possible before vLLM starts its workers.
+def check_config(vllm_config: Any) -> None:
+    """Refuse wrong settings and graphs before vLLM starts its workers.
 
     Args:
         vllm_config: vLLM's ``VllmConfig``.
 
     Raises:
-        ConfigError: a setting is wrong, or drafts would be longer than vLLM allows.
+        ConfigError: a setting is wrong, drafts would be longer than vLLM allows, or the tokenizer can't be read.
+        GraphFileError: the graph can't be read.
+        TokenizerMismatchError: the graph was built with another tokenizer than the model's.
     """
+    settings = _settings_of(vllm_config)
+    if settings.graph_path:
+        load_layers(settings.graph_path, _tokenizer_of(vllm_config))
+
+
+def _settings_of(vllm_config: Any) -> EngineSettings:
     if vllm_config.speculative_config.num_speculative_tokens > _MOST_TOKENS:
         raise ConfigError(
             f"{{field}}: vLLM verifies drafts of at most {_MOST_TOKENS} tokens",
@@ -110,6 +119,10 @@ def check_config(vllm_config: Any) -> EngineSettings:
             field="--speculative-config num_speculative_tokens",
         )
     return load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS)
+
+
+def _tokenizer_of(vllm_config: Any) -> Fingerprint:
+    return CorpusTokenizer.load(vllm_config.model_config.tokenizer, special_tokens="parse").fingerprint
 
 
 def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> EngineSessions | None:
@@ -132,12 +145,11 @@ def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> Engin
     if model_parallel_is_initialized() and get_tensor_model_parallel_rank() > 0:
         return None
     log_to_stderr("INFO")
-    model = vllm_config.model_config
     sessions = open_sessions(
-        check_config(vllm_config),
-        CorpusTokenizer.load(model.tokenizer, special_tokens="parse").fingerprint,
+        _settings_of(vllm_config),
+        _tokenizer_of(vllm_config),
         most_drafted=int(vllm_config.speculative_config.num_speculative_tokens),
-        vocabulary_size=int(model.get_vocab_size()),
+        vocabulary_size=int(vllm_config.model_config.get_vocab_size()),
         has_fixed_width=has_fixed_width,
     )
     atexit.register(sessions.close)  # vLLM does not call close() at exit

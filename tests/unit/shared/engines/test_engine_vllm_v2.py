@@ -15,8 +15,9 @@ import torch
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines import vllm_v2
 from speculant_graph.engines.vllm_v2 import GRAPHS, PROPOSER, TENANT, Speculator
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import build_from_token_ids
+from speculant_graph.types import Fingerprint
 from speculant_verifier.demo.run import MODEL_FOLDER
 
 _TEXT = [*range(10, 40)] * 20
@@ -207,6 +208,18 @@ def test_wrong_settings_are_refused_before_any_worker_starts(vllm: SimpleNamespa
     vllm_v2.register()
     with pytest.raises(ConfigError):
         vllm.config(PROPOSER, **wrong)
+
+
+def test_a_wrong_graph_is_refused_before_any_worker_starts(vllm: SimpleNamespace, tmp_path: Path) -> None:
+    vllm_v2.register()
+    missing, damaged, other = (tmp_path / name for name in ("missing.pkl", "damaged.pkl", "other.pkl"))
+    build_from_token_ids(range(100), Fingerprint("other", "11" * 32, 4_096)).save(other)
+    damaged.write_bytes(other.read_bytes()[: other.stat().st_size // 2])
+    for path, error in (
+        (missing, GraphFileError), (damaged, GraphFileError), (other, TokenizerMismatchError)
+    ):  # fmt: skip
+        with pytest.raises(error):
+            vllm.config(PROPOSER, **vars(_settings(path)))
 
 
 def test_the_reason_for_v1_is_in_the_line(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
