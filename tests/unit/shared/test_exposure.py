@@ -1,4 +1,4 @@
-"""Servers warn of addresses that are open, and of those where keys can be read on their way, and of no others."""
+"""Servers warn only of open addresses and of addresses that keys reach unencrypted."""
 
 from __future__ import annotations
 
