@@ -100,7 +100,7 @@ def test_a_training_learns_what_is_repeated_and_what_is_saved_is_what_was_measur
     # The adapter loads in plain peft, and when merged it reproduces the measured loss.
     plain = base()
     plain.set_attn_implementation("sdpa")
-    # Only this warning, which is not ours, is expected.
+    # A promise, but not ours: only this warning is expected.
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         PeftModel.from_pretrained(plain, str(result.candidate))
     judges = [make_example(each, 512) for each in result.held_out]
