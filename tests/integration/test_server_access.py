@@ -97,7 +97,7 @@ def test_the_session_of_another_is_as_unknown_as_none(clients: Clients) -> None:
     assert list(answer.sequence_statuses) == list(nobodys.sequence_statuses) == [LOST]
     assert list(answer.next_positions) == list(nobodys.next_positions) == [0]
     chat.close(session_id, "chat")
-    # A contradictory step of the owner would end the session; another tenant's does not.
+    # The owner's contradictory step would end the session; another tenant's step does not.
     chat.drafter.Draft(step_of(session_id, [9], 0))
     answer = search.drafter.Draft(step_of(session_id, [2], 1))
     assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([OK], [2])

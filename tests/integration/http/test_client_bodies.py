@@ -1,4 +1,4 @@
-"""Bodies as real clients send them: harmless fields are ignored, the rest is served or refused, never with 500."""
+"""Bodies as real clients send them: harmless fields are ignored, supported ones work, and there is no status 500."""
 
 from __future__ import annotations
 

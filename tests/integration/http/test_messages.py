@@ -123,7 +123,7 @@ def test_a_conversation_becomes_the_chat_that_it_means() -> None:
     ],
 )  # fmt: skip
 def test_blocks_without_text_of_their_own_stay_in_sight(block: dict[str, Any], text: str) -> None:
-    """In instructions, in earlier messages and in tool results."""
+    """This holds in instructions, in earlier messages and in tool results."""
     result = {"type": "tool_result", "tool_use_id": CALL_ID, "content": [block]}
     messages = [{"role": "user", "content": [block]}, HISTORY[1], {"role": "user", "content": [result]}]
     fields = body(messages=messages, system=[block])

@@ -141,7 +141,7 @@ def test_log_probabilities_of_messages(served: tuple[str, Api], made_to_write: C
 
 
 def test_conversations_that_are_too_long(api: Api) -> None:
-    """'auto' drops the earliest items, and the outputs of dropped calls, but not the latest or the instructions."""
+    """'auto' drops the earliest items and the outputs of dropped calls; the latest item and the instructions stay."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     items = [call, {"type": "function_call_output", "call_id": "c", "output": "x" * 100}]
     items += [{"role": role, "content": role[0] * 100} for _ in range(4) for role in ("user", "assistant")]

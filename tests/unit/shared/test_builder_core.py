@@ -1,4 +1,4 @@
-"""The core's build functions with invalid arrays: they raise an error or return nonsense, but read nothing outside."""
+"""The core's build functions with invalid arrays: they raise an error or return nonsense, but stay within bounds."""
 
 from __future__ import annotations
 

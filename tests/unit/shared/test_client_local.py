@@ -22,7 +22,7 @@ def test_feedback_teaches_only_about_the_latest_draft() -> None:
     rows = np.array([[9, 8], [7, 6]])
 
     def last(*feedbacks: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Draft once before and once after each feedback; return the last draft."""
+        """Draft once, then once with each feedback; return the last draft's tokens and probabilities."""
         drafter = LocalDrafter(None, DraftConfig(strategy="tree", sources=frozenset({"recycled"})))
         drafts = drafter.draft([SequenceStep(1, TEXT, 4)])
         for number, kind in enumerate(feedbacks, start=1):

@@ -1,4 +1,4 @@
-"""Servers warn only of open addresses and of addresses that keys reach unencrypted."""
+"""Servers warn of addresses that are open or get keys unencrypted, and of no others."""
 
 from __future__ import annotations
 

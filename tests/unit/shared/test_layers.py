@@ -54,7 +54,7 @@ def test_files_are_few_and_text_is_written_few_times(sizes: list[int]) -> None:
     for each in all_layers:
         assert all(before.num_tokens >= 2 * after.num_tokens for before, after in pairwise(each))
         assert len(each) <= levels
-    # After every merge except the first, a token's file has grown by a factor of at least 1.5.
+    # Every merge after a token's first one puts it into a file at least 1.5 times as large.
     assert written <= sum(sizes) * (1 + math.log(sum(sizes) / min(sizes), 1.5))
 
 

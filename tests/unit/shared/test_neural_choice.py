@@ -105,7 +105,7 @@ class Rows:
 @pytest.mark.parametrize("has_neural", [True, False])
 @pytest.mark.parametrize("cost", [CostCurve((1,), (1e-3,)), None])
 def test_an_engine_drafts_as_chosen_and_counts(has_neural: bool, cost: CostCurve | None) -> None:
-    """Both with priced passes and with passes of a fixed width."""
+    """This holds for priced passes and for passes of a fixed width."""
     rows = Rows()
     sessions = EngineSessions(rows, most_drafted=4, vocabulary_size=100, cost=cost, has_neural=has_neural)
     if sessions._budget is not None:

@@ -36,7 +36,7 @@ def test_whatever_a_drafter_answers_the_text_is_the_same(gpt_oss, answer, rule):
 
 @pytest.mark.parametrize("most_nodes_kept", [0, 1, 2, 4])
 def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(gpt_oss, monkeypatch, most_nodes_kept):
-    """Also if nodes were left out, a node's row holds the target's top tokens after the path to this node."""
+    """Even if nodes were left out, a node's row has the target's top tokens after the path to this node."""
     draft = Draft((7, 8, 9, 10), (0, 0, 2, 3), (0.1, 0.9, 0.8, 0.7), draft_id=5)
     told = []
 

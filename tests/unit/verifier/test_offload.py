@@ -74,7 +74,7 @@ def test_logits_are_those_of_the_model_in_memory(checkpoint, whole):
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_texts_are_those_of_the_model_in_memory(checkpoint, whole, batch):
-    """With trees, sliding layers, requests of all kinds, and alternating narrow and wide passes."""
+    """The test has trees, sliding layers, requests of all kinds, and alternating narrow and wide passes."""
     target = load(checkpoint, 1)
     jobs = mixed_jobs(NUM_TOKENS)[:: 2 if batch == 1 else 1]
     outcome = decode(target, jobs, None, 8, max_batch_size=batch, strategy="tree")
@@ -136,7 +136,7 @@ def test_a_draft_model_drafts_for_a_model_that_memory_does_not_hold(checkpoint, 
 
 
 def test_what_passes_read_is_predicted(checkpoint):
-    """More tokens read more, up to all weights that do not stay in memory."""
+    """Wider passes read more, up to all weights that do not stay in memory."""
     target = load(checkpoint, 1)
     plan = target.offload.plan
     sizes = [plan.bytes_of(count) for count in (1, 2, 8, 1_000)]

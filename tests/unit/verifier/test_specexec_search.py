@@ -1,4 +1,4 @@
-"""SpecExec's search with a draft model: the same nodes as a slow search, the paper's K, D and B, the same text."""
+"""SpecExec's search with a draft model: the nodes of a slow search, the document's K, D and B, and the same text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ tables = st.builds(table, st.integers(0, 999), st.integers(1, 6), st.sampled_fro
 @settings(max_examples=60)
 @given(st.lists(tables, min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 6), st.integers(1, 12))
 def test_the_same_nodes_as_the_slow_search(models, num_nodes, max_depth, width):
-    """For one sequence, and for several that share passes and end in different rounds."""
+    """Several sequences share passes, although their trees end in different rounds."""
     passes = TablePasses(target(), models)
     drafter = specexec(passes, num_nodes, max_depth, width)
     drafts = drafter.draft([SequenceStep(index, [1, 2, 3], num_nodes) for index in range(len(models))])
@@ -70,7 +70,7 @@ def test_the_same_nodes_as_the_slow_search(models, num_nodes, max_depth, width):
 @settings(max_examples=40)
 @given(tables, st.integers(1, 30), st.integers(1, 4))
 def test_where_a_round_is_wide_the_draft_is_the_most_probable_of_all_paths(says, num_nodes, max_depth):
-    """Compares only probabilities, because the searches may resolve ties differently."""
+    """Only probabilities are compared, because the searches may resolve ties differently."""
     found = sorted(grown_tree(says, num_nodes, max_depth, 64).values())
     assert found == pytest.approx(sorted(every_path(says, num_nodes, max_depth).values()))
 

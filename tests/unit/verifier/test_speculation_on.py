@@ -100,7 +100,7 @@ def test_at_a_sidecar(strategy, tmp_path):
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_by_a_draft_model(beside):
-    """Even if no pass of the draft model ever pays."""
+    """Here, no pass of the draft model ever pays."""
     strategy = "tree" if beside else "model"
     config = DraftConfig(k=K, strategy=strategy, max_depth=K)
     ngrams = LocalDrafter(graph(), config) if beside else None

@@ -45,7 +45,7 @@ def train(folder: Path, records: list, model: Any = None, config: TrainConfig = 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
 def test_gradients_are_those_of_eager_attention(tmp_path: Path, examples, family: str, monkeypatch) -> None:
-    """Also with activation checkpointing."""
+    """Gradients are also the same with activation checkpointing."""
 
     def gradients(attention: str | None, large: int) -> dict[str, torch.Tensor]:
         monkeypatch.setattr(trainer_module, "LARGE", large)

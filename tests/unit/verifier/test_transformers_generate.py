@@ -20,7 +20,7 @@ PAD = 256
 @pytest.fixture(scope="module", params=["gpt_oss", "llama", "qwen2"])
 def model(request):
     target = tiny_gpt_oss() if request.param == "gpt_oss" else tiny_model(request.param)
-    target.model.set_attn_implementation("eager")  # the default of transformers
+    target.model.set_attn_implementation("eager")  # the attention of transformers
     return target.model
 
 

@@ -1,4 +1,4 @@
-"""Rows of an engine's batch as sessions: rows that move, return or have equal texts keep their sessions."""
+"""Rows of an engine's batch as sessions: rows that move, return or have equal neighbours draft from their own text."""
 
 from __future__ import annotations
 
