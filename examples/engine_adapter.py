@@ -1,7 +1,7 @@
-"""An adapter for your own engine: it decodes a batch, and asks ``EngineSessions`` for drafts after every pass.
+"""An adapter for your own engine: it decodes a batch, and gets drafts from ``EngineSessions`` before every pass.
 
-The engine here is a greedy loop over a transformers model, without a cache. Yours is faster, and keeps its own rule of
-verification; the four marked lines are all that it needs.
+The engine here is a greedy loop over a transformers model, without a cache. Your engine is faster, and keeps its own
+verification rule. It needs only the four marked lines.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ prompts = [tokenizer.encode(text) for text in ("    async def join(self):", "cla
 
 @torch.inference_mode()
 def accepted(text: list[int], draft: Sequence[int]) -> list[int]:
-    """Verify a draft in one pass: its tokens as long as the model chooses them, and the model's next one."""
+    """Verify a draft in one pass; return the tokens that match the model's choices, and the model's next token."""
     chosen = model(torch.tensor([[*text, *draft]])).logits[0, len(text) - 1 :].argmax(-1).tolist()
     right = next((at for at, token in enumerate(draft) if token != chosen[at]), len(draft))
     return chosen[: right + 1]
@@ -39,7 +39,7 @@ def decode(settings: dict[str, object] | None) -> tuple[list[list[int]], int]:
     sessions = None
     if settings is not None:
         read = load_engine_settings(settings, "the example")  # 1: once, at start
-        sessions = open_sessions(  # 2: the width is fixed, as a pass without a cache costs the same for any draft
+        sessions = open_sessions(  # 2: fixed width, because a pass without a cache costs the same for any draft
             read, tokenizer.fingerprint, most_drafted=8, vocabulary_size=size, has_fixed_width=True
         )
     while running := [at for at, text in enumerate(texts) if len(text) < ends[at]]:

@@ -1,6 +1,7 @@
 """The library in one process: build a graph, decode with drafts, and compare with plain decoding.
 
-The text is Python's own ``asyncio`` package; the model is the demo's, which was trained on it. Replace both by yours.
+The text is Python's own ``asyncio`` package. The model is the demo's, which was trained on it. Replace both with your
+own.
 """
 
 import tempfile
@@ -14,7 +15,7 @@ PROMPT = "class EchoProtocol(asyncio.Protocol):\n    def connection_made(self, t
 
 with tempfile.TemporaryDirectory() as folder:
     graph = Path(folder, "graph.pkl")
-    builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER), neural=False)  # the neural model would take some seconds
+    builder = GraphBuilder(tokenizer_name=str(MODEL_FOLDER), neural=False)  # training it takes some seconds
     builder.build_from_files(sorted(standard_library_folder().glob("asyncio/*.py")))
     builder.save(graph)
 

@@ -1,7 +1,7 @@
-"""Grow a graph from your logs: past answers become learned text of a tenant, and then a graph of their own.
+"""Build a graph from your logs: past answers become a tenant's learned text, and then a graph.
 
-A sidecar with ``--server.learned FOLDER`` learns by itself from every answer that it helps to write. This program does
-the same with answers from a log, and then shows two commands: one inspects the folder, one exports it as a graph.
+A sidecar with ``--server.learned FOLDER`` learns automatically from every answer that it drafts for. This program does
+the same with answers from a log. Then it runs a command that inspects the folder and exports it as a graph.
 """
 
 import subprocess
@@ -20,13 +20,13 @@ LOG = [
     )
     for number in range(100, 140)
 ]
-"""(prompt, answer): in a log of yours, as its service wrote them."""
+"""(prompt, answer), as a service writes them to its log."""
 
 tokenizer = CorpusTokenizer.load(MODEL_FOLDER)
 
 
 def passes(graph: NgramGraph | None, prompt: str, answer: str) -> int:
-    """Count the passes that a model needs which writes this answer, with drafts of up to eight tokens."""
+    """Return the number of passes in which a model writes this answer, with drafts of up to eight tokens."""
     drafter, text, end = SessionDrafter(graph), tokenizer.encode(prompt), tokenizer.encode(prompt + answer)
     drafter.open(1)
     drafter.accept(1, text)
@@ -34,7 +34,7 @@ def passes(graph: NgramGraph | None, prompt: str, answer: str) -> int:
     while len(text) < len(end):
         [draft] = drafter.draft([SequenceStep(1, (), node_budget=8)])
         rest, parent, num_right = end[len(text) :], 0, 0
-        for at, (token, above) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):  # down the tree
+        for at, (token, above) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):  # follows one path
             if above == parent and num_right < len(rest) - 1 and token == rest[num_right]:
                 parent, num_right = at + 1, num_right + 1
         drafter.accept(1, rest[: num_right + 1])

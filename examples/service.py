@@ -1,6 +1,6 @@
-"""A service: the sidecar, the verifier, and a request as OpenAI's clients send it, in one program.
+"""A service in one program: the sidecar, the verifier, and a request as from OpenAI's clients.
 
-A real service starts the two processes by systemd, Compose or Kubernetes (see ``deploy/``). The commands and the
+A real service starts the two processes with systemd, Compose or Kubernetes (see ``deploy/``). The commands and the
 request are the same.
 """
 
@@ -22,14 +22,14 @@ SPECULANT = [sys.executable, "-m", "speculant"]
 
 
 def ask(url: str, body: dict[str, object] | None = None) -> bytes:
-    """Send a request; without a body, a GET."""
+    """Send a POST request, or a GET request if there is no body; return the response's body."""
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"})) as response:
         return response.read()
 
 
 def wait_until_it_serves(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Ask until the server answers; it loads torch and the model first."""
+    """Send requests until the server answers; first it loads torch and the model."""
     while process.poll() is None:
         try:
             ask(url)

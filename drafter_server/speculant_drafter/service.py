@@ -194,7 +194,7 @@ class DrafterService:
             return self._failure(payload, error)
 
     def answer_at_once(self, payload: bytes, principal: Principal) -> bytes | None:
-        """Do the same, or return None without any effect if the step may take long.
+        """Answer like :meth:`answer_enveloped`, or return None without any effect if the step may take long.
 
         Raises:
             DraftRequestError: the payload is not a StreamDraftRequest.

@@ -2,7 +2,7 @@
 
 For an address ``unix:///path``, the sidecar also serves ``path.steps``: a stream of ``StreamDraft`` messages, each with
 a 4-byte little-endian length prefix. All other calls use gRPC. As for gRPC, the permissions of the socket file control
-access. If the access file requires keys, the step socket is closed, and clients send steps over gRPC, too.
+access. If the access file requires keys, the step socket is closed, and clients also send steps over gRPC.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class StepConnection(asyncio.Protocol):
         self._read_or_wait()
 
     def resume_writing(self) -> None:
-        """Resume reading steps."""
+        """Resume reading, because the client reads its answers again."""
         self._is_full = False
         self._read_or_wait()
 

@@ -1,4 +1,4 @@
-"""A graph file and a sidecar that serves it."""
+"""Fixtures: a graph file, sidecars that serve it, and the demo's model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def graph_path(small_graph: NgramGraph, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def shared_sidecar(graph_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """A sidecar for tests that leave it as it is."""
+    """A sidecar for tests that do not change it."""
     sidecar = start_sidecar(graph_path, tmp_path_factory.mktemp("run") / "drafter.sock")
     yield sidecar
     sidecar.stop()
@@ -50,7 +50,7 @@ def shared_sidecar(graph_path: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def run_sidecar(graph_path: Path, tmp_path: Path) -> Iterator[Callable[..., Sidecar]]:
-    """Start sidecars at one address, and end what is left of them."""
+    """Start sidecars at one address; kill the running ones at the end."""
     started: list[Sidecar] = []
 
     def run(**settings: Any) -> Sidecar:
@@ -65,7 +65,7 @@ def run_sidecar(graph_path: Path, tmp_path: Path) -> Iterator[Callable[..., Side
 
 @pytest.fixture
 def serve(graph_path: Path, tmp_path: Path) -> Iterator[Serve]:
-    """Run sidecars in this process, each until the test ends."""
+    """Run sidecars in this process until the test ends."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(serving(graph_path, tmp_path, **settings))
 
@@ -80,7 +80,7 @@ def target() -> TargetModel:
 
 @pytest.fixture(scope="module")
 def library(target: TargetModel) -> Iterator[SpeculativeDecoder]:
-    """What decodes with the demo's model, without drafts."""
+    """A decoder with the demo's model and without drafts."""
     from support.verifier_service import plain_decoder
 
     with plain_decoder(target) as decoder:

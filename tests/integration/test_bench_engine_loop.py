@@ -1,4 +1,4 @@
-"""The simulated engine with a sidecar: what it learned from one run must not make the next one quicker."""
+"""The simulated engine with a sidecar: text learned in one run must not speed up the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``speculant bench fleet`` with real sidecars and engines, as short as it can be."""
+"""``speculant bench fleet`` with real sidecars and engines, as short as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``speculant bench rpc`` on a small graph: what it prints, and that all trials are measured."""
+"""``speculant bench rpc`` on a small graph: its output, and that it measures all trials."""
 
 from __future__ import annotations
 

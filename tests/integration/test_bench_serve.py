@@ -1,4 +1,4 @@
-"""``speculant bench serve`` against real servers: what it counts, what it says of failures, and a drafter that dies."""
+"""``speculant bench serve`` with real servers: its counts, its reports of failures, and a killed drafter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_running_service_is_measured(tmp_path: Path, capsys: pytest.CaptureFix
     assert status == 0
     assert figures["failed"] == 0
     assert figures["identical"] is True
-    assert totals.num_tokens == (2 * 5 + 4) * 12  # two ways, and the first uses
+    assert totals.num_tokens == (2 * 5 + 4) * 12  # both modes, and the warm-up
     assert figures["steps_without_drafter"] == figures["drafter_kills"] == 0
     for way in WAYS:
         assert figures[f"{way}_tokens_per_s"] > 0

@@ -1,4 +1,4 @@
-"""The benches of the verifier as commands, on the demo model and on random ones: figures, files and refusals."""
+"""The verifier's benchmarks as commands, on the demo model and on random ones: figures, files and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Bench = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
-    """Run a bench and return its JSON object."""
+    """Run a benchmark and return its JSON object."""
 
     def run(*arguments: object) -> dict[str, Any]:
         command = ["bench", *map(str, arguments), "--json"]
@@ -43,7 +43,7 @@ def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two workloads that repeat themselves, and the second one long enough for the window."""
+    """Two repetitive workloads; the second is longer than the sliding window."""
     folder = tmp_path_factory.mktemp("traces")
     text = "def echo(self, value):\n    return value\n"
     for name, prompt in (("short", text), ("long", text * 8)):

@@ -1,4 +1,4 @@
-"""``speculant build`` as a process: what it takes and prints, and what is left when it is ended in the middle."""
+"""``speculant build`` as a process: its input and output, and the files left after an interruption."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from speculant_verifier.demo.run import MODEL_FOLDER
 
 TEXT = "The parties agree to the terms of the agreement.\nA clause ends the agreement.\n" * 200
 
-# The command itself, but its progress waits for a signal where the test wants it to be.
+# The command, but its progress report pauses in the given phase and waits for a signal.
 PAUSING = """
 import sys, time
 from contextlib import contextmanager
@@ -73,7 +73,7 @@ def paused_in(phase: str, cwd: Path, *arguments: str) -> Iterator[subprocess.Pop
 
 @pytest.fixture(scope="module")
 def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``with_graph`` copies."""
+    """The folder that ``with_graph`` copies."""
     folder = tmp_path_factory.mktemp("built")
     (folder / "old.txt").write_text("one two three " * 100, encoding="utf-8")
     (folder / "new.txt").write_text(TEXT, encoding="utf-8")
@@ -83,7 +83,7 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def with_graph(built_once: Path, tmp_path: Path) -> Path:
-    """A folder with a finished graph and the text of a new one."""
+    """A folder with a finished graph, and with the text for a new one."""
     return shutil.copytree(built_once, tmp_path, dirs_exist_ok=True)
 
 
@@ -137,7 +137,7 @@ def test_a_build_that_is_killed(phase: str, with_graph: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_build_stays_within_its_memory(tmp_path: Path) -> None:
-    """It keeps to its memory, however large the corpus is."""
+    """The limit holds even if the corpus is larger."""
     random = np.random.default_rng(0)
     words = [f"{number:x}" for number in random.integers(0, 1 << 20, 5_000)]
     with (tmp_path / "text.txt").open("w", encoding="utf-8") as text:

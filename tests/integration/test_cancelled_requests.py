@@ -1,6 +1,6 @@
-"""A client that leaves frees its place within one step.
+"""A client that disconnects frees its row within one step.
 
-The drafter of these tests stops every step until it is let go on, so that steps can be counted exactly.
+The drafter of these tests blocks every step until the test releases it, so the test can count steps exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONG = 400
 
 
 class SteppedDrafter(ScriptedDrafter):
-    """Drafts nothing, and that only when it is let; remembers which sequences took part in each step."""
+    """Blocks each step until it is released, then drafts nothing; records the sequences of each step."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: chain([]))
@@ -40,11 +40,11 @@ class SteppedDrafter(ScriptedDrafter):
         return super().draft(steps)
 
     def go_on(self) -> None:
-        """Let one step go on."""
+        """Release one step."""
         self._allowed.release()
 
     def stop_stopping(self) -> None:
-        """Let all steps go on from now on."""
+        """Release all further steps."""
         self.is_free = True
         self._allowed.release()
 
@@ -80,9 +80,9 @@ def test_a_client_that_leaves_frees_its_place_within_a_step(tmp_path):
                     drafter.go_on()
                     await until(lambda number=number: len(drafter.steps) == number)
                 assert await leaving.read()
-                assert len(set.union(*drafter.steps)) == 1  # there is one place, and the other one waits for it
+                assert len(set.union(*drafter.steps)) == 1  # there is one row, and the other request waits
                 leaving.cancel()
-                await until(lambda: server._load.num_sequences == 1)  # the server has noticed, in the midst of a step
+                await until(lambda: server._load.num_sequences == 1)  # noticed during a step
                 assert len(drafter.steps) == 5
                 drafter.go_on()
                 await until(lambda: len(drafter.steps) == 6)

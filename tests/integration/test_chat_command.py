@@ -1,4 +1,4 @@
-"""``speculant chat`` from a pipe, with harmony channels, and interrupted."""
+"""``speculant chat``: input from a pipe, harmony channels, and interruptions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def say(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 
 def answers(decoder: SpeculativeDecoder, *messages: str, system: str = "") -> list[str]:
-    """Return what the model answers, message by message, by the plain way."""
+    """Return the model's replies to messages, by plain decoding."""
     history = [{"role": "system", "content": system}] if system else []
     said = []
     for message in messages:
@@ -79,7 +79,7 @@ def test_a_line_that_is_no_text(model: Path, capsys, monkeypatch) -> None:
 
 
 class Script:
-    """Lines, some of which are Ctrl-C, as if they were typed."""
+    """Stands in for typed lines; None means Ctrl-C."""
 
     is_typed = True
 
@@ -99,7 +99,7 @@ def text_console(*, terminal: bool) -> Console:
 
 @pytest.fixture(scope="module")
 def channels() -> Iterator[SpeculativeDecoder]:
-    """A decoder of a model that can write in channels."""
+    """A decoder whose model uses harmony channels."""
     with serving_tools("harmony-bytes") as (_, api):
         yield api.decoder
 

@@ -1,4 +1,4 @@
-"""A client's certificates and token, at a sidecar that wants both."""
+"""A client's certificate and token, at a sidecar that requires both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def address(files: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that has a certificate, wants one, and a token."""
+    """A server with a certificate, which requires a client certificate and a token."""
     folder = tmp_path_factory.mktemp("server")
     settings = {"listen": "127.0.0.1:0", "tls_client_ca": files.ca, **files.server}
     settings["file"] = access_file(folder / "access.toml", entry("verifier", "secret"))
@@ -71,7 +71,7 @@ def test_wrong_credentials_do_not_look_like_a_slow_server(
     logger.enable("speculant_graph.client")
     sink = logger.add(lambda line: texts.append(line.record["message"]), level="WARNING")
     with make_client(address, strict=True, **credentials | fields) as client:
-        # A promise: the status tells a wrong key from a slow server.
+        # Promised behaviour: the status distinguishes a wrong key from a slow server.
         with pytest.raises(kind, match=message):
             client.open(1)
         assert not client.draft([STEP])[0]

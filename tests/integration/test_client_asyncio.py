@@ -1,4 +1,4 @@
-"""The asyncio client against a real sidecar: many tasks, one loop after another, cancelled steps."""
+"""The asyncio client with a real sidecar: many tasks, several event loops, cancelled steps."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def test_a_late_or_cancelled_step_costs_itself_only(shared_sidecar: Sidecar, sma
                 shared_sidecar.signal(signal.SIGCONT)
                 text.append(token)
                 assert (await client.draft([SequenceStep(1, text, 4)]))[0]
-            assert client.statistics.late_answers == client.statistics.failed_steps == 3  # on the stream that went on
+            assert client.statistics.late_answers == client.statistics.failed_steps == 3  # the stream has survived
 
     asyncio.run(run())

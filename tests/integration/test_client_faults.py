@@ -1,4 +1,4 @@
-"""Sidecars that are killed, stopped and started again, alone and behind one name."""
+"""Sidecars that are killed, stopped and restarted, alone or with a common DNS name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def levels() -> Iterator[list[str]]:
-    """The levels of what is logged."""
+    """The levels of logged messages."""
     found: list[str] = []
     logger.enable("speculant_graph")
     sink = logger.add(lambda message: found.append(message.record["level"].name), level="INFO")
@@ -30,7 +30,7 @@ def levels() -> Iterator[list[str]]:
 
 
 def test_another_sidecar_of_the_same_name_takes_over(graph_path: Path, tmp_path: Path, small_graph: NgramGraph) -> None:
-    """``localhost`` stands for two addresses of this machine."""
+    """``localhost`` resolves to two addresses of this machine."""
     with socket.socket(socket.AF_INET6) as free:
         free.bind(("::1", 0))
         port = free.getsockname()[1]
@@ -82,7 +82,7 @@ def test_a_stopped_server_costs_a_few_deadlines_and_is_used_again(
             assert not client.draft(steps)[0]
             time.sleep(0.002)
         failed = client.statistics.failed_steps - earlier.failed_steps
-        # Three steps wait in vain; the others are not even sent.
+        # Three steps time out; the others are not sent.
         assert failed - (client.statistics.skipped_steps - earlier.skipped_steps) == 3
         assert failed == 200
         sidecar.signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Several sidecars as one drafter: each tenant has one, another one while that is away, and the first one again."""
+"""Several sidecars as one drafter: a tenant uses its own sidecar, and another one while that is down."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fleet_of(*addresses: str, draft: DraftConfig = GREEDY, **settings: Any) -> S
 
 
 def open_for_tenants(client: SidecarFleet, steps: list[SequenceStep]) -> list[str]:
-    """Open each step's session for a tenant of its own; return the tenants."""
+    """Open each step's session for a different tenant; return the tenants."""
     tenants = [f"tenant {index}" for index in range(len(steps))]
     for step, tenant in zip(steps, tenants, strict=True):
         assert client.open(step.session_id, SessionOptions(tenant=tenant)) is None
@@ -52,7 +52,7 @@ def open_for_tenants(client: SidecarFleet, steps: list[SequenceStep]) -> list[st
 
 
 def back(client: SidecarFleet, address: str, steps: list[SequenceStep]) -> None:
-    """Step until a sidecar is not paused any more."""
+    """Run steps until a sidecar is no longer paused."""
     give_up_s = time.monotonic() + GIVE_UP_S
     while client.clients[address].is_paused and time.monotonic() < give_up_s:
         client.draft(steps)
@@ -79,7 +79,7 @@ def test_tenants_move_when_their_sidecar_is_killed_and_new_sessions_come_back(
         for _ in range(5):
             drafts = client.draft(steps)
         assert tokens(drafts) == before
-        assert not any(client.draft(foreign))  # what a session was opened with moves, too
+        assert not any(client.draft(foreign))  # a session's options move with it
         assert not client.statistics.is_paused
         assert addresses[0] in client.statistics.last_failure
 

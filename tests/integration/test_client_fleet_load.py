@@ -1,4 +1,4 @@
-"""A fleet under load: one sidecar is killed and started again, and a balancer stands before sidecars."""
+"""A fleet under load: a sidecar is killed and restarted, and sidecars run behind a load balancer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAILURES_BEFORE_MOVE = 3
 
 
 class Engine:
-    """Decodes rows of several tenants, by a model that writes what the graph expects or else one token."""
+    """Decodes rows of several tenants; its model writes the graph's most likely token, or else a fixed one."""
 
     def __init__(self, fleet: SidecarFleet, graph: NgramGraph, first_token: int) -> None:
         self.fleet, self._reference = fleet, DraftGenerator(graph)
@@ -45,12 +45,12 @@ class Engine:
         self.begin()
 
     def begin(self) -> None:
-        """Replace all rows by new requests."""
+        """Replace all rows with new requests."""
         self.texts = [[self.first_token, self.num_begun + row] for row in range(NUM_ROWS)]
         self.num_begun += NUM_ROWS
 
     def step(self) -> int:
-        """Do one step; return how many rows had no draft though the graph has one."""
+        """Run a step; return the number of rows that got no draft although the graph has one."""
         expected = tokens([self._reference.draft(text, MOST_NODES, "greedy") for text in self.texts])
         drafts = self.sessions.draft(self.texts, [MOST_NODES] * NUM_ROWS, tenants=self.tenants).lists()
         for draft, wanted in zip(drafts, expected, strict=True):
@@ -149,7 +149,7 @@ def test_a_sidecar_is_killed_and_started_again_under_load(
 
 
 class Balancer:
-    """Carries TCP connections to backends in turn, to the next one where nobody answers; knows nothing of gRPC."""
+    """Forwards TCP connections to backends in turn, skipping any that do not answer; knows nothing about gRPC."""
 
     def __init__(self, backends: list[tuple[str, int]]) -> None:
         self._backends, self._num_connections = backends, 0

@@ -1,4 +1,4 @@
-"""The client against one real sidecar: many threads, deadlines, the end."""
+"""The client with a real sidecar: many threads, deadlines, closing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_deadline_leaves_the_stream_alive(shared_sidecar: Sidecar, small_graph
             shared_sidecar.signal(signal.SIGCONT)
             text.append(token)
             assert client.draft([SequenceStep(1, text, 4)])[0]
-        assert client.statistics.late_answers == client.statistics.failed_steps == 2  # on the stream that went on
+        assert client.statistics.late_answers == client.statistics.failed_steps == 2  # the stream has survived
 
 
 def test_what_opening_raises(shared_sidecar: Sidecar, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_token_outside_the_vocabulary_costs_only_its_sequence(
     with make_client(shared_sidecar.address) as client:
         assert [bool(draft) for draft in client.draft([odd, good])] == [False, True]
         assert client.state == "ok"
-        odd = replace(odd, token_ids=[50, *good.token_ids])  # drafts go on after it
+        odd = replace(odd, token_ids=[50, *good.token_ids])  # drafts continue after it
         assert tokens(client.draft([odd, good]))[0] == tokens(client.draft([good]))[0]
 
 

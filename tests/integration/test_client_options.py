@@ -1,4 +1,4 @@
-"""What a client sets of ``draft`` is served by a sidecar as in process, or refused by name; nothing is dropped."""
+"""A client's ``draft`` options have the same effect at a sidecar as in process, or are refused by name."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SIDECAR: dict[str, Any] = {
     "strategy": "specexec", "max_candidates": 2, "temperature": 3.0,
     "sources": ["session"], "max_depth": 2, "max_branches": 2,
 }  # fmt: skip
-"""A sidecar that wants everything otherwise."""
+"""Settings of the sidecar, which differ from all requested ones."""
 EVERYTHING: dict[str, Any] = {
     "max_candidates": 0, "temperature": 0.6,
     "sources": ["corpus", "recycled"],
     "max_depth": 9, "max_branches": 64,
 }  # fmt: skip
-"""Every requested option but the strategy; other values than the sidecar's, and where it can be zeros."""
+"""All request options except the strategy, with values unlike the sidecar's, and zero where allowed."""
 WORKLOADS: dict[str, dict[str, Any]] = {
     "max_candidates": {"strategy": "sampling"},
     "temperature": {"strategy": "sampling"},
@@ -40,12 +40,12 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "max_depth": {"strategy": "specexec"},
     "max_branches": {"strategy": "specexec", "sources": ["corpus"]},
 }
-"""How to draft so that an option shows."""
+"""Settings under which each option has an effect."""
 
 
 @pytest.fixture
 def server(graph_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
-    with serving(graph_path, tmp_path, SIDECAR) as running:  # a fresh one, as it learns
+    with serving(graph_path, tmp_path, SIDECAR) as running:  # a new one for each test, because it learns
         yield running
 
 
@@ -55,7 +55,7 @@ def client_of(server: LiveServer, config: DraftConfig) -> DrafterClient:
 
 
 def drafted(drafter: DrafterClient | LocalDrafter, **requested: Any) -> list[list[Draft]]:
-    """Return the drafts of a few sequences that are told what was made of them."""
+    """Return the drafts of a few sequences, which also get feedback."""
     generator = random.Random(3)
     texts = [[generator.randrange(VOCABULARY_SIZE) for _ in range(30)] for _ in range(4)]
     for number in range(len(texts)):
@@ -69,7 +69,7 @@ def drafted(drafter: DrafterClient | LocalDrafter, **requested: Any) -> list[lis
         ]
         told.append(drafter.draft(steps))
         for text in texts:
-            text += [generator.randrange(6) for _ in range(3)]  # few, so that rows are of tokens that come again
+            text += [generator.randrange(6) for _ in range(3)]  # a small range, so that tokens with rows recur
     assert drafter.statistics.failed_steps == 0, drafter.statistics.last_failure
     for number in range(len(texts)):
         drafter.finish(number + 1)
@@ -109,19 +109,19 @@ def as_the_sidecar(requested: dict[str, Any]) -> DraftConfig:
 
 
 def test_every_setting_is_requested_or_the_sidecars() -> None:
-    of_nasd = {"n", "filler_top_k", "stop_if_unknown"}  # which drafts in a verifier
+    of_nasd = {"n", "filler_top_k", "stop_if_unknown"}  # NASD drafts in the verifier
     assert {*REQUEST_OPTIONS, "k", "max_learned_tokens", *of_nasd} == set(DraftConfig.model_fields)
     assert set(REQUEST_OPTIONS) == {"strategy", *WORKLOADS} == {"strategy", *EVERYTHING}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_requested_option_is_served(server: LiveServer, small_graph: NgramGraph, name: str) -> None:
-    """Whatever is left open is the sidecar's, what is set is the client's."""
+    """Set options are the client's, unset options the sidecar's."""
     workload = WORKLOADS[name]
     requested = workload | {name: EVERYTHING[name]}
     served = over_the_wire(server, DraftConfig.model_validate(requested))
     assert served == in_process(small_graph, as_the_sidecar(requested))
-    # The control: without the option there would be other drafts.
+    # A control: without the option, the drafts differ.
     without = {other: value for other, value in requested.items() if other != name}
     assert served != in_process(small_graph, as_the_sidecar(without))
 
@@ -145,8 +145,8 @@ def test_options_of_a_step(server: LiveServer, small_graph: NgramGraph) -> None:
 
 
 def test_the_neural_model_is_left_out_and_counted(small_graph: NgramGraph, tmp_path: Path) -> None:
-    """Whatever the sidecar's sources are: they stay the sidecar's."""
-    words = random_words(np.random.default_rng(6), [*range(VOCABULARY_SIZE)], VOCABULARY_SIZE)  # one that proposes much
+    """The other sources stay as the sidecar sets them."""
+    words = random_words(np.random.default_rng(6), [*range(VOCABULARY_SIZE)], VOCABULARY_SIZE)  # with many proposals
     graph = with_model(small_graph, words)
     graph.save(tmp_path / "neural.pkl")
     sources = ["corpus", "neural"]

@@ -1,4 +1,4 @@
-"""``speculant`` as people and scripts use it."""
+"""``speculant`` as used by people and scripts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_reader_that_leaves_is_no_error(elsewhere: Path) -> None:
     command = [sys.executable, "-m", "speculant_graph.cli.main", "inspect", "g.pkl"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.close()  # long before it prints
+    process.stdout.close()  # long before it writes
     _, shown = process.communicate()
     assert (process.returncode, shown) == (0, "")
 
@@ -116,7 +116,7 @@ def test_a_missing_extra_names_the_command_to_type() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--draft-model"]])
 def test_demo(more: list[str]) -> None:
-    """The whole demo as a user runs it, with short texts."""
+    """The complete demo, with short texts."""
     command = [sys.executable, "-m", "speculant_graph.cli.main", "demo", "--rounds", "1", "--json", *more]
     result = subprocess.run([*command, "--max-tokens", "32"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -134,12 +134,12 @@ def test_demo(more: list[str]) -> None:
 
 @pytest.mark.slow
 def test_make_demo() -> None:
-    """The README's first command, to the letter, where it has nothing left to install."""
+    """The README's first command, unchanged; skipped unless everything is installed."""
     if subprocess.run(["make", "--question", ".venv/.installed"], cwd=ROOT, capture_output=True).returncode:
         pytest.skip("there is no .venv here that is up to date; run make setup")
     result = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "every text is identical to plain decoding\n" in result.stdout  # a make around this one adds a line
+    assert "every text is identical to plain decoding\n" in result.stdout  # an outer make adds a line
 
 
 @pytest.mark.parametrize(

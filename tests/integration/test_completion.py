@@ -1,4 +1,4 @@
-"""``speculant completion``: every shell's script has all commands, and that for bash completes."""
+"""``speculant completion``: every shell's script contains all commands, and the bash script works."""
 
 from __future__ import annotations
 

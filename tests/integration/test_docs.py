@@ -1,4 +1,4 @@
-"""The pages for those who run the sidecar and for authors of clients: what they name exists, what they show works."""
+"""The pages on the sidecar and on clients: all names in them exist, and their examples work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 CLIENTS, SIDECAR = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("clients", "sidecar"))
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7, 10, 5, 6, 7, 8, 9, 11] * 3
 VOCABULARY_SIZE = 4_096
-"""That of the tokenizer with which the pages' examples were made."""
+"""Vocabulary size of the tokenizer used for the pages' examples."""
 
 
 def test_the_access_file_is_one(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_certificates_can_be_served_with(tmp_path: Path) -> None:
 
 
 def exchanges() -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Yield what the page sends by hand: method, requests and the answers that it shows."""
+    """Yield the page's example calls: method, requests and shown responses."""
     for block in blocks(section(CLIENTS, "By hand"), "console"):
         for method, requests, answers in re.findall(r"^\$ call (\w+) '(.*?)'\n(.*?)(?=^\$|\Z)", block, re.M | re.S):
             yield method, list(objects(requests)), list(objects(answers))
@@ -64,7 +64,7 @@ def objects(text: str) -> Iterator[Any]:
 
 
 def outline(answer: Message) -> dict[str, Any]:
-    """Return what of an answer does not depend on graph and clock."""
+    """Return the fields of a response that do not depend on the graph or the clock."""
     kept = ("stepId", "draft", "error", "sequenceStatuses", "nextPositions", "vocabularySize")
     known = json_format.MessageToDict(answer)
     known["draft"] = {name: value for name, value in known.get("draft", {}).items() if name in kept}

@@ -1,4 +1,4 @@
-"""``speculant doctor``: what it finds of things that work, and of things that do not."""
+"""``speculant doctor``: its findings on working and on broken installations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def examined(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> dict[str, dict[str, Any]]:
-    """Return what it finds, by check."""
+    """Return the findings, by check."""
     capsys.readouterr()
     assert main(["doctor", *arguments, "--json"]) == status
     report = json.loads(capsys.readouterr().out)
@@ -78,16 +78,16 @@ def test_what_is_broken_is_found_with_its_fix(capsys, elsewhere: Path) -> None:
     assert found["tokenizers"]["status"] == "skip"
     assert "drafts" not in found
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(elsewhere / "d.sock"))  # and never listens
+        listener.bind(str(elsewhere / "d.sock"))  # but never listens
         assert examined(capsys, "--address", f"unix://{elsewhere}/d.sock", status=1)["drafter"]["status"] == "fail"
 
 
 def test_a_packed_model_is_sized_by_its_description_alone(capsys, elsewhere: Path) -> None:
-    """The released shapes, without weights or a tokenizer."""
+    """The released model's shapes, without weights and tokenizer."""
     described = json.loads(full_config().to_json_string(use_diff=False)) | {"architectures": ["GptOssForCausalLM"]}
     described |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4"}}
     (elsewhere / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    arguments = ["--model", ".", "--dtype", "bfloat16", "--memory-budget", "9GB"]  # what tests before took counts
+    arguments = ["--model", ".", "--dtype", "bfloat16", "--memory-budget", "9GB"]  # includes earlier tests' memory
     found = examined(capsys, *arguments, status=1)
     assert found["model"]["status"] == "fail"
     size = found["model size"]

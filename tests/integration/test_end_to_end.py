@@ -1,4 +1,4 @@
-"""The main job with everything real: text, graph, sidecar process, model."""
+"""The main use case with real parts: text, graph, sidecar process, model."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_layers_in_the_verifiers_process(target: TargetModel, graph_file: Path, 
 def test_sidecar_killed_and_restarted_in_the_middle_of_a_generation(
     target: TargetModel, graph_file: Path, tmp_path: Path
 ) -> None:
-    """The text is that of plain decoding, steps go on without drafts, and drafts come back by themselves."""
+    """The text equals plain decoding, steps continue without drafts, and drafts return automatically."""
     settings = GenerationConfig(max_tokens=160, ignore_end_tokens=True)
     expected = SpeculativeDecoder(target=target).generate(PROMPTS[0], settings)
     sidecar = start_sidecar(graph_file, tmp_path / "drafter.sock")
@@ -94,7 +94,7 @@ def test_sidecar_killed_and_restarted_in_the_middle_of_a_generation(
                     killed_at = number
             elif not restarted and number >= killed_at + 10:
                 sidecar = start_sidecar(graph_file, tmp_path / "drafter.sock")
-                time.sleep(0.3)  # longer than any back-off
+                time.sleep(0.3)  # longer than any backoff
                 restarted = True
             elif restarted:
                 accepted_after += event.num_accepted
@@ -151,7 +151,7 @@ def test_a_graph_of_another_tokenizer_is_refused(target: TargetModel, tmp_path: 
     ],
 )
 def test_bad_prompts_are_refused_by_name(target: TargetModel, prompt: list, fix: str) -> None:
-    """In a list, only that one."""
+    """In a list, only the bad prompt is refused."""
     decoder = SpeculativeDecoder(target=target)
     few = GenerationConfig(max_tokens=5)
     bad, good = decoder.generate([*prompt, [5, 6, 7]], few)

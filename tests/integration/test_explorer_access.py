@@ -1,4 +1,4 @@
-"""Where the explorer is served, and to whom: settings, keys and foreign names on real connections."""
+"""Access to the explorer: settings, keys and foreign host names on real connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def graphs(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def keyed(tmp_path: Path, graphs: dict[str, Any]) -> Iterator[LiveServer]:
-    """A server whose access file knows ``search`` for one graph and ``chat`` for all."""
+    """A server whose access file permits ``search`` one graph and ``chat`` all graphs."""
     access = access_file(tmp_path / "access.toml", entry("search", "one", 'graphs = ["two"]'), entry("chat", "two"))
     with serving(tmp_path / "two.pkl", tmp_path, file=access, **graphs) as server:
         yield server

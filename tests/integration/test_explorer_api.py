@@ -1,4 +1,4 @@
-"""The explorer's JSON over real sockets: what it says of a graph is true, and nothing that is sent makes it fail."""
+"""The explorer's JSON API over real sockets: its data matches the graph, and no request makes it fail."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def look(asker: Asker, graph: str = "text", /, **question: object) -> Any:
 def test_places_of_a_context_are_those_of_the_text(asker: Asker) -> None:
     answer = look(asker, text="In parties agree to t", places=3)
     assert answer["places_text"] == "to t"
-    assert answer["places_seen"] == TEXT.count("to talk") == 4  # of "to the" the tokens are others
+    assert answer["places_seen"] == TEXT.count("to talk") == 4  # "to the" has other tokens
     places = [(place["line"], place["column"]) for place in answer["places"]]
     assert places == [(1, 51), (2, 51), (3, 51)]
     assert answer["places"][0]["text"] == TEXT.split("\n")[0][20:110]

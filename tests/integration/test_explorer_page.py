@@ -1,4 +1,4 @@
-"""The explorer's page in a real browser: what people do with mouse, keyboard and phone."""
+"""The explorer's page in a real browser, used with mouse, keyboard and phone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
     folder = tmp_path_factory.mktemp("explored")
     path = text_graph(folder / "text.pkl", tokenizer_in(folder / "tokenizer"))
     with exploring(path, folder, draft={"strategy": "tree", "k": 12}) as running:
-        running.asker.look(text="The")  # its process takes a moment to start
+        running.asker.look(text="The")  # the first lookup takes longer
         yield running
 
 
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Pat
         page.click("#retry")
         expect(page.locator("#told")).to_contain_text("No answer for this text")
         with exploring(graph_path, tmp_path / "again", metrics_listen=running.asker.address):
-            # Asked again without a hand on it.
+            # The page repeats the request by itself.
             expect(page.locator("#told")).to_contain_text("3 tokens")
             expect(page.locator("#problem")).to_be_hidden()
 

@@ -1,4 +1,4 @@
-"""Owners of learned text and the processes of their folds, killed at any moment, again and again."""
+"""Owners of learned text and their fold processes are killed repeatedly, at random times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``speculant generate`` as people and scripts use it, with the demo's model."""
+"""``speculant generate`` as used by people and scripts, with the demo's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records, training, gate and swap as a user runs them, with tiny checkpoints."""
+"""Records, training, gate and swap, run as commands with tiny checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILING = ("--record.threshold", "1", "--speculation", "on")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target that is slow for its size, and a draft model that knows nothing of it."""
+    """A folder with a target that is slow for its size, and a draft model with other random weights."""
     folder = tmp_path_factory.mktemp("models")
     for name, model in (("target", tiny_model("llama", num_layers=64)), ("draft", tiny_model("llama", seed=1))):
         model.model.save_pretrained(folder / name)
@@ -61,7 +61,7 @@ def test_a_verifier_trains_by_itself(models: Path, tmp_path: Path) -> None:
     last = [*read_records(tmp_path / "records")][-1]
     assert last.adapter == digest
     with running_verifier(tmp_path, *given, *DRAFTING[:2], name="again", model=models / "target") as verifier:
-        wait_until(lambda: "the draft model now has adapter" in verifier.log)  # after a restart, too
+        wait_until(lambda: "the draft model now has adapter" in verifier.log)  # also after a restart
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Pings of gRPC clients: the usual ones keep a quiet connection, a flood of them ends it."""
+"""Pings of gRPC clients: usual ones keep an idle connection open, and a flood ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACK = 1
 
 
 class Connection:
-    """HTTP/2 by hand, so that a test decides when a ping is sent."""
+    """Hand-written HTTP/2, so that a test controls the time of each ping."""
 
     def __init__(self, address: str, *, with_call: bool) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -39,7 +39,7 @@ class Connection:
             )
             self._send(_HEADERS, block, flags=4, stream=1)
             self._send(_DATA, b"\0" * 5, flags=1, stream=1)
-            while self._read() != (_DATA, 0):  # the first answer; no other follows
+            while self._read() != (_DATA, 0):  # the only response
                 pass
 
     def ping(self) -> None:
@@ -53,7 +53,7 @@ class Connection:
         return frame[0]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._socket.close()
 
     def _send(self, kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> None:
@@ -78,14 +78,14 @@ def _check(address: str) -> None:
         closing(Connection(address, with_call=False)) as quiet,
         closing(Connection(address, with_call=True)) as calling,
     ):
-        for index in range(4):  # gRPC forgives two that come too early
+        for index in range(4):  # gRPC tolerates two early pings
             for connection in (quiet, calling):
                 connection.ping()
                 assert connection.answer() == _PING
             if index < 3:
-                time.sleep(_LEAST_S)  # counted from the answer, so that no load of the machine makes it less
+                time.sleep(_LEAST_S)  # counted from the answer, so load can't shorten it
         for connection in (quiet, calling):
-            with suppress(BrokenPipeError):  # it may end before the last one is sent
+            with suppress(BrokenPipeError):  # the connection may end before the last ping
                 for _ in range(10):
                     connection.ping()
             while connection.answer() != _GOAWAY:

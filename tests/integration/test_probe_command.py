@@ -1,4 +1,4 @@
-"""``speculant probe`` against real servers: those that serve, start, stop, or are away."""
+"""``speculant probe`` on real servers that serve, start, stop or are down."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_servers_that_start_are_waited_for(capsys, server):
 
 
 def test_a_probe_reads_no_settings(server):
-    """A probe runs every few seconds: what takes half a second to import must stay out."""
+    """A probe runs every few seconds, so it must not import modules that take half a second to load."""
     address, servicer = server
     servicer.set("", HealthCheckResponse.SERVING)
     code = (

@@ -1,4 +1,4 @@
-"""A proxy that the environment names sees nothing of what stays on this machine, whoever of the project connects."""
+"""A proxy from the environment is never used for connections within this machine, by any part of the project."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "unix")
 
 
 class Proxy:
-    """Records what it is sent, and hangs up."""
+    """Records received data, and disconnects."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []
@@ -64,7 +64,7 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The standard health service, by host."""
+    """Addresses of a standard health service, by host."""
     folder = tmp_path_factory.mktemp("proxies")
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads)
@@ -129,7 +129,7 @@ def test_a_bench_asks_its_own_machine_without_a_proxy(
     variables: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _set(monkeypatch, variables, proxy)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # knows no method
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # has no methods
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""``speculant build --ray``: the same graph as on one machine, whatever happens to workers."""
+"""``speculant build --ray`` gives the same graph as on one machine, even if workers fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a far side refuses is told as its refusal, with its cause, and never as a server that is not there."""
+"""A remote refusal is reported as a refusal, with its cause, and never as a missing server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ask = Callable[[str, str], int]
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    """What is logged, as tests need it."""
+    """The logged warnings."""
     found: list[str] = []
     handler = logger.add(lambda message: found.append(message.record["message"]), level="WARNING")
     logger.enable("speculant_graph")

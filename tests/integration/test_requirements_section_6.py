@@ -1,4 +1,4 @@
-"""Section 6 of the requirements runs as it is written there; only the names of model and files are others."""
+"""The code of section 6 of the requirements runs as written, except for the names of model and files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(block: str, names: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the first block leaves, in the folder of its graph."""
+    """The variables of the first block; runs it in a new folder and stays there."""
     names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("requirements"))
@@ -121,7 +121,7 @@ def test_6_2_draft_generator(strategy: str) -> None:
 
 
 def test_6_2_without_a_strategy_it_is_greedy_unless_another_one_was_set() -> None:
-    """The strategy of a configuration whose user chose none is `tree`, but the requirements say greedy."""
+    """The configuration's default strategy is `tree`, but the requirements say greedy."""
     drafts = [
         DraftGenerator.from_file("knowledge_graph.pkl", config).generate([5, 6, 7], k=3)
         for config in (None, DraftConfig(k=4), DraftConfig(strategy="sampling"), DraftConfig(strategy="tree"))

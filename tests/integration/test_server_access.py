@@ -1,4 +1,4 @@
-"""Who may use the sidecar: tokens and certificates on real connections, and whose sessions and graphs are whose."""
+"""Access to the sidecar: tokens and certificates on real connections, and separation of sessions and graphs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Clients:
         self.search, self.chat = self.wire("one"), self.wire("two")
 
     def wire(self, token: str | None, *, admin: bool = False) -> Wire:
-        """Return the stubs of whoever has a token."""
+        """Return the stubs of the client with a token."""
         address = self.server.server.admin_addresses[0] if admin else self.server.address
         return self._stack.enter_context(connected(address, token=token))
 
@@ -97,7 +97,7 @@ def test_the_session_of_another_is_as_unknown_as_none(clients: Clients) -> None:
     assert list(answer.sequence_statuses) == list(nobodys.sequence_statuses) == [LOST]
     assert list(answer.next_positions) == list(nobodys.next_positions) == [0]
     chat.close(session_id, "chat")
-    # A step that contradicts what the owner sent would end a session; a stranger's does not.
+    # The owner's contradictory step would end the session; another tenant's step does not.
     chat.drafter.Draft(step_of(session_id, [9], 0))
     answer = search.drafter.Draft(step_of(session_id, [2], 1))
     assert (list(answer.sequence_statuses), list(answer.next_positions)) == ([OK], [2])
@@ -137,7 +137,7 @@ def test_certificates_of_clients(graph_path: Path, tmp_path: Path) -> None:
         server.open(1, tenant="search")
         assert code_of(server.drafter.OpenSession, pb.OpenSessionRequest(session_id=2, tenant="chat")) is DENIED
         with connected(server.address, **right, token="two") as wire:
-            wire.open(2, tenant="chat")  # the token says who it is
+            wire.open(2, tenant="chat")  # the token takes precedence
         with connected(server.address, **right, token="wrong") as wire:
             assert code_of(wire.drafter.Draft, step_of(0, [1])) is UNKNOWN_CLIENT
         for client in ({"tls_ca": ours.ca}, {"tls_ca": ours.ca, **theirs.client}):

@@ -1,4 +1,4 @@
-"""The addresses of a sidecar: its own alone, and given back."""
+"""The addresses of a sidecar: used exclusively, and released at the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_why_an_address_can_not_be_listened_on_is_said(
             async with DrafterServer(ServerConfig(graph=graph_path, listen=wanted), DraftConfig()):
                 pass
 
-        # A promise: the reason of the system is told.
+        # Promised behaviour: the message contains the system's reason.
         with pytest.raises(ConfigError, match=rf"can't listen on {wanted}: .*({reason}).* with server.listen$"):
             run_in_loop(start())
 
@@ -46,7 +46,7 @@ def test_of_two_that_start_at_the_same_time_one_serves(graph_path: Path, tmp_pat
         servers = [DrafterServer(config, DraftConfig()) for _ in range(3)]
         results = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
         for server, result in zip(servers, results, strict=True):
-            if result is not None:  # the refused ones stop first, and must leave the socket alone
+            if result is not None:  # the refused servers stop first, and must not remove the socket
                 await server.stop()
         async with grpc.aio.insecure_channel(config.listen) as channel:
             call = channel.unary_unary(f"/{SERVICE}/Draft")

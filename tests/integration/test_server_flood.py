@@ -1,4 +1,4 @@
-"""A sidecar under floods: mutated messages, broken connections, slow ones, and sessions that nobody closes."""
+"""A sidecar under floods: mutated messages, broken and slow connections, and sessions that are never closed."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ PYTHON_TEXT = re.compile(r"Traceback|\.py\b|site-packages|object at 0x|\b[A-Za-z
 
 
 def resident_bytes_of(pid: int) -> int:
-    """Return the memory that a process takes."""
+    """Return the resident memory of a process."""
     pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 class Process:
-    """What the operating system knows of a sidecar."""
+    """The operating system's figures on a sidecar."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         self.sidecar = sidecar
@@ -54,12 +54,12 @@ class Process:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory it takes."""
+        """Resident memory."""
         return resident_bytes_of(self.sidecar.process.pid)
 
     @property
     def num_descriptors(self) -> int:
-        """Files and sockets it has open."""
+        """Number of open files and sockets."""
         return len(list((self._folder / "fd").iterdir()))
 
 
@@ -84,7 +84,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
 
 @contextlib.contextmanager
 def drafting_meanwhile(address: str) -> Iterator[list[tuple[int, ...]]]:
-    """Have a client draft in a thread for as long as the block lasts; yield its drafts, as they come."""
+    """Let a client draft in a thread during the block; yield the growing list of drafts."""
     drafted: list[tuple[int, ...]] = []
     is_over = threading.Event()
 
@@ -104,7 +104,7 @@ def drafting_meanwhile(address: str) -> Iterator[list[tuple[int, ...]]]:
 
 
 def sent(channel: grpc.Channel, path: str, payloads: list[bytes], seen: Counter[str]) -> None:
-    """Send messages to a unary method, some at a time, and look at what comes back."""
+    """Send messages to a unary method, 16 at a time, and check the results."""
     call = channel.unary_unary(path)
     for start in range(0, len(payloads), 16):
         for future in [call.future(payload, timeout=60.0) for payload in payloads[start : start + 16]]:
@@ -113,7 +113,7 @@ def sent(channel: grpc.Channel, path: str, payloads: list[bytes], seen: Counter[
 
 
 def streamed(channel: grpc.Channel, payloads: list[bytes], seen: Counter[str]) -> None:
-    """Send steps on streams, which end where a message is none."""
+    """Send steps on streams, which end at an unparsable message."""
     call = channel.stream_stream(f"/{SERVICE}/StreamDraft")
     for start in range(0, len(payloads), 20):
         answers = call(iter(payloads[start : start + 20]), timeout=60.0)
@@ -150,7 +150,7 @@ def test_mutated_messages_are_answered_or_refused(process: Process, tmp_path: Pa
             sent(wire.channel, f"/{SERVICE}/CloseSession", closings, seen)
 
     def settle(admin: Wire) -> None:
-        """Wait until the sessions that were opened are gone, and return what else changes."""
+        """Wait until all opened sessions have ended."""
         graphs = lambda: admin.admin.ListGraphs(pb.ListGraphsRequest()).graphs  # noqa: E731
         wait_until(lambda: graphs()[0].open_sessions == 0)
         time.sleep(1.0)
@@ -178,7 +178,7 @@ def test_mutated_messages_are_answered_or_refused(process: Process, tmp_path: Pa
 
 
 def test_sessions_that_nobody_closes_stay_within_their_memory(tmp_path: Path) -> None:
-    """Ten thousand, of which the longest idle go."""
+    """10,000 sessions; the ones idle longest are evicted."""
     limit = 20_000_000
     graph = graph_file(tmp_path / "graph.pkl", TEXT)
     with serving(graph, tmp_path, max_session_memory=limit, max_sessions=700, busy_s=0.0) as server:
@@ -208,14 +208,14 @@ def test_sessions_that_nobody_closes_stay_within_their_memory(tmp_path: Path) ->
         assert told["opened_sessions_total"] == 10_001
         ended = told['ended_sessions_total{reason="memory"}'] + told['ended_sessions_total{reason="limit"}']
         assert ended == 10_001 - told['open_sessions{graph="graph"}']
-        # The longest idle went first: those that are left are the latest.
+        # Sessions idle longest were evicted first, so the latest are still open.
         alive = [server.open(session_id) and session_id for session_id in kept[-5:]]
         statuses = [server.drafter.Draft(step_of(each, [], 2_420)).sequence_statuses[0] for each in alive]
         assert statuses == [OK] * 5
 
 
 def test_what_sessions_hold_is_what_is_told(tmp_path: Path) -> None:
-    """Neither the distributions of latest drafts nor rows of feedback take memory that no limit knows of."""
+    """The reported memory includes the distributions of the latest drafts and the rows of feedback."""
     generator = random.Random(1)
     tokens = [generator.randrange(300) for _ in range(100_000)]
     graph = graph_file(tmp_path / "graph.pkl", tokens, 300, max_order=2)

@@ -1,4 +1,4 @@
-"""A sidecar folds learned text: its metrics tell so, and nothing of it is lost."""
+"""A sidecar folds learned text: its metrics show this, and no text is lost."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_a_sidecar_folds(serve: Serve, tmp_path: Path) -> None:
     server.stop()
     [folder] = (tmp_path / "learned").iterdir()
     tokenizer = Fingerprint("t", "ab" * 32, 50)
-    learned_texts = [[1, *text] for text in texts]  # with the end of the prompt
+    learned_texts = [[1, *text] for text in texts]  # with the last prompt token
     assert held(folder, "acme", tokenizer=tokenizer) == counted(learned_texts)

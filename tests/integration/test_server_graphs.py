@@ -1,4 +1,4 @@
-"""Several graphs, and those who look after them: loaded, replaced, let go, and told of."""
+"""Several graphs and their administration: loading, replacing, releasing and listing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ADMIN = "speculant_graph.rpc.v1.DrafterAdminService"
 
 
 def successor_file(path: Path, successor: int, sha256: str = "ab" * 32) -> Path:
-    """Write a graph in which token 1 is always followed by one other."""
+    """Write a graph in which one given token always follows token 1."""
     return graph_file(path, [1, successor, successor, successor] * 8, sha256=sha256)
 
 
@@ -124,7 +124,7 @@ def test_what_is_no_graph_or_of_another_tokenizer_leaves_the_old_one(serve: Serv
     server = serve()
     session_id = server.open()
     damaged = bytearray((tmp_path / "three.pkl").read_bytes())
-    damaged[300] ^= 1  # what is described there no longer has the checksum that is noted
+    damaged[300] ^= 1  # the description no longer matches its checksum
     for content, code in ((damaged, INVALID), (b"", INVALID), ((tmp_path / "four.pkl").read_bytes(), MISMATCH)):
         (tmp_path / "new.pkl").write_bytes(content)
         (tmp_path / "new.pkl").rename(tmp_path / "two.pkl")

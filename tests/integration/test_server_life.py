@@ -1,4 +1,4 @@
-"""How a sidecar comes and goes, and what it tells of itself meanwhile."""
+"""The life cycle of a sidecar: start, stop, health, metrics and request ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 class Requests:
-    """Requests of a stream, given one by one."""
+    """Requests of a stream, sent one by one."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[pb.StreamDraftRequest | None] = queue.SimpleQueue()
@@ -41,7 +41,7 @@ class Requests:
         self._queue.put(pb.StreamDraftRequest(step_id=next(self._ids), draft=step_of(0, [1])))
 
     def end(self) -> None:
-        """Send no more."""
+        """End the stream of requests."""
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[pb.StreamDraftRequest]:
@@ -53,7 +53,7 @@ def test_a_stop_ends_busy_streams_between_two_steps(serve: Serve) -> None:
     is_busy = threading.Barrier(7)
 
     def ping_pong() -> tuple[grpc.StatusCode, bool]:
-        """Send each step when the one before is answered; return the end, and whether all were."""
+        """Send each step after the previous response; return the final status, and whether 20 steps were answered."""
         num_answers = 0
         with connected(server.address) as wire:
             requests = Requests()

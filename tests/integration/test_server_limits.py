@@ -1,4 +1,4 @@
-"""Limits of the sidecar: over each of them a request is refused, with a delay or a reason to send less."""
+"""Limits of the sidecar: a request over a limit is refused, with a delay or with advice to send less."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_calls_beyond_the_number_allowed_are_refused_at_once(serve: Serve) -> No
         goes_on.wait(PATIENCE_S)
 
     with ExitStack() as stack:
-        # Calls of one connection would wait for each other; those of several are refused.
+        # gRPC would queue calls of one connection; calls of several connections are refused.
         wires = [stack.enter_context(connected(server.address)) for _ in range(3)]
         streams = [wire.drafter.StreamDraft(requests()) for wire in wires[:2]]
         for stream in streams:
@@ -100,7 +100,7 @@ def test_sampling_goes_by_the_position_that_is_told(serve: Serve) -> None:
         return [list(answer.draft_tokens), list(answer.candidate_tokens), list(answer.candidate_probabilities)]
 
     assert drafted(text, 0) == drafted(text[-4:], 16)
-    # A text that ends beyond the last position continues from zero.
+    # Positions beyond the last one wrap around to zero.
     assert drafted(text[-4:], (1 << 64) - 4) == drafted(text[-4:], (1 << 64) - 4)
     assert len({str(drafted(text[-4:], position)) for position in range(12)}) > 1
 

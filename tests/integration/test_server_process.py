@@ -1,4 +1,4 @@
-"""Sidecars as processes: signals, sudden ends, and what they write about it."""
+"""Sidecars as processes: signals, kills, and their logs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Run = Callable[..., Sidecar]
 
 
 def taught(wire: Wire, text: list[int], tenant: str = "") -> int:
-    """Open a session that learns, take a text in it, and leave it open."""
+    """Open a session with ``learn``, send a text, and leave the session open."""
     session_id = wire.open(tenant=tenant, learn=True)
     for start, end in ((0, 1), (1, len(text))):
         answer = wire.drafter.Draft(step_of(session_id, text[start:end], start))
@@ -36,7 +36,7 @@ def taught(wire: Wire, text: list[int], tenant: str = "") -> int:
 
 
 def following(wire: Wire, context: list[int], tenant: str = "") -> list[int]:
-    """Return the token drafted after a context that only learned text knows."""
+    """Return the token drafted after a context that only learned text contains."""
     session_id = wire.open(tenant=tenant)
     answer = wire.drafter.Draft(step_of(session_id, context, 0, 1, pb.STRATEGY_TREE))
     wire.close(session_id, tenant)
@@ -63,7 +63,7 @@ def test_sigterm_keeps_what_open_sessions_taught_and_ends_with_status_0(run_side
 
 def iter_slowly() -> Iterator[pb.StreamDraftRequest]:
     yield pb.StreamDraftRequest(step_id=0, draft=step_of(0, [1]))
-    time.sleep(5.0)  # a client that keeps its stream open, and says nothing
+    time.sleep(5.0)  # a client that keeps its stream open but sends nothing
 
 
 def test_ctrl_c_ends_it_too_and_while_it_starts(graph_path: Path, tmp_path: Path, run_sidecar: Run) -> None:
@@ -104,7 +104,7 @@ def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
             assert (list(answer.draft_tokens), answer.graph_generation) == ([2], 1)
             assert code_of(old.drafter.Draft, step_of(0, [1])) is grpc.StatusCode.UNAUTHENTICATED
             (tmp_path / "new.pkl").write_bytes(b"nothing")
-            (tmp_path / "new.pkl").replace(tmp_path / "graph.pkl")  # a mapped file must never be written to
+            (tmp_path / "new.pkl").replace(tmp_path / "graph.pkl")  # a mapped file must not be overwritten in place
             (tmp_path / "access.toml").write_text("nothing", encoding="utf-8")
             sidecar.signal(signal.SIGHUP)
             wait_until(lambda: "graph graph is not reloaded" in sidecar.log)
@@ -117,7 +117,7 @@ def test_sighup_reads_graph_and_access_file_again(tmp_path: Path) -> None:
 
 
 def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Path) -> None:
-    """What was closed before the latest interval is there, and the folder can be used, whenever the end comes."""
+    """Sessions closed before the last save are kept, and the folder stays usable, at any time of the kill."""
     vocabulary_size = 1_000_000
     graph = graph_file(tmp_path / "graph.pkl", [1, 2, 2] * 8, vocabulary_size)
     generator = random.Random(11)
@@ -130,15 +130,15 @@ def test_a_learning_server_that_is_killed_loses_open_sessions_alone(tmp_path: Pa
         try:
             wait_until_ready(sidecar)
             with connected(sidecar.address) as wire:
-                for number, text in enumerate(texts):  # those of all turns before
+                for number, text in enumerate(texts):  # texts of all earlier turns
                     assert following(wire, text[:3], "a") == [text[3]], (turn, number)
                 told_at_s: list[tuple[float, list[int]]] = []
                 ends_at_s = time.monotonic() + generator.uniform(0.2, 0.6)
                 while time.monotonic() < ends_at_s:
-                    text = list(itertools.islice(numbers, 12))  # its own tokens, so that it can be told apart
+                    text = list(itertools.islice(numbers, 12))  # unique tokens
                     wire.close(taught(wire, text, "a"), "a")
                     told_at_s.append((time.monotonic(), text))
-                taught(wire, list(itertools.islice(numbers, 12)), "a")  # and one is open
+                taught(wire, list(itertools.islice(numbers, 12)), "a")  # stays open
                 sidecar.kill()
                 texts += [text for at_s, text in told_at_s if at_s < ends_at_s - 0.15][-4:]
         finally:

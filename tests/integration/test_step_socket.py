@@ -1,4 +1,4 @@
-"""Steps over the step socket of a sidecar: as over gRPC, and whatever a client sends."""
+"""Steps over a sidecar's step socket: the same results as over gRPC, and arbitrary input from clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connect(server: LiveServer) -> socket.socket:
 
 
 def received(connection: socket.socket, count: int) -> list[bytes]:
-    """Return so many answers; fewer if the server disconnects."""
+    """Return ``count`` responses; fewer if the server disconnects."""
     reader, answers = FrameReader(1 << 20), list[bytes]()
     while len(answers) < count and (data := connection.recv(1 << 16)):
         answers += reader.feed(data)
@@ -93,7 +93,7 @@ def test_who_sends_nonsense_disturbs_nobody(
         connection.sendall(data)
         assert received(connection, 1) == []  # disconnected
         assert tokens(client.draft(steps)) == before
-    assert not caplog.records  # of the event loop
+    assert not caplog.records  # no errors of the event loop
 
 
 def test_many_steps_at_once_are_answered_in_order_and_hold_up_nobody(serve: Serve, small_graph: NgramGraph) -> None:
@@ -104,7 +104,7 @@ def test_many_steps_at_once_are_answered_in_order_and_hold_up_nobody(serve: Serv
     data = b"".join(framed(each.SerializeToString()) for each in requests)
     with make_client(server.address) as client, connect(server) as connection:
         sender = threading.Thread(target=connection.sendall, args=(data,))
-        sender.start()  # nobody reads the answers yet
+        sender.start()  # the answers are not read yet
         assert all(client.draft(steps))
         answers = [pb.StreamDraftResponse.FromString(each) for each in received(connection, len(requests))]
         sender.join()
@@ -164,11 +164,11 @@ def test_a_policy_that_is_read_later_holds_for_connections_that_are_open(
 
 
 def test_a_stranger_at_the_step_socket_gets_nothing(tmp_path: Path) -> None:
-    """Whoever listens must be the owner of the sidecar's own socket, which is another user's here."""
+    """The listener's user must own the sidecar's socket; here, the socket belongs to another user."""
     ours, theirs = tmp_path / "ours.sock", tmp_path / "theirs.sock"
     ours.touch()
     if os.getuid():
-        theirs.symlink_to("/")  # root's
+        theirs.symlink_to("/")  # owned by root
     else:
         theirs.touch()
         os.chown(theirs, 65_534, -1)

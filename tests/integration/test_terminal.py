@@ -1,4 +1,4 @@
-"""Commands on a real terminal: colours, Ctrl-C, a conversation that is typed."""
+"""Commands on a real terminal: colours, Ctrl-C, a typed conversation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PLAINLY = ["--strategy", "greedy"]
 MODEL = ["--model", "my-model", "--num-threads", "1", "--no-measure-costs"]
 GREEN, YELLOW, DIM = "\x1b[32m", "\x1b[1;33m", "\x1b[2m"
 PROMPT = r">\x08.\[2C"
-"""How the prompt comes, before anything is typed."""
+"""Pattern of the prompt before any input."""
 TEMPLATE = "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}def answer("
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that chats, and a graph."""
+    """A folder with a chat model and a graph."""
     folder = tmp_path_factory.mktemp("terminal")
     shutil.copytree(MODEL_FOLDER, folder / "my-model")
     (folder / "my-model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
@@ -49,7 +49,7 @@ def sidecar(folder: Path) -> Iterator[Sidecar]:
 
 
 def on_terminal(folder: Path, *arguments: str, **environment: str) -> pexpect.spawn:
-    """Start a command on a terminal of its own."""
+    """Start a command on a new terminal."""
     variables = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
     variables |= {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **environment}
     return pexpect.spawn(
@@ -64,7 +64,7 @@ def on_terminal(folder: Path, *arguments: str, **environment: str) -> pexpect.sp
 
 
 def all_of(process: pexpect.spawn) -> tuple[str, int]:
-    """Return what a command still shows, and its exit status."""
+    """Return the rest of a command's output, and its exit status."""
     process.expect(pexpect.EOF)
     process.close()
     return process.before, process.exitstatus
@@ -118,7 +118,7 @@ def test_a_conversation_that_is_typed(folder: Path) -> None:
     process.send("\r")
     process.expect("the conversation is forgotten")
     process.expect(PROMPT)
-    process.send("\x1b[A\x1b[A")  # up twice: the first message
+    process.send("\x1b[A\x1b[A")  # twice the up key: the first message
     process.expect("Hello")
     process.send("\r")
     process.expect("self|return|the")

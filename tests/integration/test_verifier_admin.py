@@ -1,4 +1,4 @@
-"""The verifier's admin service on real sockets: adapters are swapped under load, refused, and for administrators."""
+"""The verifier's admin service on real sockets: adapter swaps under load, refusals, and access."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folders(folder: Path) -> dict[str, Path]:
 
 
 def play(path: Path, make: Callable[[], SpeculativeDecoder], scenario: Scenario, file: Path | None = None) -> None:
-    """Serve, and play a scenario of (admin's stub, stub, server, decoder)."""
+    """Start a server, and run a scenario with (admin stub, stub, server, decoder)."""
     fields = {"listen": f"unix://{path}/v.sock", "admin_listen": f"unix://{path}/a.sock", "http": ""}
     decoders: list[SpeculativeDecoder] = []
 
@@ -80,7 +80,7 @@ def test_list_load_and_roll_back(folder: Path, folders: dict[str, Path], tmp_pat
         for name, complaint in (
             ("other", "is for the model 'another'"),
             ("none", "there is no adapter of this name; those of the settings are: small, random, other"),
-            (str(folders["random"]), "there is no adapter of this name"),  # whoever calls names no folders
+            (str(folders["random"]), "there is no adapter of this name"),  # callers can't name folders
         ):
             code, details = await refused(admin.LoadAdapter(pb.LoadAdapterRequest(name=name)))
             assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -155,7 +155,7 @@ def test_who_may(folder: Path, folders: dict[str, Path], tmp_path: Path) -> None
         metadata = (("authorization", "Bearer ann"),)
         answer = await admin.LoadAdapter(pb.LoadAdapterRequest(name="small"), metadata=metadata)
         assert answer.state.present.name == "small"
-        # Not served where everybody's requests come in.
+        # The public address does not serve it.
         async with grpc.aio.insecure_channel(server.addresses[0]) as channel:
             other = VerifierAdminServiceStub(channel)
             call = other.ListAdapters(pb.ListAdaptersRequest(), metadata=metadata)

@@ -1,4 +1,4 @@
-"""``speculant verifier`` as a process: both ways in, metrics, and an end by SIGTERM that loses nothing."""
+"""``speculant verifier`` as a process: gRPC and HTTP, metrics, and a lossless end on SIGTERM."""
 
 from __future__ import annotations
 

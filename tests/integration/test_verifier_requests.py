@@ -1,4 +1,4 @@
-"""What single requests to the verifier's gRPC service may ask for, how others are refused, and their names."""
+"""Requests to the verifier's gRPC service: their options, refusals, and request ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier's gRPC service on real sockets: texts, drafts of clients, refusals, cancelling and draining."""
+"""The verifier's gRPC service on real sockets: texts, drafting options, refusals, cancelling and draining."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_samples_logprobs_chat_and_seeds(target, library, tmp_path):
         logprobs = [each for response in responses for each in response.logprobs]
         assert [list(each.top_token_ids) for each in logprobs] == [list(each.top_token_ids) for each in wanted.logprobs]
         seeds = set()
-        for _ in range(2):  # one that is not given is drawn, and said
+        for _ in range(2):  # without a seed, the server draws and returns one
             responses, text = await collected(stub.Generate(request(temperature=1.0)))
             seed = responses[-1].statistics.seed
             seeds.add(seed)
@@ -159,7 +159,7 @@ def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
                 return f"{error.code().name} {error.details()}"
             return ""
 
-        assert "no graph 'contracts' in this process" in await said("ann")  # so it was asked for
+        assert "no graph 'contracts' in this process" in await said("ann")  # so it was requested
         assert (await said("ann", "code")).startswith("PERMISSION_DENIED")
         assert (await said("bob")).startswith("PERMISSION_DENIED")
         assert "no graph 'code' in this process" in await said("bob", "code")
@@ -169,7 +169,7 @@ def test_a_client_with_graphs_of_its_own_drafts_from_no_other(target, tmp_path):
 
 
 class UnfitDrafter(ScriptedDrafter):
-    """A drafter of another tokenizer."""
+    """A drafter with another tokenizer."""
 
     def open(self, session_id):
         raise TokenizerMismatchError("the drafter's tokenizer is another one; build its graph again")

@@ -1,11 +1,11 @@
-"""The algorithm SPECULANT for SGLang, a plug-in that SGLang finds by its entry point. It has never run on a GPU.
+"""The algorithm SPECULANT for SGLang, a plug-in that SGLang finds by its entry point. It was never run on a GPU.
 
 .. code-block:: sh
 
     SPECULANT_CLIENT__ADDRESS=unix:///run/drafter.sock sglang serve MODEL
         --speculative-algorithm SPECULANT --speculative-num-draft-tokens 12 --speculative-ngram-max-bfs-breadth 8
 
-SGLang verifies trees of one width for every request and step; smaller drafts are padded.
+SGLang verifies trees of the same width for every request and step, so smaller drafts are padded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = "SPECULANT"
 
 
 def register() -> None:
-    """Register the algorithm: the entry point of the group ``sglang.srt.plugins``, called in every process."""
+    """Register the algorithm; SGLang calls this entry point (``sglang.srt.plugins``) in every process."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo, get_spec
 
@@ -32,7 +32,7 @@ def register() -> None:
         return
 
     class Speculant(CustomSpecAlgo):  # type: ignore[misc]
-        """SGLang treats it like its own NGRAM: trees as masks, and no draft model."""
+        """Tells SGLang to treat it like its own NGRAM: trees as masks, and no draft model."""
 
         def is_ngram(self) -> bool:
             return True
@@ -54,7 +54,7 @@ def register() -> None:
 
 
 def lay_out(roots: Sequence[TokenId], drafts: RowDrafts, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return drafts in the form of SGLang's NGRAM.
+    """Convert drafts to the format of SGLang's NGRAM.
 
     Args:
         roots: the last token of every request.
@@ -62,8 +62,8 @@ def lay_out(roots: Sequence[TokenId], drafts: RowDrafts, width: int) -> tuple[ND
         width: nodes of a tree, including the root. Padding is token 0 below the root.
 
     Returns:
-        Token ids, int64 of shape ``[requests * width]``, the root first; and which nodes are ancestors of which, or the
-        node itself, int64 of shape ``[requests * width * width]``.
+        Token ids, int64 of shape ``[requests * width]``, each root first; and a mask, int64 of shape
+        ``[requests * width * width]``: 1 for each node itself and its ancestors.
     """
     tokens = np.zeros((len(roots), width), np.int64)
     ancestors = np.zeros((len(roots), width, width), np.int64)

@@ -1,4 +1,4 @@
-"""SGLang's worker for NGRAM with our drafts instead of its corpus. Experimental: it has never run."""
+"""SGLang's NGRAM worker with our drafts instead of SGLang's corpus. Experimental: it was never run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from speculant_graph.engines.factory import load_engine_settings, open_sessions
 from speculant_sglang import lay_out
 
 _TENANT = "speculant_tenant"
-"""Key of a request's ``custom_params``."""
+"""Key of the tenant in a request's ``custom_params``."""
 
 
 class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
     """One of the ranks that share the model; the first rank drafts and broadcasts."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        """Begin as SGLang's own does; settings are variables (``SPECULANT_...``) or in ``speculant.toml``.
+        """Start like SGLang's own worker; settings are in variables (``SPECULANT_...``) or in ``speculant.toml``.
 
         Raises:
             ConfigError: a setting is wrong, or the tokenizer can't be read.
@@ -31,7 +31,7 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._group = target_worker.get_tp_group()
         self.sessions: EngineSessions | None = None
-        """The batch's sequences, on the first rank."""
+        """The batch's sequences, on the first rank; None on other ranks."""
         if self._group.rank_in_group == 0:
             name = server_args.tokenizer_path or server_args.model_path
             self.sessions = open_sessions(
@@ -60,13 +60,13 @@ class SpeculantWorker(NGRAMWorker):  # type: ignore[misc]
                 tenants=[_tenant_of(request) for request in batch.reqs],
             )
             laid_out = lay_out([int(text[-1]) for text in texts], drafts, self.draft_token_num)
-        if self._group.world_size > 1:  # late drafts must be late for all ranks
+        if self._group.world_size > 1:  # all ranks must use the same drafts, even if they are late
             laid_out = self._group.broadcast_object(laid_out, src=0)
         assert laid_out is not None
         return laid_out
 
     def _texts(self, batch: Any) -> list[NDArray[np.int32]]:
-        """Return the whole text of every request; if steps overlap, with tokens that ``output_ids`` still lacks."""
+        """Return the full text of every request; if steps overlap, with tokens that ``output_ids`` still lacks."""
         width = self.draft_token_num
         new: list[list[int]] = [[]] * len(batch.reqs)
         if self.enable_overlap and not batch.grammar_needs_sync():

@@ -1,4 +1,4 @@
-"""A server of a tiny model that tests leave as it is."""
+"""Fixtures: a server of a tiny model, shared by tests that do not change it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def client(api: Api) -> OpenAI:
 
 @pytest.fixture(scope="package", params=["harmony", "harmony-bytes", "hermes"])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Api]]:
-    """How the model writes calls, and its server."""
+    """The name of the model's tool-call format, and its server."""
     with serving_tools(request.param) as running:
         yield running
 
 
 @pytest.fixture
 def made_to_write(served: tuple[str, Api], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
-    """Make the model write an answer; return the fields of a request for it."""
+    """Make the model write a given output; return the fields of a request for it."""
     return writer_of(served[1], monkeypatch)

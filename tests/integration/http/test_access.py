@@ -1,4 +1,4 @@
-"""Who may use the API: keys, certificates, and encrypted connections."""
+"""Access to the API: keys, certificates, and encrypted connections."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_tenants_draft_from_what_they_taught(tmp_path: Path) -> None:
     with tiny_decoder(strategy="tree") as decoder, serving(decoder, allowed) as api:
         first = accepted(api, "key-of-ann", learn=True)
         assert accepted(api, "key-of-ann", learn=False) > first + 10
-        assert accepted(api, "key-of-bob", learn=True) <= first + 5  # its own tenant, which nothing was taught yet
+        assert accepted(api, "key-of-bob", learn=True) <= first + 5  # another tenant, which has learned nothing yet
         assert accepted(api, "key-of-cid", tenant="x", learn=True) <= first + 5
         assert accepted(api, "key-of-cid", tenant="x") > first + 10
         assert accepted(api, "key-of-cid", tenant="y") <= first + 5

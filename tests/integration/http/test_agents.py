@@ -1,6 +1,6 @@
-"""Agent frameworks run a loop of two tools to its end, against a model that follows a script.
+"""Agent frameworks complete a loop with two tools, with a model that follows a script.
 
-The engine computes every logit; only the choice is the script's.
+The engine computes all logits; only the choice of tokens follows the script.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def to_kelvin(celsius: int) -> str:
 
 
 def written(name: str, prompt: str) -> str:
-    """What the model writes after a prompt: one call after the other, and the answer when both have returned."""
+    """Return the model's output for a prompt: the next call, or the answer if both calls have returned."""
     call = next((call for call in CALLS if RESULTS[call] not in prompt), None)
     if name == "hermes":
         if call is None:

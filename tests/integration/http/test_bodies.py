@@ -1,4 +1,4 @@
-"""Bodies that are no good JSON, at every endpoint that takes one: each fault has its own message, and none is a 500."""
+"""Invalid JSON bodies at every endpoint with a body: each error has its own message, and there is no status 500."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refusal(api: Api, path: str, content: bytes, headers: dict[str, str] | None 
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["message"].isprintable()
-    return error["message"], error.get("param")  # Anthropic's errors have none
+    return error["message"], error.get("param")  # Anthropic's errors have no param
 
 
 def endpoints(api: Api) -> list[str]:
@@ -35,7 +35,7 @@ def endpoints(api: Api) -> list[str]:
 
 
 def with_field(path: str, text: str) -> bytes:
-    """Return a right body with one more field, which is given as it is sent."""
+    """Return a valid body with one more field, given as raw JSON."""
     return (json.dumps(BODIES.get(path, {"model": MODEL}))[:-1] + f", {text}}}").encode()
 
 

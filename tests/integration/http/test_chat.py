@@ -1,4 +1,4 @@
-"""/v1/chat/completions, by the official client: the text is the library's own."""
+"""/v1/chat/completions with the official client gives the same text as the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies as clients put them on the wire: what is harmless is ignored, what can be served is, and nothing is a 500."""
+"""Bodies as real clients send them: harmless fields are ignored, supported ones work, and there is no status 500."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASKED: dict[str, Any] = {"role": "user", "content": "Rain?"}
 def answered(
     served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]
 ) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
-    """Send a body to an endpoint of a model that says "Sun."; return the answer."""
+    """Send a body to an endpoint of a model that writes "Sun."; return the response."""
     name, api = served
     made_to_write("<|channel|>final<|message|>Sun.<|return|>" if name == "harmony" else "Sun.")
 
@@ -42,7 +42,7 @@ def answered(
 
 
 def said(answer: dict[str, Any]) -> str:
-    """Return the text of an answer of either endpoint."""
+    """Return the text of a response of either endpoint."""
     if "choices" in answer:
         return str(answer["choices"][0]["message"]["content"])
     return "".join(part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"])
@@ -207,7 +207,7 @@ def test_tools_of_a_namespace(served: tuple[str, Api], made_to_write: Callable[[
 def test_custom_tools(
     served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], path: str, is_stream: bool
 ) -> None:
-    """What they take is text; the model may write it as JSON, or, where its calls are not JSON, as it is."""
+    """Their input is text. The model writes it as JSON or, if its calls are not JSON, as plain text."""
     name, api = served
     patch = "*** Begin Patch\n*** End Patch"
     for form in (json.dumps({"input": patch}), *([patch] if name == "harmony" else [])):
@@ -256,7 +256,7 @@ FORM = {"type": "object", "properties": {"a": {"type": "string"}}, "required": [
 def test_a_form_beside_tools(
     served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]], strict: bool
 ) -> None:
-    """The answer is a call, or it is of the form; what is neither can't be written."""
+    """The output is a call or matches the schema; the grammar allows nothing else."""
     name, api = served
     chat_form = {"type": "json_schema", "json_schema": {"name": "s", "schema": FORM, "strict": strict}}
     form = {"format": {"type": "json_schema", "name": "s", "schema": FORM, "strict": strict}}
@@ -292,7 +292,7 @@ def test_a_form_beside_tools_holds_a_free_model(served: tuple[str, Api], seed: i
     }
     text = {"format": {"type": "json_schema", "name": "s", "schema": form, "strict": True}}
     answer = api.post("responses", body | {"text": text}).json()
-    if answer["status"] == "incomplete":  # it thinks all the time
+    if answer["status"] == "incomplete":  # its reasoning used all tokens
         assert name == "harmony"
         return
     last = answer["output"][-1]
@@ -348,7 +348,7 @@ def cases() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("served", ["harmony"], indirect=True)
 def test_bodies_of_real_clients(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
-    """All that were collected, whatever the model writes: only pictures that are asked about are refused."""
+    """All collected bodies: only questions about images are refused."""
     refused, paths = [], list(cases())
     if not paths:
         pytest.skip("SPECULANT_DATA is not set, or has no cases next to it")

@@ -1,4 +1,4 @@
-"""Pages in a browser: those of the named origins may call the API and read what it says, others may not."""
+"""CORS: only pages of the configured origins may call the API and read its responses."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_origins_are_compared_as_browsers_write_them() -> None:
 
 
 class Page(BaseHTTPRequestHandler):
-    """A page without anything."""
+    """An empty page."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -152,4 +152,4 @@ def test_a_browser_calls(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
             assert page.evaluate(ASK, [url, "key-of-ann", BODY | {"stream": True}]) == [200, ": noth", True]
             assert page.evaluate(ASK, [url, "wrong", BODY]) == [401, '{"erro', True]
             page.goto(others)
-            assert page.evaluate(ASK, [url, "key-of-ann", BODY]) == "TypeError"  # what browsers call a network error
+            assert page.evaluate(ASK, [url, "key-of-ann", BODY]) == "TypeError"  # the browser's name of a network error

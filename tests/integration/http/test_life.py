@@ -1,4 +1,4 @@
-"""A server's life, and what clients that leave, wait or sleep do to it and to each other."""
+"""A server's life cycle, and clients that disconnect, wait or do not read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[SpeculativeDecoder]:
-    """Two places, so that a third request waits."""
+    """A decoder with two rows, so that a third request waits."""
     with tiny_decoder(max_batch_size=2) as decoder:
         yield decoder
 
@@ -64,7 +64,7 @@ def test_a_client_that_leaves_frees_its_place(narrow: SpeculativeDecoder, is_str
         with sent(api, LONG | {"n": 2, "temperature": 1.0, "stream": is_stream}):
             wait_until(lambda: narrow.engine.num_running == 2)
         api.wait_until_idle()
-        assert narrow.engine.totals.num_passes - passes < 400  # all of it takes more than 480
+        assert narrow.engine.totals.num_passes - passes < 400  # the whole request takes more than 480
         assert api.post("completions", SHORT).status_code == 200
 
 
@@ -145,11 +145,11 @@ def test_a_body_that_never_comes(decoder: SpeculativeDecoder, monkeypatch: pytes
 
 
 def test_slow_readers_hold_up_nobody(narrow: SpeculativeDecoder) -> None:
-    """What is decoded frees its place, though hardly any of it is read."""
+    """A decoded request frees its row, although its client has read almost nothing."""
     with serving(narrow, max_waiting=0) as api:
         listening = api.server._server.servers[0].sockets[0]
         with socket.fromfd(listening.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
-            same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # so that readers that sleep are felt
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # so that sockets fill soon
         messages = [{"role": "user", "content": "Once"}]
         body = {"model": MODEL, "messages": messages, "n": 2, "temperature": 1.0, "stream": True, "logprobs": True}
         body |= {"top_logprobs": 20, "max_tokens": 300, "ignore_eos": True}
@@ -157,11 +157,11 @@ def test_slow_readers_hold_up_nobody(narrow: SpeculativeDecoder) -> None:
             read_all(connection, b"data: ")
             api.wait_until_idle()
             wait_until(lambda: api.post("completions", SHORT | {"n": 2, "temperature": 1.0}).status_code == 200)
-            assert not run_in_loop(api.server.drain(0.1))  # more is to be sent than sockets hold
+            assert not run_in_loop(api.server.drain(0.1))  # the rest does not fit into the sockets' buffers
             read = read_all(connection, b"data: [DONE]\n\n")
             assert read.count(b'"finish_reason":"length"') == 2
         with sent(api, body, "chat/completions", receive_buffer=4_096) as connection:
             api.wait_until_idle()
             state = api.server._server.server_state
             run_in_loop(api.server.close())
-            wait_until(lambda: not state.connections)  # though it has not read
+            wait_until(lambda: not state.connections)  # although the client has not read

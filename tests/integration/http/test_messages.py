@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: what is asked for is the chat that it means, and what comes back is in its form."""
+"""Anthropic's Messages API: requests become the equivalent chat, and responses have the API's format."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """Read a stream; every event's name is its type."""
+    """Return the events of a stream; check that every event's name equals its type."""
     found = []
     for event in text.split("\n\n"):
         lines = [line for line in event.splitlines() if not line.startswith(":")]
@@ -63,7 +63,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the message that a stream spells."""
+    """Return the message that a stream's events add up to."""
     first, *rest = events
     assert (first["type"], rest[-1]["type"]) == ("message_start", "message_stop")
     message: dict[str, Any] = first["message"]
@@ -123,7 +123,7 @@ def test_a_conversation_becomes_the_chat_that_it_means() -> None:
     ],
 )  # fmt: skip
 def test_blocks_without_text_of_their_own_stay_in_sight(block: dict[str, Any], text: str) -> None:
-    """In instructions, in earlier messages and in what a tool returned."""
+    """This holds in instructions, in earlier messages and in tool results."""
     result = {"type": "tool_result", "tool_use_id": CALL_ID, "content": [block]}
     messages = [{"role": "user", "content": [block]}, HISTORY[1], {"role": "user", "content": [result]}]
     fields = body(messages=messages, system=[block])

@@ -1,4 +1,4 @@
-"""What is refused over HTTP, how it is said, and that nothing else is said."""
+"""Refusals over HTTP: their messages, and no leaks of internals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
-    """Check the shape of a refusal and return what it says."""
+    """Check the format of a refusal; return its error object."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
@@ -232,7 +232,7 @@ def test_options_of_speculation_outside_of_their_object_are_refused(api: Api, pa
 
 def test_other_models_are_not_found(api: Api) -> None:
     client = api.client()
-    assert client.completions.create(**COMPLETION | {"model": api.decoder.target.name}).choices  # as --model names it
+    assert client.completions.create(**COMPLETION | {"model": api.decoder.target.name}).choices  # as given with --model
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4", messages=[{"role": "user", "content": "x"}])
     assert caught.value.code == "model_not_found"
@@ -251,7 +251,7 @@ def test_prompts_that_are_too_long(api: Api, decoder: SpeculativeDecoder) -> Non
         assert "512" in error["message"]
     error = error_of(api.post("completions", COMPLETION | {"prompt": "x" * 511, "max_tokens": 5}))
     assert error["code"] == "context_length_exceeded"
-    longest = api.post("completions", COMPLETION | {"prompt": "x" * 511, "max_tokens": None}).json()  # 16 by default
+    longest = api.post("completions", COMPLETION | {"prompt": "x" * 511, "max_tokens": None}).json()  # default: 16
     assert longest["choices"][0]["finish_reason"] == "length"
     [result] = decoder.generate(["x" * 511], GenerationConfig(max_tokens=5))
     assert longest["choices"][0]["text"] == result.text

@@ -1,4 +1,4 @@
-"""The Responses API: a real engine that is made to write a given answer, or that is free."""
+"""The Responses API on a real engine, with given outputs and with free ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
 def fields_of(chat: dict[str, Any]) -> dict[str, Any]:
-    """Turn a chat's fields into those of a response."""
+    """Convert the fields of a chat request to those of a response request."""
     fields = {"model": "m", "input": MESSAGES, "max_output_tokens": chat["max_tokens"]}
     return fields | ({"tools": FLAT} if chat["tools"] else {})
 
 
 def said(name: str, text: str) -> str:
-    """What a model writes that says a text."""
+    """Return a model's raw output for a text."""
     if name != "harmony":
         return text
     return f"<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant<|channel|>final<|message|>{text}<|return|>"
@@ -79,7 +79,7 @@ def test_calls(served: tuple[str, Api], made_to_write: Callable[[str], dict[str,
 
 
 def test_a_loop(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
-    """What came out goes back in as it is; the model reads the same as in a chat."""
+    """Output items are valid input items, and the model's prompt is the same as in a chat."""
     name, api = served
     client = api.client()
     fields = fields_of(made_to_write(ANSWERS[name]))

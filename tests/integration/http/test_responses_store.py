@@ -1,4 +1,4 @@
-"""What is kept of responses: by later ones, by their address, by references to items, and sealed by clients."""
+"""Stored responses: used by later ones, by URL, by item references, and as encrypted content kept by clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_instructions_or_an_earlier_response_fill_what_is_unknown(api: Api, give
 
 @HARMONY
 def test_items_by_reference(served: tuple[str, Api], made_to_write: Callable[[str], dict[str, Any]]) -> None:
-    """As clients go on that let the server keep thoughts: a reference reads as the item itself."""
+    """For clients that let the server keep reasoning: a reference is equivalent to the item."""
     name, api = served
     made_to_write(ANSWERS[name])
     thought, call = api.post("responses", BODY).json()["output"]
@@ -141,7 +141,7 @@ def test_log_probabilities_of_messages(served: tuple[str, Api], made_to_write: C
 
 
 def test_conversations_that_are_too_long(api: Api) -> None:
-    """With 'auto' the earliest items go, and what calls among them returned; the latest and the instructions stay."""
+    """'auto' drops the earliest items and the outputs of dropped calls; the latest item and the instructions stay."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     items = [call, {"type": "function_call_output", "call_id": "c", "output": "x" * 100}]
     items += [{"role": role, "content": role[0] * 100} for _ in range(4) for role in ("user", "assistant")]
@@ -163,7 +163,7 @@ def test_answers_without_a_limit_take_the_rest() -> None:
     chat: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Once"}], "ignore_eos": True}
     response: dict[str, Any] = {"model": MODEL, "input": "Once"}
     for most, least, settings in ((80, 80, {}), (512, 60, {"max_kv_tokens": 96})):
-        # What memory holds is the limit where it is less than the context, and no reason to refuse.
+        # If memory holds fewer tokens than the context, that is the limit, but no reason to refuse.
         with tiny_decoder("llama", max_batch_size=1, **settings) as decoder:
             decoder.target.max_length = most
             with serving(decoder, defaults=GenerationConfig(), model_id=MODEL) as api:
@@ -184,7 +184,7 @@ def test_answers_without_a_limit_take_the_rest() -> None:
     ],
 )
 def test_streams_begin_at_admission(monkeypatch: pytest.MonkeyPatch, path: str, first: str) -> None:
-    """Before the model has read anything; and while nothing comes, there are comments."""
+    """A stream begins before the prefill, and sends comments while there is no output."""
     monkeypatch.setattr(app, "_PAUSE_S", 0.02)
     released = threading.Event()
     with tiny_decoder("llama") as decoder, serving(decoder, model_id=MODEL) as api:

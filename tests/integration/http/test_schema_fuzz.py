@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document, right and wrong ones: no 5xx, and wrong ones are refused."""
+"""Valid and invalid requests, generated from the OpenAPI document: no 5xx, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from support.access import entry, policy
 from support.http_api import MODEL, Api, serving
 
 MOST_EXAMPLES = 60
-"""Of each endpoint; together with those that cover every border it makes more than 1,000 requests."""
+"""Examples per endpoint; with the boundary cases, there are more than 1,000 requests."""
 CHECKS = "not_a_server_error,negative_data_rejection"
 
 
 def document(api: Api, path: Path) -> Path:
-    """Write the document to a file, with limits that keep answers short and the only model's name."""
+    """Write the document to a file, with limits for short responses and with the name of the only model."""
     found: dict[str, Any] = api.get("/openapi.json").json()
     for name in ("ChatRequest", "CompletionRequest", "MessagesRequest", "TokenCountRequest"):
         properties = found["components"]["schemas"][name]["properties"]
@@ -51,7 +51,7 @@ def test_requests_from_the_document(decoder: SpeculativeDecoder, tmp_path: Path)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1_000)
         api.wait_until_idle()
         assert api.get("/healthz").status_code == 200
-    assert decoder.engine.totals.num_passes > num_passes + 50  # many of them were answered
+    assert decoder.engine.totals.num_passes > num_passes + 50  # many requests were decoded
     summary = done.stdout[-6_000:]
     assert done.returncode == 0, summary + done.stderr[-2_000:]
     counts = re.search(r"(\d+) generated", done.stdout)

@@ -1,4 +1,4 @@
-"""Tools: a real engine that is made to write a given answer, or that must call and is free in all else."""
+"""Tools on a real engine: with given outputs, and with a required call but free arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.tool_models import ANSWERS, ARGUMENTS, MESSAGES, TOOLS
 
 
 def streamed(api: Api, fields: dict[str, Any]) -> tuple[str, list[list[str]], str]:
-    """Return content, calls (id, name, arguments) and the reason of a stream."""
+    """Return content, calls (id, name, arguments) and finish reason of a stream."""
     content, calls, reason = "", [], ""
     for chunk in api.client().chat.completions.create(**fields, stream=True):
         [choice] = chunk.choices
@@ -80,10 +80,10 @@ def test_a_call_that_the_model_ended_is_one(
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 4}])
 def test_calls_that_are_demanded(served: tuple[str, Api], choice: Any, settings: dict[str, Any]) -> None:
-    """The model is random: nothing but the demanded form makes it call."""
+    """The model has random weights, so only the grammar makes it write a call."""
     name, api = served
     fields = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 600, **settings}
-    if name == "harmony":  # it may think as long as it likes
+    if name == "harmony":  # its reasoning has no limit
         ids = api.decoder.target.tokenizer.convert_tokens_to_ids(["<|end|>"])
         fields["logit_bias"] = {str(ids[0]): 100}
     fields["parallel_tool_calls"] = False

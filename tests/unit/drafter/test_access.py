@@ -1,4 +1,4 @@
-"""Who is let in, and to what."""
+"""The access file: how clients authenticate, and what each may use."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_clients_are_found_by_token_and_by_certificate(policy: AccessPolicy) -> 
     [
         (None, ()),
         (None, ("stranger",)),
-        ("Bearer two", ()),  # its entry asks for both
+        ("Bearer two", ()),  # its entry also requires a certificate
         ("Bearer two", ("writer.internal",)),
         (None, ("careful.internal",)),
-        ("Bearer wrong", ("writer.internal",)),  # the wrong token is not covered up by a good certificate
-        ("Bearer " + digest("one"), ()),  # the file's content is no token
+        ("Bearer wrong", ("writer.internal",)),  # a valid certificate does not excuse a wrong token
+        ("Bearer " + digest("one"), ()),  # the digest in the file is not a token
         ("Bearer ", ()),
         ("Bearer", ()),
         ("Basic one", ()),
@@ -135,7 +135,7 @@ def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, complaint: st
     path = tmp_path / "access.toml"
     path.write_bytes(text.encode(errors="surrogateescape"))
     path.chmod(0o600)
-    # A promise: every mistake in the file has its own sentence.
+    # Promised behaviour: each mistake in the file has its own message.
     with pytest.raises(ConfigError, match=complaint) as caught:
         AccessPolicy.load(path)
     assert "\n" not in str(caught.value)

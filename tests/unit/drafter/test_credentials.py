@@ -1,4 +1,4 @@
-"""TLS settings against real handshakes."""
+"""TLS settings, tested with real handshakes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ask_names(config: AccessConfig, connect: Callable[[str], grpc.aio.Channel]) 
 
 def test_a_client_without_certificate_has_no_names(files: Certificates) -> None:
     config = AccessConfig(**files.server)
-    for pair in ({}, files.client):  # one that nobody asked for proves nothing
+    for pair in ({}, files.client):  # a certificate that the server did not request proves nothing
         credentials = client_credentials(files.ca, pair)
         assert ask_names(config, lambda target, made=credentials: grpc.aio.secure_channel(target, made)) == []
     assert ask_names(config, grpc.aio.insecure_channel) is grpc.StatusCode.UNAVAILABLE
@@ -88,7 +88,7 @@ def test_half_of_the_settings_is_refused(files: Certificates, name: str) -> None
 def test_wrong_files_are_named(files: Certificates, tmp_path: Path, setting: str, content: bytes | str | None) -> None:
     settings = {**files.server, "tls_client_ca": files.ca}
     wrong = tmp_path / "wrong.pem"
-    if content == "other":  # of the right kind of file, but another's
+    if content == "other":  # right format, but it belongs to another certificate
         wrong.write_bytes(files.client["tls_key"].read_bytes())
     elif isinstance(content, bytes):
         wrong.write_bytes(content)

@@ -1,4 +1,4 @@
-"""What takes longer for larger messages and more sessions takes longer in proportion, not by the square."""
+"""Work on messages and sessions takes time proportional to their size or number, not to its square."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from support.graphs import graph_of
 from support.step_values import SequenceRequest, StepRequest, encode_step
 
 MIB = 1 << 20
-GENEROUS = 4  # times as long as in proportion
+GENEROUS = 4  # allowed factor over proportional time
 
 
 def growth(work: Callable[[int], Callable[[], object]], small: int, large: int) -> float:
-    """Return how many times as much processor time the large work takes, of its size relative to the small one's."""
+    """Return the ratio of processor times of the large and the small work, divided by the ratio of their sizes."""
     shortest = []
     for size in (small, large):
         call, times = work(size), []
@@ -33,7 +33,7 @@ def growth(work: Callable[[int], Callable[[], object]], small: int, large: int) 
 
 
 def sessions_of(size: int) -> SessionTable:
-    """Return a table with so many sessions, session n last used at nanosecond n."""
+    """Return a table of ``size`` sessions; session n was last used at nanosecond n."""
     drafter = SessionDrafter(None)
     memory = LearnedStore(0).memory("")
     table = SessionTable(max_sessions=size, max_bytes=1 << 40, idle_timeout_ns=size, busy_ns=0)

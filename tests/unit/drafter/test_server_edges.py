@@ -1,4 +1,4 @@
-"""A sidecar in this process where something is missing or full."""
+"""A sidecar in this process while its graphs are still being loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_http_answers_while_graphs_are_being_loaded(tmp_path: Path, monkeypatch:
 
     async def run() -> None:
         async with server:
-            told.append(ask("/healthz"))  # the event loop of drafts stands still meanwhile
+            told.append(ask("/healthz"))  # this call blocks the event loop that drafts
 
     asyncio.run(run())
     health, metrics, listed, index, other, ready = told

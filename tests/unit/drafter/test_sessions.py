@@ -1,4 +1,4 @@
-"""Sessions of the sidecar: repeats, gaps, contradictions, and who must go when there are too many."""
+"""Sessions of the sidecar: limits on their number and memory, and which sessions are evicted first."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def test_ids_are_not_shared_between_tenants(serving: Serve) -> None:
 def test_memory_for_sessions_has_a_limit(serving: Serve, clock: Clock) -> None:
     server = serving(max_session_memory=1_000_000, busy_s=1.0)
     opened = [server.open() for _ in range(8)]
-    for session_id in opened[:5]:  # 4096 tokens of the session take 28 bytes each, and more
+    for session_id in opened[:5]:  # each of the session's 4096 tokens takes at least 28 bytes
         clock.now_s += 0.1
         assert told(server, session_id, 0, TEXT * 10) == (OK, 4_000)
     assert server.metrics()["session_bytes"] <= 1_000_000
-    # Now all are busy, but for those that hold nearly nothing: they go first, and that is not enough.
+    # All sessions are busy now, except the nearly empty ones. Those are evicted first, which frees too little.
     clock.now_s += 0.6
     error = refusal(server.drafter.Draft, step_of(opened[5], TEXT * 100))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

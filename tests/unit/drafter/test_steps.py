@@ -1,4 +1,4 @@
-"""Steps that the core answers are those that a slow reference answers, whatever their order and their bytes."""
+"""The core answers steps as a slow reference does, in any order and for any bytes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Server:
 
 
 class Pair:
-    """The core's steps and the reference's, side by side."""
+    """The core and the reference, which get the same steps."""
 
     def __init__(self, path: Path, draft: DraftConfig | None = None, **settings: Any) -> None:
         self.server = Server(path, draft, **settings)
@@ -87,7 +87,7 @@ class Pair:
         return self.server.sessions.table.position(session_id) or 0
 
     def send(self, payload: bytes) -> pb.DraftResponse | None:
-        """Send a step to both; return the answer if there is one."""
+        """Send a step to both; return the answer, or None if both refuse."""
         outcomes: list[Any] = []
         for answer in (self.fast_answer, self.slow.answer):
             try:
@@ -96,7 +96,8 @@ class Pair:
                 outcomes.append(error)
         fast, slow = outcomes
         if isinstance(slow, SpeculantError):
-            # Options are read after the limits are looked at, so a message with damaged ones may be over a limit first.
+            # The core checks the limits before it parses the options. So a message with damaged options may exceed a
+            # limit first.
             is_over = isinstance(fast, DraftLimitError) and "parsed" in str(slow)
             assert is_over or type(fast) is type(slow), (fast, slow)
             self.same_state()
@@ -154,7 +155,7 @@ SEQUENCES = st.lists(
     st.tuples(
         st.integers(0, 4),  # session; 0 has none, 4 is not open
         st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=6),
-        st.sampled_from([0, 0, 0, 0, 0, -1, 1, -3]),  # distance from where it stands
+        st.sampled_from([0, 0, 0, 0, 0, -1, 1, -3]),  # distance from the session's position
         st.integers(0, 7),  # budget
         st.integers(0, 2**64 - 1),  # seed
         st.none() | st.lists(st.tuples(st.integers(0, 4), st.integers(0, 13), st.integers(-1, 13)), max_size=3),
@@ -266,7 +267,7 @@ def test_arrays_in_any_legal_encoding(pair: Pair, runs: list[tuple[bool, list[in
             pieces.append(varint(5 << 3 | 2) + varint(4 * len(tokens)) + b"".join(packed))
         else:
             pieces += [varint(5 << 3 | 5) + token for token in packed]
-        pieces.append(varint(99 << 3) + b"\x05")  # of a newer peer
+        pieces.append(varint(99 << 3) + b"\x05")  # a field of a newer version
     total = sum(len(tokens) for _, tokens in runs)
     pieces.append(varint(4 << 3 | 5) + total.to_bytes(4, "little"))
     answer = pair.send(b"".join(pieces))

@@ -1,4 +1,4 @@
-"""Small tokenizers for tests that read text, and what the library warns of."""
+"""Fixtures: small tokenizers for tests that read text, and the library's warnings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tokenizer_folder(make_tokenizer: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def plain_tokenizer_folder(make_tokenizer: Callable[..., Path]) -> Path:
-    """Return the folder of a tokenizer that names neither BOS nor EOS."""
+    """Return the folder of a tokenizer without BOS and EOS."""
     return make_tokenizer(wraps=False)
 
 

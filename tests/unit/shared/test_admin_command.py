@@ -23,7 +23,7 @@ from support.server import LiveServer, graph_file, serving
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[LiveServer]]:
-    """Two sidecars with an admin service, whose graphs have other names."""
+    """Two sidecars with an admin service and differently named graphs."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(serving(graph_file(tmp_path / f"{name}.pkl", [1, 2, 3] * 8), tmp_path / name))
@@ -63,7 +63,7 @@ def test_failures_are_a_line_each_and_stop_nothing(
 
 
 class Adapters(VerifierAdminServiceServicer):
-    """Knows two adapters and loads any."""
+    """Has two adapters and accepts any load."""
 
     def __init__(self) -> None:
         self.state = verifier_pb2.DraftModelState(names=["legal", "code"], present=verifier_pb2.Adapter())

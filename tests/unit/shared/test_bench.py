@@ -1,4 +1,4 @@
-"""The benches: their keys are a contract, and what they compare does the same work."""
+"""The benchmarks: their JSON keys are fixed, and the compared implementations do the same work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated engine: its loop against what a record says, its curves, and the command."""
+"""The simulated engine: its loop compared with recorded outputs, its cost curves, and the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = {
 
 
 class Reader:
-    """Drafts what a record says, with one wrong token after so many right ones."""
+    """Drafts the recorded text, with a wrong token after ``num_right`` right ones."""
 
     state = "ok"
 

@@ -1,4 +1,4 @@
-"""What ``bench fleet`` makes of the passes of its engines, against plain loops."""
+"""The figures that ``bench fleet`` computes from its engines' passes, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASS = st.tuples(st.integers(1, 60), st.integers(0, 20), st.integers(0, 2))
 
 
 def engine(steps: list[tuple[int, int, int]]) -> EnginePasses:
-    """Passes whose ends are so many hundredths of a second apart, a second before the event at first."""
+    """Passes that end at the given intervals, in hundredths of a second; the first ends 1 s before the event."""
     found, at_s = EnginePasses(), EVENT_S - 1.0
     for hundredths, num_tokens, failed in steps:
         found.ended_s.append(at_s)
@@ -31,7 +31,7 @@ def engine(steps: list[tuple[int, int, int]]) -> EnginePasses:
 
 
 def lacking_s(each: EnginePasses) -> float:
-    """Go from failure to failure, until the next one is half a second away."""
+    """Return the time of the last failure in the run of failures after the event with gaps below ``BIN_S``."""
     failures = [ended - EVENT_S for ended, failed in zip(each.ended_s, each.failed, strict=True) if failed]
     until = 0.0
     while later := [at for at in failures if until < at < until + BIN_S]:

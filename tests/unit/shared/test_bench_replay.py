@@ -1,4 +1,4 @@
-"""Replays of recorded outputs: the loop, its accounting and the figures."""
+"""Replay of recorded outputs: the loop, its counts and the figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speculant_graph.types import Draft
 
 @dataclass
 class ScriptedDrafter:
-    """Drafts what it was told to, in turns, and records its calls."""
+    """Returns the given drafts in turn, and records its calls."""
 
     drafts: Sequence[Draft]
     accepted: dict[int, list[int]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class ScriptedDrafter:
         self.accepted[session_id].extend(token_ids)
 
     def recycle(self, session_id: int, nodes: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        """Name the node by the token that it follows."""
+        """Record each row's token with the token that it follows."""
         draft, known = self.drafts[(self.num_drafts - 1) % len(self.drafts)], self.accepted[session_id]
         for node, (token_id,) in zip(nodes, rows, strict=True):
             self.recycled.append((draft.token_ids[node - 1] if node else known[-1], token_id))
@@ -49,13 +49,13 @@ class ScriptedDrafter:
 
 
 def path_of(draft: Draft, node: int) -> list[int]:
-    """Nodes from the root to one node, the slow way."""
+    """Return the nodes from the root to a node, by recursion."""
     return ([] if draft.parents[node] == 0 else path_of(draft, draft.parents[node] - 1)) + [node]
 
 
 @st.composite
 def drafts(draw: st.DrawFn) -> Draft:
-    """Trees over three tokens, with probabilities that fall along their paths."""
+    """Trees over three tokens; probabilities never rise along a path."""
     num_nodes = draw(st.integers(0, 8))
     token_ids = draw(st.lists(st.integers(0, 2), min_size=num_nodes, max_size=num_nodes))
     parents = [draw(st.integers(0, node)) for node in range(num_nodes)]

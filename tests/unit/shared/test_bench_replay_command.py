@@ -1,4 +1,4 @@
-"""The command that replays recorded outputs: what it reads, prints and refuses."""
+"""The command that replays recorded outputs: its input, output and errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_reading_traces(tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
 def test_files_that_are_no_traces(content: bytes, message: str, tokenizer: CorpusTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
-    # A promise: the file, the line and the fault are named.
+    # Promised behaviour: the message names the file, the line and the error.
     with pytest.raises(CorpusError, match=message) as raised:
         read_workloads([path], tokenizer)
     assert "\n" not in str(raised.value)
@@ -85,7 +85,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def traces(tmp_path: Path, corpus: Path) -> Path:
-    """Outputs that are in the corpus, and one that is not."""
+    """Three outputs from the corpus, and one that is not in it."""
     text = corpus.read_text(encoding="utf-8")
     path = tmp_path / "traces.jsonl"
     pieces = [(text[start : start + 80], text[start + 80 : start + 200]) for start in (0, 700, 1_500)]
@@ -96,7 +96,7 @@ def traces(tmp_path: Path, corpus: Path) -> Path:
 
 @pytest.fixture
 def bench(capsys: pytest.CaptureFixture[str], tokenizer_folder: Path) -> Bench:
-    """Run the bench and return its JSON object, which must be the last line, with the rest of what it printed."""
+    """Run the benchmark; return the JSON object in its last line, plus the rest of its output."""
 
     def run_bench(*arguments: object) -> dict[str, Any]:
         assert run(["replay", *map(str, arguments), "--tokenizer", str(tokenizer_folder), "--json"]) == 0
@@ -117,7 +117,7 @@ def test_replaying_from_a_corpus(bench: Bench, corpus: Path, traces: Path, token
     assert runs == [("traces", strategy, budget) for strategy in ("greedy", "prompt-lookup") for budget in (2, 4)]
     assert all(result["relative_speed"] is None for result in results)
     assert results[0]["over_prompt_lookup"] > results[2]["over_prompt_lookup"] == 1.0
-    # The oracle replays the same: dictionaries and plain loops.
+    # The oracle, made of dictionaries and plain loops, gives the same replay.
     text = [tokenizer.bos_id, *tokenizer.encode(corpus.read_text(encoding="utf-8")), tokenizer.eos_id]
     oracle = OracleGraph([text], 3)  # type: ignore[list-item]
     (workload,) = read_workloads([traces], tokenizer)

@@ -1,4 +1,4 @@
-"""Traffic over time: what learning and folding bring, slice by slice, and its picture."""
+"""Traffic over time: the effect of learning and folding in each time slice, and its plot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_TRACES, NUM_SLICES = 24, 4
 
 
 def written(path: Path, seed: int) -> Path:
-    """Write traces in which an answer comes again long after it came first."""
+    """Write traces in which every answer recurs long after its first occurrence."""
     chance = random.Random(seed)
     answers = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=120)) for _ in range(NUM_TRACES // 2)]
     lines = [json.dumps({"prompt": f"number {index}", "output": answers[index % len(answers)]}) for index in range(24)]
@@ -33,7 +33,7 @@ def written(path: Path, seed: int) -> Path:
 
 @pytest.fixture
 def bench(capsys: pytest.CaptureFixture[str], tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Run the bench, its folds at once; return its JSON object, which must be the last line."""
+    """Run the benchmark with immediate folds; return the JSON object in its last line."""
     fold_here(monkeypatch)
 
     def run_bench(*arguments: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What pays: the choice against all choices, curves learned from passes, what drafts may lose, and the least
+"""The draft budget: optimal choice of nodes, cost curves learned from passes, limits on loss, and the least
 probability."""
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _dense(num_rows: int, num_drafted: int) -> float:
 @pytest.mark.parametrize(("num_rows", "warm_up"), [(1, 0), (1, 8), (8, 3), (8, 40)])
 def test_what_passes_cost_is_learned_from_noisy_passes(seconds, num_rows, warm_up):
     chance, cost = np.random.default_rng(7), LearnedCost()
-    for number in range(warm_up):  # while an engine warms up, anything takes long
+    for number in range(warm_up):  # every pass is slow while an engine warms up
         cost.observe(num_rows, (1 + number) * num_rows, 30.0)
     for _ in range(600):
         drafted = int(chance.choice([0, 0, 1, 2, 4, 8])) * num_rows
@@ -143,7 +143,7 @@ def test_what_gains_is_not_ended_by_bad_luck():
 
 
 def _speed(budget: StepBudget, chance: np.random.Generator, num_steps: int, *, has_bound: bool) -> float:
-    """Decode one row by drafts that are right as often as they say; return tokens a second as expected."""
+    """Decode one row with calibrated drafts; return the expected tokens per second."""
     tokens = seconds = 0.0
     for _ in range(num_steps):
         prices = budget.prices(1, 8)
@@ -163,7 +163,7 @@ def _speed(budget: StepBudget, chance: np.random.Generator, num_steps: int, *, h
 @pytest.mark.parametrize("curve", list(CURVES))
 @pytest.mark.parametrize("num_rows", [1, 8, 64])
 def test_an_engine_that_begins_loses_few_passes_to_drafts_that_say_too_much(curve, num_rows):
-    """Nothing is known of its passes, drafts of 8 nodes are believed, and one token in ten of them is right."""
+    """No pass has been timed, and drafts of 8 nodes claim high probabilities, but only one in ten is right."""
     most, budget = 8 * num_rows, StepBudget(LearnedCost(), is_cost_known=False)
     seconds = CURVES[curve].seconds(num_rows, num_rows + most)
     lost, chance = 0.0, np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""Cost curves: their points, what lies between and beyond them, and files of them."""
+"""Cost curves: their points, interpolation, extrapolation, and files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def curves(draw: st.DrawFn) -> CostCurve:
 
 
 def straight(curve: CostCurve, number: int) -> float:
-    """Return the cost on the line through the two points around a number, or through the last two."""
+    """Return the cost by linear interpolation, beyond the last point by extrapolation."""
     points = list(zip(curve.tokens, curve.ms, strict=True))
     for (before, low), (after, high) in pairwise(points):
         if before <= number <= after:
@@ -59,7 +59,7 @@ def test_costs_lie_on_the_line_and_never_fall(curve: CostCurve, num_tokens: int,
     ],
 )
 def test_points_that_make_no_curve(tokens: tuple[int, ...], ms: tuple[float, ...], message: str) -> None:
-    # A promise: the fault is told, and how a curve looks.
+    # Promised behaviour: the message names the error and shows a valid curve.
     with pytest.raises(ConfigError, match=rf"{message}.*; make it look like") as raised:
         CostCurve(tokens, ms)
     assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The core's part of a build takes arrays that make no sense: it refuses them or fills them with nonsense, no more."""
+"""The core's build functions with invalid arrays: they raise an error or return nonsense, but stay within bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRAPH = graph_of([TOKEN_IDS.tolist()], 3, 8)
 
 
 def wrong_numbers(random: np.random.Generator, size: int, dtype: type) -> np.ndarray:
-    """Return numbers of which most are small."""
+    """Return mostly small numbers."""
     numbers = random.integers(0, 9, size, dtype=dtype)
     return np.where(random.random(size) < 0.05, np.iinfo(dtype).max - numbers, numbers)
 
@@ -36,7 +36,7 @@ def test_a_damaged_graph_is_checked_and_read(seed: int) -> None:
     for min_count in (1, 2):
         reader = _core.KeyReader(graph.core, 4, min_count)
         keys, weights = np.empty((50, 1), np.uint64), np.empty(50, np.int64)
-        for _ in range(100):  # or what is damaged may go on for long
+        for _ in range(100):  # a damaged graph could take very long
             if not reader.read(keys, weights):
                 break
 
@@ -51,7 +51,7 @@ def test_damaged_levels_are_finished_or_refused(seed: int) -> None:
     levels = [trie.level(length) for length in (1, 2, 3)]
     for level in levels:
         if random.random() < 0.8:
-            level[:, 2:3].sort(0)  # children in order lead further
+            level[:, 2:3].sort(0)  # with sorted children, the functions get further
     _core.fill_unigram_index(levels[0], trie.first)
     for call in (
         lambda: _core.link_pairs(levels[0], levels[1], trie.first, 0, 5),
@@ -85,5 +85,5 @@ def test_damaged_keys_are_sorted_emitted_and_merged(seed: int, size: int) -> Non
 @pytest.mark.parametrize("token_id", [7, 2**31, 2**32 - 2])
 def test_tokens_outside_of_the_vocabulary_are_refused(token_id: int) -> None:
     token_ids = np.array([0, token_id, 0], np.uint32)
-    with pytest.raises(ValueError, match="vocabulary"):  # a promise: the core's own errors say what is over
+    with pytest.raises(ValueError, match="vocabulary"):  # promised: the core's errors name the limit
         _core.count_values(token_ids, np.empty(0, np.uint64), np.zeros(8, np.int64))

@@ -1,4 +1,4 @@
-"""Address, certificates and tokens: mistakes show when a client is made, and say what to do."""
+"""Address, certificates and tokens: mistakes are reported when a client is made, with a fix."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def test_tokens_that_no_header_can_hold_are_refused(token: str) -> None:
 )
 def test_files_that_are_no_certificates_are_named(fields: dict[str, str], message: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("nothing", encoding="utf-8")
-    # A promise: the file and its fault are named.
+    # Promised behaviour: the message names the file and the error.
     with pytest.raises(ConfigError, match=message):
         Endpoint.of("localhost:1", config(**{name: tmp_path / file for name, file in fields.items()}))

@@ -1,4 +1,4 @@
-"""What the client's core does, event by event, against an obvious drafter."""
+"""The client's core, event by event, with a trivial drafter."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_sequence_that_is_not_open_yet_does_not_hold_up_the_others(network: Ne
     drafts = network.core.end(running, network.now_s)
     assert [bool(draft) for draft in drafts] == [True, False]
     assert (network.core.state, network.core.counts.failed_steps) == ("ok", 1)
-    network.settle_opening(0)  # continues in the background
+    network.settle_opening(0)  # the opening continues in the background
     assert all(network.draft([STEP, slow]))
 
 
@@ -85,10 +85,10 @@ def test_long_texts_travel_in_chunks_and_large_batches_in_parts(network: Network
     assert [draft.token_ids for draft in drafts] == [drafted(text, 4), *(drafted(step.token_ids, 4) for step in many)]
     network.payloads.clear()
     network.draft(many)
-    assert len(network.payloads) == 2  # of at most 256 sequences
+    assert len(network.payloads) == 2  # each of at most 256 sequences
     network.payloads.clear()
     network.draft([SequenceStep(key, [key] * 100, 1_024) for key in range(2, 100)])
-    assert len(network.payloads) > 2  # as the answers must fit into a message, too
+    assert len(network.payloads) > 2  # because each response must fit into a message, too
 
 
 def test_feedback_travels_only_if_it_is_about_the_latest_draft(network: Network) -> None:
@@ -101,13 +101,13 @@ def test_feedback_travels_only_if_it_is_about_the_latest_draft(network: Network)
     [first] = network.draft([STEP])
     second = tell(first.draft_id, [[1, 2], [3, 4]])
     assert taught == [first.draft_id]
-    third = tell(first.draft_id, [[1, 2], [3, 4]])  # not the latest
-    fourth = tell(third.draft_id, [[1, 2], [3, -1]])  # no token
-    fifth = tell(fourth.draft_id, [[1, 2]])  # not as many rows as nodes
+    third = tell(first.draft_id, [[1, 2], [3, 4]])  # not for the latest draft
+    fourth = tell(third.draft_id, [[1, 2], [3, -1]])  # -1 is not a token
+    fifth = tell(fourth.draft_id, [[1, 2]])  # fewer rows than nodes
     assert first.draft_id < second.draft_id < third.draft_id < fourth.draft_id < fifth.draft_id
     network.drafter.sessions.clear()
     network.draft([STEP])
-    tell(fifth.draft_id, [[1, 2], [3, 4]])  # of a session that was lost
+    tell(fifth.draft_id, [[1, 2], [3, 4]])  # for a lost session
     assert taught == [first.draft_id]
 
 
@@ -139,7 +139,7 @@ def test_the_breaker_opens_after_failures_in_a_row_and_probes_then(network: Netw
     assert network.is_paused
     assert levels(network) == ["WARNING"]
     network.payloads.clear()
-    for _ in range(10):  # within a pause
+    for _ in range(10):  # during a pause
         assert not network.draft([STEP])[0]
         network.now_s += 0.001
     [probe] = [pb.StreamDraftRequest.FromString(payload) for payload in network.payloads]
@@ -153,7 +153,7 @@ def test_the_breaker_opens_after_failures_in_a_row_and_probes_then(network: Netw
     network.recover([STEP])
     assert network.draft([STEP])[0]
     assert levels(network) == ["WARNING", "INFO"]
-    # A probe that was answered is less than a step: after it one failure is enough, if no step was answered.
+    # An answered probe counts less than a step. If no step is answered after it, one failure opens the breaker.
     network.fail([STEP], 3)
     network.recover([STEP])
     network.fail([STEP])
@@ -253,11 +253,11 @@ def test_a_session_is_opened_as_it_wants_whenever_it_is_opened(
 
     network.settle_opening = note  # type: ignore[method-assign]
     network.core.open(1, network.now_s, lambda: None, options)
-    network.core.open(1, network.now_s, lambda: None, SessionOptions("late", "late", learn=False))  # it has begun
+    network.core.open(1, network.now_s, lambda: None, SessionOptions("late", "late", learn=False))  # it is already open
     network.draft([STEP])
-    network.drafter.sessions.clear()  # it was lost
+    network.drafter.sessions.clear()  # the session is lost
     network.draft([STEP])
-    network.draft([SequenceStep(1, [7, 7], 4)])  # another text, and so another session
+    network.draft([SequenceStep(1, [7, 7], 4)])  # another text means another session
     network.core.finish(1)
     network.work()
     assert opened == [expected] * 3

@@ -1,4 +1,4 @@
-"""What a client loads: the wire and the core, no graphs, nothing that drafts, no settings."""
+"""A client imports the wire and the core, but no graphs, no drafters and no settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafting in this process: ids, feedback, and texts that are others."""
+"""Drafting in this process: ids, feedback, and changed texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_feedback_teaches_only_about_the_latest_draft() -> None:
     rows = np.array([[9, 8], [7, 6]])
 
     def last(*feedbacks: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Draft again and again; return what comes in the end."""
+        """Draft once, then once with each feedback; return the last draft's tokens and probabilities."""
         drafter = LocalDrafter(None, DraftConfig(strategy="tree", sources=frozenset({"recycled"})))
         drafts = drafter.draft([SequenceStep(1, TEXT, 4)])
         for number, kind in enumerate(feedbacks, start=1):
@@ -60,7 +60,7 @@ def taught(drafter: LocalDrafter, session_id: int, options: SessionOptions | Non
 def test_sessions_learn_and_draft_as_their_options_say(*, another_text_first: bool) -> None:
     def drafted(drafter: LocalDrafter, options: SessionOptions | None) -> tuple[int, ...]:
         drafter.open(99, options)
-        if another_text_first:  # the session is begun again behind the scenes, for the same tenant
+        if another_text_first:  # the session restarts internally, for the same tenant
             drafter.draft([SequenceStep(99, [5, 5, 5], 4)])
         [draft] = drafter.draft([SequenceStep(99, [7, 1, 2, 60, 61], 4)])
         drafter.finish(99)

@@ -1,4 +1,4 @@
-"""The client's core with every order of events that a network can come up with, against an obvious drafter."""
+"""The client's core with random orders of network events, with a trivial drafter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPERATIONS = (
 
 
 def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[int]]:
-    """Play operations; every draft that comes out must belong to the step that asked for it."""
+    """Run the operations; every returned draft must belong to the step that requested it."""
     core = network.core
     texts: dict[int, list[int]] = {}
     running: list[InFlightBatch] = []
@@ -84,7 +84,7 @@ def play(network: Network, operations: list[tuple[str, int]]) -> dict[int, list[
 def test_whatever_happens_drafts_fit_their_steps_and_come_again(operations: list[tuple[str, int]]) -> None:
     network = Network()
     texts = play(network, operations)
-    # From here on nothing goes wrong any more.
+    # From here on there are no faults.
     steps = [SequenceStep(key, text, 3) for key, text in texts.items()] or [SequenceStep(9, [9], 3)]
     for _ in range(2):
         network.now_s += 1.0

@@ -1,4 +1,4 @@
-"""Which sidecar a tenant has: even shares, and few moves when one comes or goes."""
+"""The choice of a tenant's sidecar: even shares, and few moves when a sidecar is added or removed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESSES = st.lists(
 
 
 def slow_place(key: str, addresses: list[str]) -> str:
-    """Sort all addresses by what they draw for this key, and take the last one."""
+    """Sort all addresses by their hash for this key, and return the last one."""
     drawn = []
     for address in addresses:
         digest = hashlib.blake2b(f"{address} {key}".encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""``speculant config show``: true, complete, and silent about secrets."""
+"""``speculant config show`` is correct and complete, and shows no secrets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def origins(toml: str) -> dict[str, str]:
-    """Return where settings come from, by "section.name"."""
+    """Return the origin of each setting, by "section.name"."""
     found, section = {}, ""
     for line in toml.splitlines():
         if line.startswith("["):

@@ -1,4 +1,4 @@
-"""A corpus is checked before it is read: all that is wrong is named at once, or left out and listed."""
+"""A corpus is checked before it is read: all bad files are reported at once, or skipped and listed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ BAD_RECORDS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with good files, and everything that can be wrong with one."""
+    """A folder with good files, and a file for every possible error."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name, (data, *_) in {**BAD, **BAD_RECORDS}.items():
@@ -159,7 +159,7 @@ def test_what_is_named_is_not_taken_for_configuration(tmp_path: Path, tokenizer_
 
 
 def test_sockets_and_files_named_twice(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # for the length of a socket's name
+    monkeypatch.chdir(tmp_path)  # keeps the socket's path short
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     (corpus / "a.txt").write_text(GOOD, "utf-8")

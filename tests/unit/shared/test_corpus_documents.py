@@ -1,4 +1,4 @@
-"""Text, packed files, JSON records and PDF as documents."""
+"""Text, compressed files, JSON records and PDF as documents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_packed_files_are_unpacked_and_digested_as_stored(
 ) -> None:
     monkeypatch.setattr(source_module, "_BLOCK_BYTES", block)
     text = "".join(f"line {number}\n" for number in range(3000))
-    data = pack(text.encode()[:700]) + pack(b"") + pack(text.encode()[700:])  # archives may be appended to
+    data = pack(text.encode()[:700]) + pack(b"") + pack(text.encode()[700:])  # gzip allows several members
     path = tmp_path / ("a.txt" if pack is bytes else "a.txt.gz")
     source = _file(path, data)
     assert _texts(source) == [text]
@@ -87,7 +87,7 @@ def test_text_is_what_the_file_has_with_plain_line_ends(
 )
 def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, name: str, data: bytes | None, message: str) -> None:
     source = Source(tmp_path / name) if data is None else _file(tmp_path / name, data)
-    # A promise: every fault of a file has its own sentence.
+    # Promised behaviour: each error of a file has its own message.
     with pytest.raises(CorpusError, match=message) as caught:
         _texts(source, text_field="a.b")
     assert "\n" not in str(caught.value)
@@ -136,7 +136,7 @@ def test_records_without_proper_token_ids_are_named(tmp_path: Path, record: str,
 
 
 def _pdf(*pages: str) -> bytes:
-    """Write the smallest PDF with these lines of ASCII text, one a page; an empty one has a page without text."""
+    """Write a minimal PDF with one line of ASCII text per page; an empty line gives a page without text."""
     first_page = 4
     kids = " ".join(f"{first_page + 2 * number} 0 R" for number in range(len(pages)))
     objects = [

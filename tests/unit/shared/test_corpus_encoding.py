@@ -1,4 +1,4 @@
-"""What text is decoded by: marks, UTF-8, a named encoding, and guesses, of which none is made in doubt."""
+"""The encoding of text: byte order marks, UTF-8, a named encoding, or a guess, but never a doubtful guess."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ NOISE = random.Random(0)
 @pytest.mark.parametrize(
     "data",
     [
-        bytes.fromhex("474011100042") * 1000,  # MPEG: of even length, and UTF-16 of sorts
+        bytes.fromhex("474011100042") * 1000,  # MPEG: of even length, and nearly valid UTF-16
         bytes.fromhex("4740") * 1000 + b"\xff\x10",
         b"A\0B\0" * 500,
         b"\x7fELF\2\0\0",
         b"\xff\xfe" + NOISE.randbytes(3000),
         NOISE.randbytes(3000),
         bytes(NOISE.choice(range(160, 256)) for _ in range(3000)),
-        "año\n".encode("cp1252"),  # or ańo
+        "año\n".encode("cp1252"),  # could also be ańo
         RUSSIAN.encode("utf-16-le"),
     ],
 )

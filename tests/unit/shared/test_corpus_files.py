@@ -1,4 +1,4 @@
-"""Which files make a corpus."""
+"""The files of a corpus: folders, patterns and order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docs = tmp_path / "docs"
     monkeypatch.chdir(tmp_path)
     assert list_corpus_files([docs / "*.json", docs / "?.md"]) == [docs / "d.json", docs / "a.md"]
-    assert list_corpus_files("docs/[ab].md") == [Path("docs/[ab].md")]  # a file that exists is no pattern
+    assert list_corpus_files("docs/[ab].md") == [Path("docs/[ab].md")]  # the name of an existing file is not a pattern
     (docs / "[ab].md").unlink()
     assert list_corpus_files("docs/[ab].md") == [Path("docs/a.md")]
     assert list_corpus_files("docs/**/*.md") == [Path("docs", name) for name in ("a.md", "deep/b.md", "deep/er/c.md")]

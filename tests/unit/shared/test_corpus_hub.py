@@ -1,4 +1,4 @@
-"""Names on a hub: what is in its cache is there without it, and what is not is refused in one line."""
+"""Names on a hub: a cached model needs no connection, and an error for any other is one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         if not listens:
             silent.close()
-        # In a process of its own, as the hub's settings are read once.
+        # In a separate process, because the hub's settings are read only once.
         ran = subprocess.run(
             [sys.executable, "-c", SCRIPT, "somebody/something", "somebody/else", "no name"],
             env={

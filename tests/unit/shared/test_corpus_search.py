@@ -1,4 +1,4 @@
-"""Places of a context in the files of a corpus: as many as were counted, and each where an editor shows it."""
+"""Places of a context in the files of a corpus: as many as its count, and each where an editor shows it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_token_ids_of_records_are_searched_as_they_are(tmp_path: Path, tokenizer
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A corpus in which one file has changed since the build, one is gone, and one has a name that is no text."""
+    """A corpus of small files, one with a name that is not UTF-8; tests then change or remove some of them."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name in (b"caf\xe9.txt", b"changed.txt", b"longer.txt", b"gone.txt", b"pipe.txt"):

@@ -1,4 +1,4 @@
-"""A corpus in object storage makes the graph that the same files make on this machine."""
+"""A corpus in object storage gives the same graph as the same files on this machine."""
 
 from __future__ import annotations
 

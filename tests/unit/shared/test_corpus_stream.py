@@ -1,4 +1,4 @@
-"""The stream of token ids: what is in it, in which order, and what a bad file leaves behind."""
+"""The stream of token ids: its content, its order, and the effect of unusual files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokenizer(tokenizer_folder: Path) -> CorpusTokenizer:
 
 
 def expected_ids(tokenizer: CorpusTokenizer, documents: Sequence[str], *, boundaries: bool = False) -> list[int]:
-    """The slow way: whole documents, one after another, by the tokenizers library."""
+    """Encode whole documents, one after another, with the tokenizers library."""
     ids: list[int] = []
     for document in filter(None, documents):
         if boundaries and ids:
@@ -76,7 +76,7 @@ def test_a_stream_is_its_documents_one_after_another(
     documents = [
         document
         for file in files
-        for document in ([file.strip() and file] if isinstance(file, str) else file)  # a blank file has no text
+        for document in ([file.strip() and file] if isinstance(file, str) else file)  # the file has only white space
     ]
     texts = {
         f"{number}.txt" if isinstance(file, str) else f"{number}.jsonl": file

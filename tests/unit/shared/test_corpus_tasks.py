@@ -1,4 +1,4 @@
-"""A corpus divided into tasks: their streams, one after another, are the stream of the corpus."""
+"""A corpus divided into tasks: their concatenated streams equal the stream of the corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a text is cut."""
+"""Positions at which long texts are cut for the tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers of a corpus and their identity."""
+"""Tokenizers of a corpus and their fingerprints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch drafted in one call is what its sequences are drafted one by one."""
+"""A batch drafted in one call gets the same drafts as its sequences one by one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_contexts_are_drafted_as_sequences_that_just_began(
 
 
 def size_of(drafts: list[Draft]) -> int:
-    """Return the entries of all distributions."""
+    """Return the number of entries of all distributions."""
     return sum(len(q.token_ids) for draft in drafts for q in draft.proposals)
 
 

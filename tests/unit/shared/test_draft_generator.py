@@ -1,4 +1,4 @@
-"""Drafting: the edge cases of the requirements, determinism and tokenizers."""
+"""The draft generator: the edge cases of the requirements, determinism and tokenizers."""
 
 from __future__ import annotations
 

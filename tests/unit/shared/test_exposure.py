@@ -1,4 +1,4 @@
-"""Servers warn of addresses that are open, and of those where keys can be read on their way, and of no others."""
+"""Servers warn of addresses that are open or get keys unencrypted, and of no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of files that are not UTF-8, from the corpus to the graph and back to the terminal."""
+"""File names that are not UTF-8, from the corpus through the graph to the terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_errors_and_logs_spell_bytes_out(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def speculant(*arguments: str | Path | bytes) -> str:
-    """Run a command, check that it succeeds, and return what it printed."""
+    """Run a command, check that it succeeds, and return its output."""
     command = [sys.executable, "-m", "speculant_graph.cli.main", *arguments]
     done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
@@ -70,7 +70,7 @@ def speculant(*arguments: str | Path | bytes) -> str:
 
 @pytest.mark.slow
 def test_everything_may_be_named_by_bytes(tmp_path: Path, tokenizer_folder: Path, sample_text: str) -> None:
-    """Corpus, tokenizer, graph and page: built, checked, updated and shown."""
+    """Build, check, update and show a graph whose corpus, tokenizer, file and page have such names."""
     folder = tmp_path / NAME
     (folder / "corpus").mkdir(parents=True)
     (folder / "corpus" / f"{NAME}.txt").write_text(sample_text, "utf-8")

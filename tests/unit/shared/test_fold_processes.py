@@ -1,4 +1,4 @@
-"""The processes of folds: how they fail and end, who can read what they write, and how their graphs are told."""
+"""The processes of folds: failures, their end, permissions of their files, and publishing of their graphs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_fold_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def modes_below(folder: Path) -> set[tuple[bool, int]]:
-    """Return the permissions of what is in a folder, and whether each is of a folder; things may come and go."""
+    """Return (whether it is a folder, permissions) of everything in a folder, which may change meanwhile."""
     found = set()
     for path, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -157,7 +157,7 @@ def test_graphs_are_told_and_old_ones_stay_readable(tmp_path: Path, monkeypatch:
         assert graphs
         assert graphs is store.graphs("a") is memory.graphs
         assert len(told) > 3
-        for old in told:  # their files are gone
+        for old in told:  # their files are deleted
             of_old = counted([])
             for graph in old:
                 of_old += counts_of(graph)

@@ -1,4 +1,4 @@
-"""Learned text that becomes graphs, held against lists of texts: nothing is lost and nothing is counted twice."""
+"""Folding learned text into graphs, compared with lists of texts: no text is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TENANTS = st.sampled_from(["", "acme"])
 
 
 class FoldsAgainstLists(RuleBasedStateMachine):
-    """Rows and graph files together hold what a list of texts holds, whatever happens in whatever order."""
+    """Rows and graph files together hold the same counts as a list of texts, after any operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ TestFoldsAgainstLists.settings = settings(max_examples=15, stateful_step_count=1
 
 
 def test_every_moment_of_publishing_may_be_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of the folder before and after each change are what an owner leaves that is killed there."""
+    """An owner may be killed at any change. A copy of the folder before or after each change shows the result."""
     folder, copies = tmp_path / "learned", []
     filled(folder, 12)
     fold_here(monkeypatch)

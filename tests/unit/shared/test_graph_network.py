@@ -1,4 +1,4 @@
-"""The graph as networkx sees it: the view, copies of it, and exported files."""
+"""The graph as a networkx graph: the view, copies of it, and exported files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def graph(token_ids: list[int], max_order: int = 3) -> NgramGraph:
 
 
 def obvious(token_ids: list[int], max_order: int) -> nx.DiGraph:
-    """Make the graph of the requirements from dictionaries."""
+    """Build the graph of the requirements from dictionaries."""
     slow = OracleGraph([token_ids], max_order)
     made: nx.DiGraph = nx.DiGraph()
     for token_id in set(token_ids):
@@ -148,7 +148,7 @@ def test_copies_and_pickles_are_views_of_the_same_graph(small: nx.DiGraph) -> No
 
 @pytest.fixture
 def spelt(tokenizer_folder: Path) -> NgramGraph:
-    """A graph that names a tokenizer which is there."""
+    """A graph whose tokenizer is available."""
     tokenizer = CorpusTokenizer.load(tokenizer_folder)
     token_ids = tokenizer.encode("the parties agree that the parties agree")
     return build_from_token_ids(token_ids, tokenizer.fingerprint, max_order=2)
@@ -181,7 +181,7 @@ def test_the_graph_says_where_the_names_of_networkx_are() -> None:
     names = [name for name in view if not re.search(r"^_|_factory$|_class$|_from$|^clear|^name$|^update$", name)]
     assert {"edges", "nodes", "out_edges", "has_edge", "in_degree"} <= set(names)
     for name in names:
-        # A promise: it says where the method is.
+        # Promised behaviour: the message says where the method is.
         with pytest.raises(AttributeError, match=rf"graph\.nx\.{name}$"):
             getattr(found, name)
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""Neural models in graph files: trained by builds, kept, trained further, and files in which they are wrong."""
+"""Neural models in graph files: training in a build, copying, further training, and damaged files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def path(graph: NgramGraph, tmp_path: Path) -> Path:
 
 
 def drafts_of(graph: NgramGraph) -> list[Any]:
-    """Draft from a graph, damaged or not, by all that its model knows."""
+    """Draft from a graph, possibly damaged, with its neural model."""
     drafter = SessionDrafter(graph, DraftConfig(strategy="tree"))
     drafts = []
     for number in range(3):
@@ -86,7 +86,7 @@ def test_files_of_the_release_before_are_read(tmp_path: Path) -> None:
 
 
 def test_calibrations_of_the_release_before_are_widened() -> None:
-    """Kinds of neural contexts, and sets of supports with one, were not there: both are the last ones."""
+    """Older tables lack the rows for neural contexts; both kinds of these rows come last."""
     new = _core.Calibration()
     weights, bins = new.weights[:990] + 1.0, np.ones((20, 4_096, 3))
     buffer = io.BytesIO()

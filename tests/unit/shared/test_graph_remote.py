@@ -1,4 +1,4 @@
-"""Graphs in object storage: fetched once, checked, and refused in one line."""
+"""Graphs in object storage: downloaded once, checked, and refused with one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph files that lie: nothing of them is executed, and no lookup leaves its array."""
+"""Malicious graph files: no code in them is executed, and no lookup reads outside its array."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Command:
-    """Runs a command when it is unpickled."""
+    """Runs a command when unpickled."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -59,7 +59,7 @@ def test_hostile_pickles_are_refused_and_nothing_runs(path: Path, tmp_path: Path
     whole, victim = path.read_bytes(), tmp_path / "victim"
     before = whole.index(b'{"format_version"')
     for name, pickled in hostile_pickles(victim).items():
-        # Alone, as long as a graph, and before, inside and after what a graph begins and ends with.
+        # Alone, padded to a graph's size, and before, inside or after the beginning and the end of a graph file.
         for hostile in (
             pickled,
             pickled.ljust(len(whole), b"\x00"),
@@ -73,7 +73,7 @@ def test_hostile_pickles_are_refused_and_nothing_runs(path: Path, tmp_path: Path
                 path.write_bytes(hostile)
                 assert_refused(path)
                 assert not victim.exists(), name
-    # These are not harmless: the pickle module itself would run them.
+    # The pickles are harmful: the pickle module would run them.
     pickle.loads(whole[:-1] + b"0" + hostile_pickles(victim)["reduce"][11:])
     assert victim.exists()
 
@@ -87,7 +87,7 @@ def test_a_byte_flipped_around_the_arrays_is_refused_or_changes_nothing(path: Pa
         flipped[offset] ^= data.draw(st.integers(1, 255))
     other = path.with_name("other.pkl")
     other.write_bytes(flipped)
-    if flipped[:1] + flipped[2:] == whole[:1] + whole[2:] and flipped[1] == 4:  # only the protocol, which may be that
+    if flipped[:1] + flipped[2:] == whole[:1] + whole[2:] and flipped[1] == 4:  # only the protocol, and 4 is valid
         found = NgramGraph.load(other)
         assert found.metadata == graph.metadata
         assert_same_arrays(found, graph)
@@ -190,7 +190,7 @@ def test_wrong_arrays_with_right_checksums_are_harmless_and_found_by_verificatio
 
 
 def look_everywhere(graph: NgramGraph) -> None:
-    """Ask a graph, damaged or not, all there is to ask."""
+    """Call every lookup of a graph, which may be damaged."""
     generator = DraftGenerator(graph)
     for context in itertools.product(range(-1, 7), repeat=3):
         draft = generator.draft(context, 6, "greedy")

@@ -1,4 +1,4 @@
-"""Graph files: round trips, atomic writing, and files that lie."""
+"""Graph files: round trips, atomic writes, and corrupt files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_round_trip(graph: NgramGraph, path: Path) -> None:
 
 
 def stand_in(nodes: int) -> NgramGraph:
-    """Make a graph of one level more than it needs, all zeros, to be written and not to be asked."""
+    """Make a graph of zeros with one level too many; it can be written, but not read from."""
     sizes = (nodes, nodes)
     small = build_from_token_ids([1], Fingerprint("test", "00" * 32, 8), max_order=1).metadata
     words = np.zeros(array_offsets(sizes, 8)[-1], np.uint32)
@@ -71,7 +71,7 @@ def stand_in(nodes: int) -> NgramGraph:
     [(5, 0), (5, 500), (2200, 600), (2300, 700), (2400, 500), (100_000, 5000)],
 )
 def test_a_file_is_what_the_pickler_writes(tmp_path: Path, nodes: int, num_files: int) -> None:
-    """Text and block on either side of the sizes from which a pickler writes them outside of a frame."""
+    """The sizes of text and block are around the limit above which a pickler writes them outside of a frame."""
     files = tuple(CorpusFile(f"{i}.txt", i, "ab" * 32) for i in range(num_files))
     graph = stand_in(nodes)
     graph = NgramGraph(graph.trie, dataclasses.replace(graph.metadata, corpus_files=files))
@@ -89,7 +89,7 @@ def test_a_file_is_what_the_pickler_writes(tmp_path: Path, nodes: int, num_files
 
 
 def test_a_block_of_four_gigabytes_has_the_form_of_the_pickler(tmp_path: Path) -> None:
-    """Nothing touches the block, which is a hole in the file."""
+    """The block is a hole in the file and is never written."""
     num_bytes = (1 << 32) + 4
     text = aligned(b"{}".ljust(1000), num_bytes)
     before, after = around(text, num_bytes)
@@ -125,7 +125,7 @@ def test_pickles_and_copies_of_a_graph_that_was_looked_at(graph: NgramGraph, tmp
     loaded = pickle.loads(pickle.dumps({"graph": graph}, protocol))["graph"]
     assert loaded.metadata == graph.metadata
     assert_same_arrays(loaded, graph)
-    if protocol in (4, 5):  # the default protocol of all Pythons that can be
+    if protocol in (4, 5):  # the default protocols of all supported Python versions
         with (tmp_path / "graph.pkl").open("wb") as file:
             pickle.dump(graph, file, protocol)
         assert NgramGraph.load(tmp_path / "graph.pkl", complete=True).metadata == graph.metadata
@@ -162,7 +162,7 @@ def test_files_of_another_size_are_refused(path: Path) -> None:
 
 def test_a_flipped_bit_anywhere_is_refused(path: Path) -> None:
     whole = path.read_bytes()
-    end = whole.index(bytes(8192))  # zeros after the last array
+    end = whole.index(bytes(8192))  # the zeros after the last array
     for offset in (*range(160), *range(160, end, 7), *range(end, len(whole), 999), *range(len(whole) - 20, len(whole))):
         flipped = bytearray(whole)
         flipped[offset] ^= 0x10

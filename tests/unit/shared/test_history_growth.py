@@ -1,4 +1,4 @@
-"""Histories grow bit by bit, and find what the slow reference finds, before, while and after they do."""
+"""Histories grow in steps, and give the slow reference's matches before, during and after each growth."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from support.sessions import draft_of, drafter_of
 
 SOURCES = frozenset({"session", "learned"})
 RANDOM = np.random.default_rng(0)
-PHRASES = RANDOM.integers(0, 4_000, (600, 10))  # so rare that chains are short, whatever else is in their buckets
+PHRASES = RANDOM.integers(0, 4_000, (600, 10))  # rare enough that hash chains are short
 TEXT = PHRASES[RANDOM.integers(0, len(PHRASES), 9_000)].reshape(-1)
-FULL = 16_384  # a ring of this size, or more, grows bit by bit
+FULL = 16_384  # a ring of at least this size grows in steps
 
 
 def both(most: int, learned: int = 1_000_000) -> tuple[SessionDrafter, SlowDrafter]:

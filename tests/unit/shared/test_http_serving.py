@@ -1,4 +1,4 @@
-"""The HTTP server of both halves on real sockets, in a thread of its own: what is no request, slow, or too much."""
+"""The HTTP server of sidecar and verifier on real sockets, in its own thread: invalid, slow and oversized requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 20.0
 
 
 def serve(talk: Callable[[int], None]) -> None:
-    """Run a server and, in a thread, what talks to its port."""
+    """Run a server, and call ``talk`` with its port in a thread."""
 
     async def run() -> None:
         app = PlainTextResponse("ok\n")

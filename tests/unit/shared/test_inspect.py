@@ -1,4 +1,4 @@
-"""``speculant inspect``: its figures are those of the graph, and texts are shown so that nothing in them hides."""
+"""``speculant inspect``: its figures match the graph, and shown texts can't control the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``speculant inspect --learned``: the learned text of a tenant, and all of it as one graph."""
+"""``speculant inspect --learned``: a tenant's learned text, and its export as one graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests: what is right is read as ``json`` reads it, what is wrong is refused."""
+"""Bodies of HTTP requests: valid ones are read as by ``json``, invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def is_right(value: Any) -> bool:
-    """Say slowly whether a value can be sent."""
+    """Return whether a value is allowed, by a recursive check."""
     if isinstance(value, str):
         return not any("\ud800" <= character <= "\udfff" for character in value)
     if isinstance(value, float):
@@ -46,7 +46,7 @@ def test_values(value: Any) -> None:
         assert str(caught.value).isprintable()
         assert not any("\ud800" <= character <= "\udfff" for character in str(caught.value))
     text = json.dumps(read_model_json(json.dumps(value)), ensure_ascii=False)
-    assert text.encode()  # can be tokenised
+    assert text.encode()  # UTF-8 can encode it, so it can be tokenized
 
 
 @settings(max_examples=50)

@@ -1,4 +1,4 @@
-"""Names that stand twice in an object: nothing of a file that people write is lost in silence."""
+"""Duplicate names in a JSON object are errors, because a value in a user's file must not be lost silently."""
 
 from __future__ import annotations
 

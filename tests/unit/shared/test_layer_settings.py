@@ -1,4 +1,4 @@
-"""Layers by settings: how several graphs are named, and which are refused."""
+"""Settings for layers: how several graphs are named, and which combinations are refused."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OTHER = Fingerprint("other", "11" * 32, 100)
 
 
 class Variadic(CommandSettings):
-    """Of benches, which have no arguments without a flag."""
+    """Settings of benchmarks, which have no positional arguments."""
 
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run in a folder with the graphs 0.pkl to 4.pkl, and one of another tokenizer."""
+    """Run in a folder with the graphs 0.pkl to 4.pkl, and other.pkl with another tokenizer."""
     monkeypatch.chdir(tmp_path)
     for index in range(5):
         text = [index, *range(10 * index + 20, 10 * index + 30)] * 4

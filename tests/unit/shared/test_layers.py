@@ -1,4 +1,4 @@
-"""Which graph files of a tenant count, which a fold takes in, and which are forgotten, against the slow way."""
+"""A tenant's graph files: which are valid, which a fold merges, and which are dropped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def layer(first: int, last: int, num_tokens: int) -> Layer:
 
 
 def folded(sizes: list[int], config: FoldConfig, ms_per_fold: int = 1) -> tuple[list[Layer], list[list[Layer]], int]:
-    """Return the files after some folds, those after each fold, and the tokens that were written."""
+    """Return the files after all folds, the files after each fold, and the number of tokens written."""
     layers: list[Layer] = []
     all_layers, written = [], 0
     for number, size in enumerate(sizes, start=1):
@@ -54,7 +54,7 @@ def test_files_are_few_and_text_is_written_few_times(sizes: list[int]) -> None:
     for each in all_layers:
         assert all(before.num_tokens >= 2 * after.num_tokens for before, after in pairwise(each))
         assert len(each) <= levels
-    # A token is in a file of at least one and a half times the tokens after every merge but the first.
+    # Every merge after a token's first one puts it into a file at least 1.5 times as large.
     assert written <= sum(sizes) * (1 + math.log(sum(sizes) / min(sizes), 1.5))
 
 

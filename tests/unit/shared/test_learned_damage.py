@@ -1,4 +1,4 @@
-"""What was learned, on disk: after damage, on full disks and after sudden ends."""
+"""Learned text on disk: damaged files, full disks and killed processes."""
 
 from __future__ import annotations
 
@@ -148,6 +148,6 @@ def test_killed_processes_lose_nothing_that_was_saved(tmp_path: Path) -> None:
                 assert texts == newest([[number] * (number % 37 + 1) for number in range(1, last[-1] + 1)][-600:], 500)
             assert saved <= last[1] <= last[0] <= last[1] + 1
             assert int(files.load_state(None, "s") or b"0") >= saved
-            if last[1] < last[0]:  # the end came between the two
+            if last[1] < last[0]:  # killed between the two appends
                 files.append("other", ids([last[0]] * (last[0] % 37 + 1)))
             first = last[0] + 1

@@ -1,4 +1,4 @@
-"""What was learned, on disk, held against lists in memory; who may use a folder."""
+"""Learned text on disk, compared with lists in memory, and exclusive use of its folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENANTS = st.sampled_from(STRANGE_TENANTS[:2])
 
 
 class FilesAgainstLists(RuleBasedStateMachine):
-    """The files do what lists in memory do, whatever is done to them in whatever order."""
+    """The files behave like lists in memory, after any operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class FilesAgainstLists(RuleBasedStateMachine):
     @rule(budget=st.none() | st.sampled_from([0, 3, 100]))
     def reopen(self, budget: int | None) -> None:
         self.files.close()
-        if budget is not None:  # what was removed does not come back
+        if budget is not None:  # dropped texts do not return with a larger budget
             self.texts = {tenant: newest(texts, 2 * self.budget) for tenant, texts in self.texts.items()}
         self.files = opened(self.folder, self.budget)
 
@@ -71,7 +71,7 @@ class FilesAgainstLists(RuleBasedStateMachine):
     def save(self) -> None:
         self.files.save()
         assert not self.files.is_failing
-        for path in self.folder.glob("*.sqlite"):  # alone it holds everything
+        for path in self.folder.glob("*.sqlite"):  # complete without the write-ahead log
             with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as database:
                 ((num_bytes,),) = database.execute("SELECT coalesce(sum(length(token_ids)), 0) FROM texts")
                 assert num_bytes <= 2 * 4 * self.budget

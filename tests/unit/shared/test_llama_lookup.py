@@ -1,4 +1,4 @@
-"""The lookup cache of llama.cpp, read back as llama.cpp reads it."""
+"""The lookup cache of llama.cpp, read as llama.cpp reads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Cache = dict[tuple[int, ...], dict[int, int]]
 
 
 def read_cache(path: Path) -> Cache:
-    """Follow ``common_ngram_cache_load`` with its assertions; contexts without their padding."""
+    """Read a file as ``common_ngram_cache_load`` does, with its assertions; return contexts without padding."""
     cache: Cache = {}
     with path.open("rb") as file:
         while context := file.read(16):

@@ -1,4 +1,4 @@
-"""Locks of the core: long work gives them back between short parts, those who wait get them first, threads may mix."""
+"""Locks of the core: long work releases them between short parts, to waiting threads first, in any mix of threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_TAKEN, MOST_LEARNED, MOST_EXPANDED = 1_024, 32, 64
 
 @contextmanager
 def recorded() -> Iterator[Callable[[], dict[str, int]]]:
-    """Give what returns, and forgets, how often the locks of each kind were held."""
+    """Yield a function that returns the number of acquisitions per kind of lock, and resets it."""
     _core.record_lock_holds(True)
     try:
         _core.take_lock_holds()
@@ -40,7 +40,7 @@ def recorded() -> Iterator[Callable[[], dict[str, int]]]:
 
 
 def fewest(counts: dict[str, int]) -> int:
-    """Return how often each lock of those that drafting takes was held at least."""
+    """Return the smallest number of acquisitions among the locks that drafting takes."""
     return min(counts[kind] for kind in ("sequence", "graph", "tenant"))
 
 
@@ -216,7 +216,7 @@ print(num_running() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of a process")
 def test_where_no_thread_can_be_started_one_drafts_alone() -> None:
     command = [sys.executable, "-c", NO_THREADS]
-    # A thread's stack takes a gigabyte, which is too much.
+    # A thread's stack takes 1 GiB, which exceeds the memory limit.
     command = ["sh", "-c", 'ulimit -s 1048576; exec "$@"', "", *command]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="tests")
     assert int(done.stdout) == 0

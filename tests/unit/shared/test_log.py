@@ -1,4 +1,4 @@
-"""Messages for people and for machines."""
+"""Log messages as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fail(secret: str) -> None:
 def test_json_of_an_exception_has_its_type_and_traceback_but_no_values(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr("INFO", "json")
     try:
-        fail("hu" + "sh")  # the source is shown, values are not
+        fail("hu" + "sh")  # the log shows the source line, but no values
     except ValueError as error:
         logger.opt(exception=error).error("it failed")
     log_to_stderr()

@@ -1,4 +1,4 @@
-"""The mixer's weights: those of the package, those that are none, and that training repeats itself."""
+"""The mixer's weights: the packaged weights, invalid weights, and reproducible training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.graphs import graph_of
 
 
 def recorded() -> Calibration:
-    """Return tables that recorded the positions of a text, and learned from them."""
+    """Return tables that have recorded the positions of a text, and learned from them."""
     chance = np.random.default_rng(0)
     text = chance.integers(0, 12, 400).tolist()
     calibration = Calibration()
@@ -38,7 +38,7 @@ def test_the_weights_of_the_package() -> None:
 
 
 def test_wheels_bring_them() -> None:
-    """A wheel has the files of its packages that git does not ignore."""
+    """A wheel contains its packages' files, except those that git ignores."""
     root = Path(__file__).parents[3]
     build = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["wheel"]
     where = WEIGHTS_FILE.relative_to(root).as_posix()
@@ -78,7 +78,7 @@ def test_siblings_are_a_distribution() -> None:
         DraftConfig(strategy="tree", max_branches=64),
         calibration=Calibration(chance.normal(0, 0.5, NUM_MIXER_WEIGHTS).astype(np.float32)),
     )
-    for place in range(100, 200):  # prompts alone: nothing is learned of paths, which are calibrated one by one
+    for place in range(100, 200):  # prompts only: they teach nothing about paths, which are calibrated separately
         drafter.open(place)
         drafter.accept(place, text[:place])
         [draft] = drafter.draft([SequenceStep(place, (), 40)])

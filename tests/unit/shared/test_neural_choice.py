@@ -1,4 +1,4 @@
-"""Whether drafts ask the neural model: the choice against the slow way, and what engines do by it."""
+"""The choice whether drafts use the neural model, compared with a slow version, and its use by engines."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TIMES = st.lists(st.tuples(st.floats(0.0, 0.1), st.floats(0.1, 3.0), st.booleans
 
 
 class SlowChoice:
-    """All steps in a list; what they say is made out anew every time."""
+    """Keeps all steps in a list, and computes the choice from it every time."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, bool, float, float]] = []
         self.num_begun, self.decided_at = 0, 0
-        """Steps that have begun, and after how many of those that ended there was a first choice."""
+        """Number of begun steps, and the number of ended steps at the first choice (0 before it)."""
 
     def next_manner(self) -> bool:
         self.num_begun += 1
@@ -57,7 +57,7 @@ class SlowChoice:
 
 @given(steps=TIMES, num_rows=st.integers(1, 40))
 def test_the_choice_is_that_of_the_slow_way(steps: list[Any], num_rows: int) -> None:
-    """Of some steps the times are not known, as the batch has changed."""
+    """Some steps have no known time, because the batch changed."""
     choice, slow = NeuralChoice(), SlowChoice()
     for draft_s, pass_s, is_known in steps:
         is_neural = choice.is_neural(num_rows)
@@ -69,7 +69,7 @@ def test_the_choice_is_that_of_the_slow_way(steps: list[Any], num_rows: int) -> 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 32])
 def test_what_pays_is_found_and_found_again_where_it_changes(num_rows: int) -> None:
-    """Though one step in ten takes ten times as long."""
+    """The choice is right even if one step in ten takes ten times as long."""
     chance, choice, shares = random.Random(3), NeuralChoice(), []
     for share_of_pass in (0.01, 0.05, 0.02):
         used = []
@@ -83,7 +83,7 @@ def test_what_pays_is_found_and_found_again_where_it_changes(num_rows: int) -> N
 
 
 class Rows:
-    """Drafts one right token with the model, and none without; notes how it was asked."""
+    """Drafts one right token with the neural model and none without it; records the options."""
 
     state = "ok"
 
@@ -105,7 +105,7 @@ class Rows:
 @pytest.mark.parametrize("has_neural", [True, False])
 @pytest.mark.parametrize("cost", [CostCurve((1,), (1e-3,)), None])
 def test_an_engine_drafts_as_chosen_and_counts(has_neural: bool, cost: CostCurve | None) -> None:
-    """Whether its passes have a price or are of one width."""
+    """This holds for priced passes and for passes of a fixed width."""
     rows = Rows()
     sessions = EngineSessions(rows, most_drafted=4, vocabulary_size=100, cost=cost, has_neural=has_neural)
     if sessions._budget is not None:

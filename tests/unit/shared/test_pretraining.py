@@ -1,4 +1,4 @@
-"""What a build learns from a held-out slice of its corpus, and how it travels with the graph."""
+"""The calibration that a build learns from held-out slices of its corpus, and its storage in the graph."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEMORY = 2_000_000_000
 
 
 def sample_tokens(num_tokens: int, *, seed: int = 0, document: int = 0) -> UInt32Array:
-    """Return phrases in random order, shape ``[num_tokens]``; with ``document``, in documents of up to so many."""
+    """Return random phrases, shape ``[num_tokens]``; with ``document``, in documents of fewer tokens than this."""
     random = np.random.default_rng(seed)
     phrases = [random.integers(0, VOCABULARY_SIZE, length) for length in random.integers(2, 9, 80)]
     tokens = np.concatenate([phrases[number] for number in random.zipf(1.3, num_tokens).clip(max=80) - 1])
@@ -65,7 +65,7 @@ def pretrained(folder: Path, tokens: UInt32Array, *, memory: int = MEMORY, jobs:
 
 
 def documents_of(tokens: Sequence[int]) -> list[list[int]]:
-    """Split at separators, slowly."""
+    """Split at separators, with a plain loop."""
     documents: list[list[int]] = [[]]
     for token_id in tokens:
         if token_id == DOCUMENT_SEPARATOR:
@@ -135,7 +135,7 @@ def test_what_is_counted_and_what_is_held_out_are_disjoint_and_spread_evenly(num
 @pytest.mark.parametrize("document", [0, 7, 400, 6_000])
 def test_the_tables_are_those_of_the_slow_way(tmp_path: Path, document: int) -> None:
     tokens = sample_tokens(12_000, document=document)
-    tokens[divide(tokens.size).counted[1].start] = DOCUMENT_SEPARATOR if document else 1  # at the edge of a part
+    tokens[divide(tokens.size).counted[1].start] = DOCUMENT_SEPARATOR if document else 1  # at the border of a slice
     learned, expected = load_calibration(pretrained(tmp_path, tokens)), pretrained_slowly(tokens)
     for name in ("weights", "bins"):
         table, slow, untaught = (getattr(each, name) for each in (learned, expected, Calibration()))

@@ -1,4 +1,4 @@
-"""Noise that drafter and verifier share: a pure function with the distribution that its use needs."""
+"""Gumbel noise shared by drafter and verifier: a pure function with the right distribution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mixed(value):
 
 
 def slow_noise(seed, position, token):
-    """One number, in whole numbers of any size."""
+    """The noise of one token, computed with Python's unbounded integers."""
     key = mixed(mixed((seed + GOLDEN) % 2**64) ^ ((position * GOLDEN + FIRST) % 2**64))
     word = mixed(key ^ ((token * FIRST + GOLDEN) % 2**64))
     return -math.log(-math.log(((word >> 12) + 0.5) / 2**52))
@@ -44,7 +44,7 @@ def test_noise_is_finite_at_both_ends():
     lowest, highest = gumbel_of(np.array([0, 2**64 - 1], np.uint64)).tolist()
     assert lowest == pytest.approx(-math.log(53 * math.log(2)))
     assert highest == pytest.approx(53 * math.log(2))
-    # With one bit more the highest number rounds to 1.
+    # With one more bit, the highest number would round to 1.
     assert ((2**53 - 1) + 0.5) * 2.0**-53 == 1.0
 
 

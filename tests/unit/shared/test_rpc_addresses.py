@@ -1,4 +1,4 @@
-"""Addresses of drafters, as people write them and as gRPC takes them."""
+"""Addresses of drafters, as users write them and as gRPC expects them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(0, 0, 0, "", (address, 0)) for address in NAMES[host]]
 
     monkeypatch.setattr(addresses.socket, "getaddrinfo", resolve)
-    assert not stays_local("me:1")  # without a proxy it makes no difference
+    assert not stays_local("me:1")  # names are not resolved if there is no proxy
     assert not asked
     monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
     assert all(map(stays_local, LOCAL))

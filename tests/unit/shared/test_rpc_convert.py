@@ -1,4 +1,4 @@
-"""Converters: what goes in comes out, and no message breaks them."""
+"""Converters of messages: values survive a round trip, and invalid messages raise only the documented errors."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def decode_answer(payload: bytes, count: int) -> StepResponse:
 
 
 def comparable(answer: StepResponse) -> Any:
-    """The answer with arrays as lists."""
+    """Return the response with arrays as lists."""
     sequences = [
         (each.status, each.next_position, each.graph_generation, each.draft.draft_id, values_of(each.draft))
         for each in answer.sequences
@@ -130,12 +130,12 @@ def comparable(answer: StepResponse) -> Any:
 
 
 def told(feedback: Feedback | None) -> Any:
-    """Feedback without what only fills rows up."""
+    """Return feedback without the padding of its rows."""
     return feedback and (feedback.draft_id, list(feedback.nodes), [[t for t in row if t >= 0] for row in feedback.rows])
 
 
 def entries_of(message: pb.DraftRequest) -> list[Any]:
-    """The sequences of a message, taken apart field by field."""
+    """Return the sequences of a message, each as a tuple of its fields."""
     count = len(message.context_lengths)
     tokens, nodes, rows = (
         list(values) for values in (message.context_tokens, message.feedback_nodes, message.feedback_tokens)
@@ -333,7 +333,7 @@ WITHOUT_Q: dict[str, Any] = {"candidate_counts": [], "candidate_tokens": [], "ca
 )
 def test_bad_answers_are_refused(fields: dict[str, Any], reason: str) -> None:
     assert len(decode_answer(pb.DraftResponse(**GOOD_ANSWER).SerializeToString(), 1).sequences[0].draft) == 2
-    # A promise: the log tells which rule of the wire a server breaks.
+    # Promised behaviour: the log says which rule of the wire a server breaks.
     with pytest.raises(DraftRequestError, match=reason):
         decode_answer(pb.DraftResponse(**{**GOOD_ANSWER, **fields}).SerializeToString(), 1)
 

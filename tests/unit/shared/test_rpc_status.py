@@ -1,4 +1,4 @@
-"""Errors as statuses of gRPC, and back."""
+"""Conversion of errors to gRPC statuses and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_error_of_a_server_is_an_error_of_ours_at_the_client() -> None:
     for kind in ANSWERS:
         code, message = to_status(ApiError(kind, "why"))
         error = from_status(CODE_OF_NUMBER[code.value[0]], f"two\n{message}")
-        assert to_status(error)[0] in (code, grpc.StatusCode.UNAVAILABLE)  # INTERNAL is a drafter that failed
+        assert to_status(error)[0] in (code, grpc.StatusCode.UNAVAILABLE)  # INTERNAL means that the drafter failed
         assert str(error) == f"{code.name}: two {message}"
     assert isinstance(from_status(grpc.StatusCode.INTERNAL, None), DrafterUnavailableError)
 
@@ -35,7 +35,7 @@ def test_every_class_has_an_answer() -> None:
 
 
 def test_only_what_waiting_helps_against_is_an_overload() -> None:
-    """A server's delay makes the difference: without one the same request would fail again."""
+    """The server's delay decides: without a delay, the same request would fail again."""
     full, too_much = (from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", delay_s) for delay_s in (0.5, 0.0))
     assert (type(full), type(too_much)) == (OverloadError, DraftLimitError)
     assert (advised_delay_s(full), advised_delay_s(too_much)) == (0.5, 0.0)

@@ -1,4 +1,4 @@
-"""Sessions on damaged graphs: drafts may be wrong, but nothing is read outside, and the tables stay sound."""
+"""Sessions on damaged graphs: drafts may be wrong, but no read is out of bounds, and tables stay valid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draft_on_damaged_graphs(num_graphs: int) -> None:
     table = graph.trie.table
     for _ in range(num_graphs):
         words = graph.trie.words.copy()
-        # One bit of a count, then words anywhere.
+        # First one bit of a count, then random words.
         level = int(random.integers(0, 4))
         record = int(random.integers(0, table[level, 1]))
         offset = table[level, 0] + record * record_words(level + 1, 3) + CUMULATIVE
@@ -45,7 +45,7 @@ def draft_on_damaged_graphs(num_graphs: int) -> None:
 
 @pytest.mark.parametrize("is_possible", [True, False])
 def test_a_tree_reads_so_many_records_at_most(is_possible: bool) -> None:
-    """Of a file of legal form in which every second context has as many successors as there are tokens, or more."""
+    """In this well-formed file, every second context has as many successors as the vocabulary has tokens, or more."""
     vocabulary_size, most = 20_000, 1 << 19
     text = np.random.default_rng(0).integers(0, vocabulary_size, 60_000)
     graph = graph_of([text.tolist()], 1, vocabulary_size)

@@ -1,4 +1,4 @@
-"""Sessions: their life, every strategy, foreign tokens, what drafts may cost, threads and memory."""
+"""Sessions: life cycle, every strategy, unknown tokens, budgets, threads and memory."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_a_step_brings_what_is_new_or_nothing(graph: NgramGraph) -> None:
         [draft] = shown.draft([SequenceStep(7, CORPUS[:end], 8)], draft_id=end)
         assert draft.draft_id == end
         assert draft.token_ids
-    # What comes with a step is learned from when its drafts are made, so before the next ones.
+    # Tokens of a step are learned when its drafts are made, so before the next drafts.
     for options in (DraftOptions("greedy"), DraftOptions("tree")):
         drafts = [
             drafter.draft([SequenceStep(number, (), 8)] * 2, options) for number, drafter in ((0, told), (7, shown))
         ]
         assert values_of(drafts[0][0]) == values_of(drafts[0][1])
-        # Drafts teach what paths are worth, and one of the two has made none: what it states differs, no token does.
+        # Drafts calibrate path probabilities, and only one drafter has made drafts. So only probabilities differ.
         assert values_of(drafts[0][0])[:2] == values_of(drafts[1][0])[:2]
     assert told.draft([DraftRequest(0, 8)])[0].token_ids == drafts[0][0].token_ids
     for refused in (SequenceStep(9, (), 8), SequenceStep(9, [1], 8)):

@@ -1,4 +1,4 @@
-"""What sessions teach later ones: whose text, what of it, and how it is kept."""
+"""Learning across sessions: whose text is learned, which part of it, and its storage."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_damaged_tables(damage: str) -> None:
 
 
 def test_kinds_of_contexts_stay_where_saved_tables_have_them() -> None:
-    """A further graph's kinds come after those of six sources; a source that is added must not move them."""
+    """The kinds of a second graph follow the kinds of the six sources; a new source must not move them."""
     text = np.random.default_rng(1).integers(0, 12, 100).tolist()
     drafter = SessionDrafter([graph_of([CORPUS], 4, 100), graph_of([text], 4, 100)], DraftConfig(strategy="tree"))
     drafter.open(1)

@@ -1,4 +1,4 @@
-"""Settings that are built in Python, switches with a value, and names that are similar."""
+"""Settings built in Python, switches with a value, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_settings_refuse_in_one_line_that_names_the_setting(section: str) -> Non
     ],
 )
 def test_what_settings_say(kind: type[Config], values: dict[str, object], message: str) -> None:
-    # A promise: this is what users read of a wrong setting.
+    # Promised behaviour: users read this message about a wrong setting.
     with pytest.raises(ConfigError, match=message):
         kind(**values)
 

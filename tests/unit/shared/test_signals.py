@@ -1,4 +1,4 @@
-"""Signals end a command wherever they find it."""
+"""Signals end a command at any point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculant_graph.cli.main import signals_unwind
 
 @pytest.fixture
 def _interruptible() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores SIGINT
     yield
     signal.signal(signal.SIGINT, before)
 
@@ -48,7 +48,7 @@ def test_cleaning_up_is_not_interrupted_by_a_second_signal() -> None:
 
 
 def test_what_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does it
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with signals_unwind():
             signal.raise_signal(signal.SIGHUP)

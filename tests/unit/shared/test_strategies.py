@@ -1,4 +1,4 @@
-"""The table of strategies agrees with the names, the wire, the core, the page, and with what is drafted."""
+"""The table of strategies agrees with the names, the wire, the core, the documentation and actual drafts."""
 
 from __future__ import annotations
 

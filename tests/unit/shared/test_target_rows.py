@@ -1,4 +1,4 @@
-"""Rows of the target: by the last token and by the last two, the newest first, bounded, kept over restarts."""
+"""Target top-k rows, by the last token and the last two: newest first, bounded, and kept over restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.sessions import drafter_of, started
 
 
 def rows_of(memory: LearnedMemory) -> dict[int, list[list[int]]]:
-    """Return the rows of every context that has some."""
+    """Return the rows of every context with rows."""
     _, keys, rows_of_keys = memory.target_rows()
     return {
         int(key): [
@@ -32,7 +32,7 @@ def rows_of(memory: LearnedMemory) -> dict[int, list[list[int]]]:
 
 
 def taught_memory(row: list[int]) -> LearnedMemory:
-    """Return the memory of a tenant one of whose sequences was told a row after 30 31."""
+    """Return the memory of a tenant with one sequence that got ``row`` after the tokens 30 31."""
     drafter = drafter_of()
     started(drafter, 1, [30, 31], learn=True)
     drafter.recycle(1, [0], [row])
@@ -71,7 +71,7 @@ def store_of(folder: Path) -> LearnedStore:
 
 
 def taught(folder: Path) -> None:
-    """Let a sequence of tenant a recycle a row, and end the process in good order."""
+    """Give a row to a sequence of tenant "a", and close the store properly."""
     with store_of(folder) as store:
         drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store)
         started(drafter, 1, [30, 31], tenant="a", learn=True)

@@ -1,4 +1,4 @@
-"""``speculant view``: the explorer's page in a file, with the answer to one question."""
+"""``speculant view``: the explorer's page in one file, with the response to one query."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NASTY = (
 
 
 class Elements(HTMLParser):
-    """Collects elements and complains about any that is not closed."""
+    """Collects elements, and fails if one is not closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Elements(HTMLParser):
 
 
 def parse(page: str) -> tuple[Elements, dict[str, Any]]:
-    """Return the elements of a page and the content of its data."""
+    """Return the elements of a page and its embedded data."""
     elements = Elements()
     elements.feed(page)
     elements.close()

@@ -1,4 +1,4 @@
-"""Everything that writes a file over another: after any failure the old one is there, and nothing else."""
+"""All code that replaces files: after any failure there is only the old file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
     params=["build", "save", "build and save", "merge", "prune", "update", "export", "page", "curve", "note"]
 )
 def writer(request: pytest.FixtureRequest, tmp_path: Path, tokenizer_folder: Path, built: Path) -> tuple[Path, Write]:
-    """Return a file and what writes it anew."""
+    """Return a file and a function that writes it again."""
     graph, folder = _graph(), tmp_path / "folder"
     folder.mkdir()
     name, write = {
@@ -82,7 +82,7 @@ def _build_and_save(tokenizer: Path, built: Path, path: Path) -> None:
 
 
 def _lose_half(descriptor: int, fsync: Callable[[int], None] = os.fsync) -> None:
-    """Stand in for a disk that loses what was written."""
+    """Stand in for a disk that loses written data."""
     fsync(descriptor)
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode):
@@ -91,7 +91,7 @@ def _lose_half(descriptor: int, fsync: Callable[[int], None] = os.fsync) -> None
 
 @contextmanager
 def _full_disk(num_bytes: int) -> Iterator[None]:
-    """Make larger files an error of the system, as on a disk without space."""
+    """Make the system refuse files larger than ``num_bytes``, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

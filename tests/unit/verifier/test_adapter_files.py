@@ -1,4 +1,4 @@
-"""Adapters of a draft model: what is refused before anything changes, two ways to use one, and publishing."""
+"""Adapters of a draft model: checks before any change, merged and separate use, and publishing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_merged_does_what_peft_does(tmp_path: Path, family: str) -> None:
     expected = logits(separate)
     torch.testing.assert_close(logits(merged), expected, rtol=1e-3, atol=1e-3)
     assert float((logits(merged) - plain).abs().max()) > 0.05
-    # It is a model for decoding: one pass over a slot cache gives the logits of the plain call.
+    # The result can decode: a pass over a slot cache gives the same logits as a plain call.
     target = TargetModel(merged, None, "tiny")
     found = target.forward([list(range(3, 40))], target.new_cache(1), [0])[0, -1]
     torch.testing.assert_close(found, expected[0, -1], rtol=1e-3, atol=1e-3)
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, sp
     with_adapter(model, "elsewhere/tiny", folder)
     spoil(folder)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    # A promise: every fault of an adapter has its own sentence.
+    # Promised behaviour: each error of an adapter has its own message.
     with pytest.raises(ConfigError, match=message) as caught:
         with_adapter(model, "elsewhere/tiny", folder)
     assert "\n" not in str(caught.value)
@@ -157,11 +157,11 @@ def test_a_killed_publisher_leaves_the_old_or_the_new(tmp_path: Path) -> None:
             assert process.stdout is not None
             process.stdout.readline()
             end = time.monotonic() + chosen.random() * 0.15
-            while time.monotonic() < end:  # read while it is replaced
+            while time.monotonic() < end:  # read while the adapter is replaced
                 published = target.readlink()
                 try:
                     seen.add(known[read_adapter(target).digest])
-                except ConfigError:  # a reader that waited for a core while two more were published
+                except ConfigError:  # two more were published while the reader waited for a core
                     assert target.readlink() != published
             process.kill()
         assert known[with_adapter(model, "tiny", target)[1].digest]

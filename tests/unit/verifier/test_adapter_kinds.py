@@ -1,4 +1,4 @@
-"""Kinds of LoRA adapters: merged, each computes what it computes in peft, or it is refused by name."""
+"""Kinds of LoRA adapters: each gives the same results merged as in peft, or is refused by name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def write_adapter(folder: Path, kind: str, *, tied: bool) -> None:
-    """Write an adapter of random numbers with peft alone."""
+    """Write an adapter with random weights, with peft only."""
     settings = {"target_modules": LAYERS, "r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"} | KINDS[kind]
     adapted = get_peft_model(base(kind, tied=tied), LoraConfig(**settings))
     torch.manual_seed(1)
@@ -141,7 +141,7 @@ def test_what_is_more_than_added_numbers_is_refused_by_name(tmp_path: Path, name
 
 
 def test_an_adapter_of_a_base_in_four_bits(tmp_path: Path) -> None:
-    """It is trained on the numbers that the packed ones stand for, and added to them."""
+    """It is trained on the decoded weights, and merged into them."""
     config = DraftModelConfig(name=str(tmp_path / "packed"))
     tiny = tiny_gpt_oss(seed=1)
     tiny.model.save_pretrained(config.name)

@@ -1,4 +1,4 @@
-"""Adapters of the draft model while it serves: swapped, taken back, refused; and the text is the same all the while."""
+"""Adapters of a serving draft model: swapped, rolled back and refused, while the text stays the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLING = ({}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}, {"temperature":
 
 
 def base() -> TargetModel:
-    """The draft model: the target itself, so it is right about nearly all tokens."""
+    """Return the draft model: a copy of the target, so nearly all its predictions are right."""
     return tiny_model("llama")
 
 
@@ -100,7 +100,7 @@ def test_swaps_in_mid_request_change_no_text_and_can_be_taken_back(folders: dict
 
 
 def run_long(drafter: ModelDrafter) -> None:
-    """Decode requests, and compare."""
+    """Decode requests, and compare with plain decoding."""
     jobs = [
         Job((*range(3 + index, 20),), GenerationConfig(max_tokens=160, ignore_end_tokens=True, speculation="on"))
         for index in range(3)
@@ -114,7 +114,7 @@ def test_a_worse_one_is_taken_back_by_itself(folders: dict[str, Path], name: str
     while drafter.hits[0] < 400:
         run_long(drafter)
     adapters.load(name)
-    for _ in range(2 if stays else 10):  # a model that is of no use is seldom asked, but it is tried
+    for _ in range(2 if stays else 10):  # a useless model is seldom asked, but still tried
         run_long(drafter)
         if adapters.state.previous is None:
             break

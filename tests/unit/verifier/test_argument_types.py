@@ -1,4 +1,4 @@
-"""Arguments of a wrong type are refused in one line that names them, before anything is loaded."""
+"""Arguments of a wrong type are refused before anything is loaded, with one line that names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.tiny_models import tiny_gpt_oss
 
 
 def small_graph() -> NgramGraph:
-    """Made by each test: one at the module's level would outlive the core."""
+    """Return a small graph; each test makes its own, because a global one would outlive the core."""
     return build_from_token_ids([1, 2, 3, 1, 2, 4], Fingerprint("test", "00" * 32, 10), max_order=2)
 
 

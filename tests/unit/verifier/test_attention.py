@@ -18,7 +18,7 @@ def inputs(length: int, past: int, dimensions: int = 32, dtype: torch.dtype = to
     module.num_key_value_groups = HEADS // KV_HEADS
     module.sinks = torch.nn.Parameter((torch.randn(HEADS) * 2).to(dtype))
     query = torch.randn(BATCH, HEADS, length, dimensions).to(dtype)
-    # As the cache hands them out: a view of larger buffers.
+    # A view of larger buffers, as from the cache.
     key, value = torch.randn(2, BATCH, KV_HEADS, past + length + 9, dimensions).to(dtype)[..., : past + length, :]
     mask = torch.rand(BATCH, 1, length, past + length) < 0.6
     mask[..., torch.arange(length), past + torch.arange(length)] = True
@@ -49,7 +49,7 @@ def test_equals_gpt_oss_eager_attention_under_any_mask(length, past, form):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sinks", [True, False])
 def test_half_precision_is_as_exact_as_the_models_own(dtype, sinks):
-    """Against the same numbers in float64; the model's own attention is the yardstick."""
+    """Both are compared with attention in float64; our error is at most slightly larger than the model's own."""
     module, query, key, value, mask = inputs(9, 200, 64, dtype)
     if not sinks:
         module.sinks = torch.nn.Parameter(torch.full((HEADS,), -1e4, dtype=dtype))

@@ -1,4 +1,4 @@
-"""Recorded outputs, forced upon real decoding loops: ours and those of transformers write exactly the record."""
+"""Recorded outputs, teacher-forced in our decoding loop and in those of transformers, are reproduced exactly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_our_engine_writes_the_record_whatever_is_drafted(gpt_oss, rows, shape):
 
 @pytest.mark.parametrize("lengths", RAGGED)
 def test_transformers_writes_the_record_and_prompt_lookup_profits_from_it(gpt_oss, lengths):
-    requests = requests_of(8, [lengths], alphabet=3)  # so that much repeats itself
+    requests = requests_of(8, [lengths], alphabet=3)  # a small alphabet, for many repetitions
     run = decode_transformers(gpt_oss, requests, CONFIG)
     assert emitted(run) == records(requests)
     assert run.rows[0].num_steps == requests[0].max_tokens

@@ -1,4 +1,4 @@
-"""Rollback is exact: after any rounds of verifying and rolling back, logits are those of a fresh forward."""
+"""Rollback is exact: after any rounds of verification and rollback, logits equal those of a fresh forward pass."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_lengths_around_the_real_window(widest):
 
 @pytest.mark.parametrize("widest", [1, 7, 17])
 def test_a_ring_comes_round_many_times(gpt_oss, widest):
-    """Prefilled in pieces of the widest pass, and verified with as many nodes, far past the ring."""
+    """Prefill and verification use the widest pass, far beyond the size of the ring."""
     cache = gpt_oss.new_cache(2, widest_pass=widest)
     rows = Rows(gpt_oss, cache, widest)
     rows.start(0, 150, chunk=widest)
@@ -63,7 +63,7 @@ def test_a_ring_comes_round_many_times(gpt_oss, widest):
 
 
 def test_the_sliding_window_is_really_applied(gpt_oss):
-    """The control: with the full mask for all layers, logits past the window must be wrong."""
+    """A control: with the full mask in all layers, logits beyond the window must be wrong."""
     token_ids = list(range(3 * WINDOW))
     cache = gpt_oss.new_cache(1)
     gpt_oss.prefill([token_ids[:-1]], cache, [0])
@@ -79,7 +79,7 @@ def test_the_sliding_window_is_really_applied(gpt_oss):
 
     right = {"full_attention": plan.full, "sliding_attention": plan.sliding}
     assert (last(right) - expected).abs().max() < TOLERANCE
-    # One tensor for all layers is taken for both kinds, and the window is dropped without a word.
+    # transformers uses a single tensor for both kinds of layers, and so silently ignores the window.
     assert (last(plan.full) - expected).abs().max() > 100 * TOLERANCE
 
 
@@ -92,7 +92,7 @@ def rows(gpt_oss):
 
 
 def poison(rows: Rows, row: int, value: float) -> None:
-    """Leave a number in 80 slots of a row, as a sequence whose activations overflow does."""
+    """Write a value to 80 slots of a row, as a sequence with overflowing activations does."""
     with torch.inference_mode():
         for layer in rows.cache._slot_layers:
             layer.keys[row, :, : min(80, layer.num_slots)] = value
@@ -103,7 +103,7 @@ def poison(rows: Rows, row: int, value: float) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("successor", ["prompt", "move"])
 def test_what_a_row_held_can_not_poison_who_comes_after_or_beside_it(rows, value, successor):
-    """A masked slot is multiplied by zero, and zero times NaN is NaN."""
+    """Attention multiplies a masked slot by zero, and zero times NaN is NaN."""
     poison(rows, 0, value)
     tokens = [rows.tokens[row][rows.cache.lengths[row] :] for row in range(3)]
     logits = rows.target.forward(tokens, rows.cache, [0, 1, 2])
@@ -132,7 +132,7 @@ def test_growing_and_shrinking_keep_what_is_cached(rows):
     assert cache.num_bytes < before
     assert rows.verify([0, 1, 2]) < TOLERANCE
     for wrong in ((2, 128), (3, 16)):
-        with pytest.raises(ValueError, match="clear rows first"):  # a promise: whoever calls it learns what to do
+        with pytest.raises(ValueError, match="clear rows first"):  # promised: the caller learns what to do
             cache.resize(*wrong)
 
 
@@ -142,7 +142,7 @@ def test_growing_by_itself_keeps_to_the_bound(gpt_oss):
     gpt_oss.prefill([list(range(90))], cache, [0])
     assert cache.num_rows * cache.capacity <= 300
     assert cache.slots_needed(3, 96) <= 300 < cache.slots_needed(3, 97)
-    with pytest.raises(ValueError, match="300"):  # a promise: it names the bound
+    with pytest.raises(ValueError, match="300"):  # promised: the message names the bound
         gpt_oss.prefill([list(range(20))], cache, [0])
     assert cache.lengths == [90, 0, 0]
     cache.resize(1, 96)
@@ -171,7 +171,7 @@ def test_any_order_of_operations(gpt_oss, operations, seed):
 
 
 def test_a_batch_of_many_pending_tokens_computes_few_logits(rows):
-    """Of a stretch of the prompt nothing, of several pending tokens the last one's and the draft's."""
+    """Logits are computed for no prompt chunk, and only for the last pending token and the draft."""
     sizes = []
     head = rows.target.model.get_output_embeddings()
     handle = head.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:-1].numel()))
@@ -186,7 +186,7 @@ def test_a_batch_of_many_pending_tokens_computes_few_logits(rows):
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral"])
 def test_passes_of_few_shapes_verify_exactly(family, shape):
-    """As on a GPU, where passes are recorded: more nodes and more slots than are needed."""
+    """As on a GPU, which replays recorded passes: nodes and slots are rounded up."""
     target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
     target.layout = replace(target.layout, rounds=True)
     rows = Rows(target, target.new_cache(len(LENGTHS), widest_pass=10), (family, shape))
@@ -200,7 +200,7 @@ def test_passes_of_few_shapes_verify_exactly(family, shape):
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("family", ["gpt_oss", "llama", "mistral", "qwen2"])
 def test_passes_in_parts_verify_exactly(family, shape, monkeypatch):
-    """As on a GPU, which attends to several parts of the slots at once."""
+    """As on a GPU, which attends to several parts of the slots in parallel."""
     target = tiny_gpt_oss() if family == "gpt_oss" else tiny_model(family)
     target.layout = replace(target.layout, splits=True)
     monkeypatch.setattr(pass_layout, "_FEWEST_COLUMNS", 16)

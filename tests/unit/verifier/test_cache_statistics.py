@@ -1,4 +1,4 @@
-"""What is said of answers that come from the target cache, wholly or partly, and of those that must not."""
+"""Statistics of responses that come from the target cache, wholly or partly, and of responses that must not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_tokens_of_the_cache_are_left_out_of_the_mean(decoder):
 
 
 def test_speculation_off_is_a_baseline(decoder):
-    """No look-up and no copy, whatever others have left behind."""
+    """It neither reads nor writes the cache, whatever the cache contains."""
     first, _ = measured(decoder, CONFIG)
     cache = decoder.engine.logits_cache
     before = (cache.hits, cache.evicted, len(cache))

@@ -1,4 +1,4 @@
-"""Chats become token ids by the tokenizer's own template, and control tokens survive both ways."""
+"""Chats become token ids with the tokenizer's own template, and control tokens survive both conversions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_without_a_template_it_says_what_to_do():
     ([{"role": "fool", "content": "x"}], "refuses the messages: no fools; change"),
 ])  # fmt: skip
 def test_messages_of_a_wrong_shape_are_errors_of_one_line(tokenizer, messages, reason):
-    # A promise: the template's own words are told.
+    # Promised behaviour: the message contains the template's own error.
     with pytest.raises(GenerationError, match=reason) as raised:
         ChatFormat(tokenizer).render(messages)
     assert "\n" not in str(raised.value)

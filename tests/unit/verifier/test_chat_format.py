@@ -1,4 +1,4 @@
-"""How a model converses: which template is used, what ends an answer, what sessions share."""
+"""The chat format of a model: its template, its end tokens, and the prompt prefix that sessions share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes cost: the table between and beyond its points, the measurement, and the file it is kept in."""
+"""The cost of passes: interpolation and extrapolation of the table, its measurement, and its file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tables(draw):
 
 
 def slow_ms(table, batch, tokens):
-    """The definition, read aloud: whole numbers of tokens only."""
+    """Return the time by the definition, for integer numbers of tokens only."""
     by_batch = {}
     for point in table.points:
         by_batch.setdefault(point.batch, {})[point.tokens] = point.ms
@@ -91,7 +91,7 @@ def test_estimates_are_those_of_the_definition(table, batch, tokens):
 
 @st.composite
 def rising(draw, most=64):
-    """Measured passes of one batch, which no noise has disordered."""
+    """Measured passes of one batch size, with times in order and without noise."""
     widths = sorted({1, *draw(st.sets(st.integers(2, most), min_size=1, max_size=4))})
     times = sorted(draw(st.lists(MS, min_size=len(widths), max_size=len(widths))))
     return CostTable(tuple(CostPoint(1, *each) for each in zip(widths, times, strict=True)), 0)
@@ -116,7 +116,7 @@ def test_one_width_alone_is_scaled_too():
 
 @given(rising(), st.floats(0.2, 5.0), st.lists(st.tuples(st.integers(1, 40), st.floats(0.5, 3.0)), max_size=30))
 def test_passes_that_happen_correct_what_is_believed(table, slowness, passes):
-    """A slow machine makes all slower; a width that takes longer than the others does, and costs never fall."""
+    """A slow machine scales all estimates, a slow width only its own; costs never fall with the width."""
     believed, costs = table.seconds(1, 100), ObservedCosts(table)
     assert costs.seconds(1, 100) == pytest.approx(believed)
     for width in (1, 9, 33) * 30:
@@ -136,7 +136,7 @@ def test_passes_that_happen_correct_what_is_believed(table, slowness, passes):
 
 
 class Slow:
-    """A model whose passes take as long as they are told to, by a clock of its own."""
+    """A model with given pass durations, on a simulated clock."""
 
     def __init__(self, target, monkeypatch, seconds):
         self.passes, self._now, self._seconds, self._forward = [], 0.0, seconds, target.forward
@@ -160,7 +160,7 @@ class Slow:
 @pytest.mark.parametrize("seconds", [1e-4, 1e-3, 0.01, 0.03, 0.1, 0.4, 1.0, 3.0])
 @pytest.mark.parametrize("most_nodes", [8, 300])
 def test_a_slow_model_has_a_second_width_in_time(gpt_oss, monkeypatch, tmp_path, seconds, most_nodes):
-    """What is asked for comes first, and no more passes are begun than the time suffices for."""
+    """The requested batches come first, and no pass starts after the time is up."""
     slow = Slow(gpt_oss, monkeypatch, seconds)
     table = load_or_measure(gpt_oss, (1, 8, 4), tmp_path, most_nodes=most_nodes)
     measured = {(each.batch, each.tokens) for each in table.points}

@@ -1,4 +1,4 @@
-"""The parts of the drafter that asks a model: reliability, trees, price, and what it refuses."""
+"""The parts of the draft-model drafter: reliability, trees, price, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Features(is_root=True, confidence=0.6)
 
 
 def learned(num_tokens, right_of_ngrams, right_of_model, seed=0):
-    """What is learned of many tokens at each of which n-grams and model say something else."""
+    """Return the reliability learned from many tokens on which n-grams and model disagree."""
     generator = random.Random(seed)
     reliability = Reliability()
     for _ in range(num_tokens):
@@ -42,7 +42,7 @@ def test_reliability_is_that_of_either_source(of_ngrams, of_model):
     mixed = {each.token_id: each.probability for each in reliability.mix([(1, 0.6)], [(2, 0.6), (3, 0.1)])}
     if of_ngrams != of_model:
         assert (mixed[1] > mixed.get(2, 0.0)) == (of_ngrams > of_model)
-    # They say something else, so at most one of them is right.
+    # They disagree, so at most one of them is right.
     either = 1.0 - of_ngrams * of_model
     assert mixed[1] == pytest.approx(of_ngrams * (1.0 - of_model) / either, abs=0.1), "predicted as often as realised"
     assert mixed.get(2, 0.0) == pytest.approx(of_model * (1.0 - of_ngrams) / either, abs=0.1)
@@ -83,7 +83,7 @@ def test_the_best_nodes_are_the_most_probable_paths(draft, budget, generator):
 
 
 def obvious_choice(target, draft, gains, wanted, pending, rate):
-    """What every choice is worth beyond its time: all widths and numbers of rows tried one by one."""
+    """Return every choice's value minus its time; tries all widths and numbers of rows one by one."""
     rows = len(gains)
 
     def seconds(width):

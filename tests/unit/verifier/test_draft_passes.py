@@ -1,4 +1,4 @@
-"""What the draft model says of every node, pass by pass, is what it says of the whole text."""
+"""The draft model's predictions at every node, pass by pass, equal its predictions for the whole text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.tiny_models import tiny_gpt_oss, tiny_model
 
 
 def logprobs_after(model, text):
-    """Of a text that is read from the beginning."""
+    """Return the log-probabilities after a text, which is read from its beginning."""
     cache = model.new_cache(1)
     with torch.inference_mode():
         logits = model.forward([list(text)], cache, [0])[0, 0]
@@ -46,7 +46,7 @@ def test_trees_grow_pass_by_pass_and_follow_what_was_emitted(family, seed, monke
             while len(each.pending) > 10:
                 passes.read(each)
         members = generator.sample(range(3), generator.choice([1, 2, 3]))
-        trees = {index: {} for index in members}  # nodes by their numbers; padding is none of them
+        trees = {index: {} for index in members}  # nodes by number, without padding
         for number in range(generator.choice([1, 2, 3])):
             new = {}
             for index in members:
@@ -96,7 +96,7 @@ def test_a_row_is_taken_over():
 
 
 def test_what_was_read_with_the_first_pass_is_judged():
-    """A model judges its own greedy text as right, and another as wrong."""
+    """A model counts its own greedy text as right, and any other text as wrong."""
     model = tiny_gpt_oss()
     text = [5]
     for _ in range(12):

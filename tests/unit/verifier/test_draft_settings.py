@@ -1,4 +1,4 @@
-"""Settings of strategies in the decoder: NASD's learn over sequences, and what a strategy does not read is named."""
+"""Strategy settings in the decoder: NASD learns across sequences, and ignored settings are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running batch: who joins, who waits, who fails, and that none of it touches the others."""
+"""The running batch: requests that join, wait or fail do not affect other requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.tiny_models import tiny_gpt_oss
 
 
 def test_long_prompts_do_not_stall_those_that_run(gpt_oss):
-    """While a prompt is read in stretches, every step still emits for the sequence that was there first."""
+    """While a prompt is read in chunks, every step still emits a token for the running sequence."""
     engine = make_engine(gpt_oss, prefill_chunk=16)
     first = engine.add(Request(0, (1, 2, 3), CONFIG.model_copy(update={"max_tokens": 40})))
     engine.step()
@@ -48,7 +48,7 @@ def test_a_request_that_can_never_run_fails_alone(gpt_oss, prompt, config, field
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_logits_that_are_no_numbers_end_their_request_alone(temperature):
-    """Neither a neighbour nor whoever gets the row afterwards meets the NaN."""
+    """The NaN affects neither the other rows nor the row's next request."""
     gpt_oss = tiny_gpt_oss()
     config = CONFIG.model_copy(update={"temperature": temperature})
     expected = alone(gpt_oss, (1, 2, 3), config)
@@ -66,7 +66,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(temperature):
 
 
 def test_prompts_are_read_in_the_order_in_which_they_came(gpt_oss):
-    """Numbers of callers begin at 0 again and again; who came first must not wait for all who come later."""
+    """Callers number their requests from 0, so the order must not depend on these numbers."""
     engine = make_engine(gpt_oss, prefill_chunk=16)
     first = engine.add(Request(7, (1,) * 60, CONFIG))
     for _ in range(8):

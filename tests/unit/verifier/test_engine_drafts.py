@@ -1,4 +1,4 @@
-"""Drafts that a running batch is given: whatever they are, the text is the model's own."""
+"""Drafts for a running batch: the text is the model's own, whatever the drafts are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.engines import CONFIG, alone, finish, make_engine
 ])  # fmt: skip
 @pytest.mark.parametrize("rule", ["follow", "token", "tree-wor"])
 def test_whatever_a_drafter_answers_the_text_is_the_same(gpt_oss, answer, rule):
-    """Drafts with probabilities are trimmed by them, so these must be sound."""
+    """The engine trims drafts by their probabilities, so it must survive invalid ones."""
     drafter = ScriptedDrafter(lambda _: None)
     drafter.draft = answer
     config = CONFIG.model_copy(update={"rule": rule, "speculation": "auto"})
@@ -36,7 +36,7 @@ def test_whatever_a_drafter_answers_the_text_is_the_same(gpt_oss, answer, rule):
 
 @pytest.mark.parametrize("most_nodes_kept", [0, 1, 2, 4])
 def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(gpt_oss, monkeypatch, most_nodes_kept):
-    """Also where nodes were left out: the row of a node is what the target says after that node's own path."""
+    """Even if nodes were left out, a node's row has the target's top tokens after the path to this node."""
     draft = Draft((7, 8, 9, 10), (0, 0, 2, 3), (0.1, 0.9, 0.8, 0.7), draft_id=5)
     told = []
 
@@ -63,7 +63,7 @@ def test_feedback_names_the_nodes_of_the_draft_that_the_drafter_made(gpt_oss, mo
 
 
 def test_a_session_that_can_not_be_opened_ends_no_other_request(gpt_oss):
-    """A strict drafter's refusal ends its own request; what is merely broken costs the drafts."""
+    """A strict drafter's refusal ends its own request; any other error only costs the drafts."""
     errors = [SpeculantError("no answer; start the sidecar"), OSError("broken"), None]
 
     class Failing(ScriptedDrafter):

@@ -1,4 +1,4 @@
-"""Memory of a running batch: bounds that hold, and what ends when there is none left."""
+"""Memory of a running batch: its bounds, and the requests that end when memory runs out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def target():
 
 
 def test_requests_wait_until_keys_and_values_fit(target):
-    """At any time, rows times the longest of them stay below the bound, and everybody gets a turn."""
+    """Rows times the longest row never exceed the bound, and every request gets its turn."""
     bound = 100
     engine = make_engine(target, max_kv_tokens=bound, max_batch_size=8)
     for index in range(6):
@@ -58,7 +58,7 @@ def test_memory_that_does_not_suffice_ends_the_youngest_and_spares_the_others(ta
 
 
 def test_memory_that_ends_while_the_cache_grows_leaves_it_whole(target, monkeypatch):
-    """Whichever layer it ends at, whoever continues has the layers that the cache says."""
+    """Whichever layer runs out of memory, all layers keep the size that the cache reports."""
     prompts = [(1, 2, 3), (1,) * 400]
     expected = alone(target, prompts[0])
     replace = SlotLayer.resize
@@ -129,7 +129,7 @@ def test_memory_that_does_not_suffice_for_a_prompt_ends_no_other_that_waits(targ
     ids=["bound", "default bound"],
 )
 def test_a_stretch_of_one_prompt_beside_the_end_of_another_stays_within_the_bound(target, lengths, settings):
-    """All rows of a pass are as wide as the widest, so together they would take more than either needs."""
+    """All rows of a pass are as wide as the widest, so together the two need more than each alone."""
     engine = make_engine(target, max_batch_size=2, **settings)
     prompts = [tuple(index % 250 for index in range(length)) for length in lengths]
     for index, prompt in enumerate(prompts):
@@ -142,9 +142,9 @@ def test_a_stretch_of_one_prompt_beside_the_end_of_another_stays_within_the_boun
 @pytest.mark.parametrize("step", range(3, 9))
 @pytest.mark.parametrize("length", [98, 100])
 def test_a_short_prompt_joins_one_that_is_nearly_done_within_the_bound(target, step, length):
-    """Its few tokens are read with its draft, so the pass is wider than that of the long row alone."""
+    """Its few tokens are read together with its draft, which makes the pass wider than the long row needs."""
     drafter = scripted(lambda budget: chain([1] * budget))
-    longest = -(-(length + 8 + 4) // 16) * 16  # too little for both at once: the short one has to wait
+    longest = -(-(length + 8 + 4) // 16) * 16  # too little for both, so the short one must wait
     engine = make_engine(target, drafter, max_kv_tokens=2 * longest)
     engine.add(Request(0, tuple(range(length)), CONFIG.model_copy(update={"max_tokens": 8})))
     ended = {}

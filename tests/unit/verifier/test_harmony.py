@@ -1,4 +1,4 @@
-"""Channels of harmony answers, with the released tokenizer where it is there and with a small one everywhere."""
+"""Channels of harmony responses, with a small tokenizer and, where available, with the released one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.http_api import tiny_decoder
 
 
 class Split:
-    """A tokenizer, and what becomes of answers spelt out as text."""
+    """Splits responses, given as text, with a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -37,7 +37,7 @@ class Split:
         return self.pieces(self.encode(text), [], stop)
 
     def pieces(self, token_ids: list[TokenId], cuts: list[int], stop: tuple[str, ...] = ()) -> tuple[str, str]:
-        """Split an answer that comes in steps, which end at the cuts."""
+        """Split a response that arrives in steps, which end at the cuts."""
         stream, splitter = Detokenizer(self.decode, stop), ChannelSplitter(self.tokens, self.decode)
         found = []
         edges = [0, *sorted(cuts), len(token_ids)]
@@ -69,15 +69,15 @@ ANSWER = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel
         ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b", "ab", ""),
         ("<|channel|>commentary to=functions.f<|message|>{}<|call|>", "{}", ""),
         (" to=functions.f<|channel|>commentary<|message|>{}<|call|>", "{}", ""),
-        # cut off by max_tokens within a header: nothing was said there
+        # cut off by max_tokens within a header, which has no text
         ("<|channel|>analysis<|message|>a<|end|><|start|>assis", "a", ""),
-        # what is no harmony is content as it stands
+        # text that is not harmony is content, unchanged
         ("Just text.", "", "Just text."),
         ("<|channel|>analysis<|message|>a<|end|>stray", "a", "stray"),
         ("x " * 100 + "<|message|>y<|end|>z", "", "x " * 100 + "<|message|>y<|end|>z"),
-        # the end of one message may be missing
+        # the end token of a message may be missing
         ("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b<|return|>", "a", "b"),
-        # a control token that has no business in a message
+        # a control token that is not allowed within a message
         ("<|channel|>final<|message|>a<|channel|>b<|return|>", "", "ab"),
     ],
 )
@@ -112,7 +112,7 @@ BYTES = Split(harmony_tokenizer("bytes"))
 
 @given(st.lists(st.sampled_from([*BYTES.tokens.names, *range(0, 256, 7)]), max_size=80))
 def test_no_text_of_messages_is_lost(token_ids: list[int]) -> None:
-    """What is neither reasoning nor content is control tokens and headers."""
+    """Only control tokens and headers are neither reasoning nor content."""
     reasoning, content = BYTES.pieces(token_ids, list(range(1, len(token_ids))))
     raw = BYTES.decode(token_ids)
     if "<|message|>" not in [BYTES.tokens.names.get(token) for token in token_ids]:

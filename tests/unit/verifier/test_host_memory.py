@@ -1,4 +1,4 @@
-"""Three tiers: a device, this machine's memory and the disk. The processor plays the device, and nothing is pinned."""
+"""Three tiers: device, host memory and disk. The CPU stands in for the device, and no memory is pinned."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from support.packed_checkpoint import tiny_config, write_packed
 from support.tiny_models import byte_tokenizer, tiny_gpt_oss, tiny_model
 
 UNIT = 96
-"""Bytes of the units of the tests without a model."""
+"""Bytes per unit in tests without a model."""
 
 
 class Copies:
-    """Stands in for pinned memory, and for the stream that copies from it."""
+    """Stands in for pinned memory and its copy stream."""
 
     stall_s = 0.0
 
@@ -51,13 +51,13 @@ class Copies:
         assert all(isinstance(each, torch.Tensor) for each in started)
 
     def drain(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no copy is pending."""
 
     close = drain
 
 
 def units_of(path: Path, count: int) -> tuple[list[list[StoredTensor]], torch.Tensor]:
-    """Write units of two tensors each, one after another; return where they are, and what."""
+    """Write consecutive units of two tensors each; return their places in the file and their values."""
     numbers = torch.arange(count * UNIT, dtype=torch.int64).remainder(251).to(torch.uint8).view(count, UNIT)
     path.write_bytes(numbers.numpy().tobytes())
     places = [
@@ -71,7 +71,7 @@ def units_of(path: Path, count: int) -> tuple[list[list[StoredTensor]], torch.Te
 
 
 def fetched(memory: HostMemory, wanted: list[list[StoredTensor]]) -> list[torch.Tensor]:
-    """Fetch units at once, and wait for them."""
+    """Start fetching all units, then wait for them."""
     into = [torch.zeros(UNIT, dtype=torch.uint8) for _ in wanted]
     started = [
         memory.read([(unit[0], tensor[:64]), (unit[1], tensor[64:])]) for unit, tensor in zip(wanted, into, strict=True)
@@ -87,7 +87,7 @@ def fetched(memory: HostMemory, wanted: list[list[StoredTensor]]) -> list[torch.
     passes=st.lists(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=8), max_size=12),
 )
 def test_weights_are_those_of_the_file_whatever_lies_where(tmp_path_factory, room, passes):
-    """Against the file; units are wanted several times at once, and some are never waited for."""
+    """Compare with the file; a unit may be requested several times at once, and some reads are never awaited."""
     places, numbers = units_of(tmp_path_factory.mktemp("host") / "weights", 6)
     copies = Copies()
     memory = HostMemory(room, WeightReader(), copies)
@@ -106,7 +106,7 @@ def test_what_is_used_most_stays(tmp_path):
     places, _ = units_of(tmp_path / "weights", 8)
     memory = HostMemory(3 * UNIT, WeightReader(), Copies())
     for _ in range(5):
-        fetched(memory, places)  # in turn, as layers are
+        fetched(memory, places)  # in order, like layers
     assert memory.num_bytes == UNIT * (8 + 4 * 5), "those that came first stay"
     generator = random.Random(0)
     for _ in range(20):
@@ -182,7 +182,7 @@ def test_logits_are_those_of_a_model_without_tiers(checkpoint, share, monkeypatc
 
 
 def test_budgets_of_every_tier(monkeypatch):
-    """What a GPU does not hold lies in memory as far as the budget, or what is free, goes."""
+    """Host memory holds the weights that do not fit on the GPU, up to the budget or the free memory."""
     config = tiny_model("llama", num_layers=9).model.config
     gpu = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)

@@ -1,4 +1,4 @@
-"""How the middleware counts requests: by endpoint and the status that went out."""
+"""The middleware counts requests by endpoint and response status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def fail_within(scope, receive, send):
 
 
 async def say_nothing(scope, receive, send):
-    """Find that the client has left."""
+    """Send no response, because the client has disconnected."""
 
 
 BODY = {"type": "http.request", "body": b"{}", "more_body": False}

@@ -1,4 +1,4 @@
-"""Bodies that are wrong all over are complained of a few times, as every complaint takes time that others wait for."""
+"""For a body with many errors, only a few are reported, because each report delays other requests."""
 
 from __future__ import annotations
 

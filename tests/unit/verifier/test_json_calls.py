@@ -1,4 +1,4 @@
-"""Calls in what a model writes, in whatever pieces it comes."""
+"""Tool calls in a model's output, split into any pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculant_verifier.conversation.json_calls import JsonCalls
 
 
 def split(text: str, cuts: list[int], *, is_cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
-    """Return the content and the calls of an answer that comes in pieces."""
+    """Return the content and the calls of an output that arrives in pieces."""
     calls: list[tuple[str, str]] = []
     content = ""
     splitter = JsonCalls("<tool_call>", "</tool_call>")

@@ -1,4 +1,4 @@
-"""Schemas of libraries: what is rewritten means the same, and what can't be kept to is refused by its name."""
+"""Schemas from libraries: a rewritten schema has the same meaning, and unsupported keywords are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: quantised, in parts, with parts missing, or too large; and what experts are computed with."""
+"""Checkpoints on disk: quantized, sharded, incomplete or too large; and the implementation of experts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mxfp4(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
 
 
 def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """By the definition: low half first, times two to the power of the scale less 127."""
+    """Decode MXFP4 by definition: low nibble first, times two to the power of (scale - 127)."""
     numbers = torch.tensor(FP4)[torch.stack([blocks & 15, blocks >> 4], dim=-1).long()].flatten(-2)
     numbers = numbers * 2.0 ** (scales.float() - 127)[..., None]
     return numbers.flatten(-2).transpose(1, 2)
@@ -61,7 +61,7 @@ def test_four_bit_weights_are_decoded_exactly_on_a_cpu(mxfp4, dtype):
 
 
 def test_experts_are_never_copied_per_token():
-    """Not even if the configuration of a checkpoint asks for it."""
+    """This holds even if the checkpoint's configuration requests it."""
     for target in (tiny_gpt_oss(), tiny_model("qwen3_moe")):
         assert target.model.config._experts_implementation == "grouped_mm"
     model = tiny_gpt_oss().model

@@ -1,4 +1,4 @@
-"""The cache of the target's logits against an OrderedDict, and its memory as it really is."""
+"""The cache of the target's logits, compared with an OrderedDict, and its actual memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_keys_of_nodes_are_those_of_their_paths(data):
 
 @settings(max_examples=60, stateful_step_count=40)
 class CacheMachine(RuleBasedStateMachine):
-    """Any calls, against an OrderedDict."""
+    """Runs random calls, and compares with an OrderedDict."""
 
     @initialize(room=st.integers(0, 6), slack=st.integers(0, ROW_BYTES - 1))
     def start(self, room, slack):
@@ -70,7 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.hits += 1
             self.held.move_to_end(number)
             assert row.tolist() == [self.held[number]] * WIDTH
-            row.zero_()  # the caller's own
+            row.zero_()  # the caller owns the copy
         else:
             assert row is None
 
@@ -88,7 +88,7 @@ class CacheMachine(RuleBasedStateMachine):
             logits = rows_of(values)
             order = [*first, *rows]
             self.cache.put_many([named(numbers[row]) for row in order], [logits[row] for row in order])
-            logits.fill_(-1)  # copies were kept
+            logits.fill_(-1)  # the cache has copies
         order = []
         for row in [*first, *rows]:
             number = numbers[row]

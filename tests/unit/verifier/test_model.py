@@ -1,4 +1,4 @@
-"""Which models are taken, which are refused, and what is known of their tokenizers."""
+"""Supported and unsupported models, and the fingerprints of their tokenizers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_models_that_would_be_verified_wrongly_are_refused(config: PreTrainedCon
 
 
 def test_padding_near_the_longest_context_of_learned_positions() -> None:
-    """A row at its limit stands next to one that drafts: its padding must not ask for positions beyond."""
+    """A row at its limit is padded to the width of a drafting row; the padding must not use invalid positions."""
     torch.manual_seed(0)
     config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=32, initializer_range=0.3, **SMALL)
     target = TargetModel(Auto.from_config(config), byte_tokenizer(), "tiny-gpt2")

@@ -1,4 +1,4 @@
-"""Sequences of the drafter that asks a model: whose they are, what fails, and when it is tried."""
+"""Sequences of the draft-model drafter: tenants, failures, and when the model is tried."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def jobs(count: int = 3, length: int = 40, **settings: Any) -> list[Job]:
 
 
 def drafts_of(drafter: ModelDrafter, tenant: str | None) -> int:
-    """Decode a sequence of a tenant and return how many nodes were drafted for it."""
+    """Decode a sequence of a tenant; return the total number of drafted nodes."""
     [job], drafted = jobs(1), []
     opened, draft = drafter.open, drafter.draft
     drafter.open = lambda session_id, options=None: opened(session_id, SessionOptions(tenant) if tenant else None)
@@ -71,7 +71,7 @@ def test_a_text_that_outgrows_the_models_context(rule):
 
 @pytest.mark.parametrize(("knows", "is_priced"), [(False, True), (True, True), (False, False)])
 def test_what_brings_nothing_gets_a_small_share_of_the_time(knows, is_priced):
-    """By a clock of its own: a pass of the target takes 1 s, one of the draft model 0.3 s, and weighing 0.005 s."""
+    """On a simulated clock, a target pass takes 1 s, a draft pass 0.3 s, and a choice 0.005 s."""
     model = noisy(target(), 0.02 if knows else 10.0)
     clock = itertools.count()
     drafter = model_drafter(model)

@@ -1,4 +1,4 @@
-"""NASD as it is described: its storages by examples, and a function that writes what the target alone would write."""
+"""NASD as its document describes it: examples of its storages, and a function whose output equals the target's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = ["The", "capital", "of", "France", "is", "Paris", "Berlin", "London", "c
 VOCABULARY = 258
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
 SHORT = [11, 12, 13]
-"""After it the model of these tests writes two different tokens."""
+"""After this prompt, the tests' model writes two different tokens."""
 
 
 def ids(text: str) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_3_3_the_top_token_changes_when_another_has_more():
 
 
 class Recorder(INgramStorage):
-    """A storage of the caller's own: it drafts one token for ever, and notes what it is told."""
+    """A caller's own storage: always drafts one token, and records its calls."""
 
     def __init__(self, token: int, *, is_known: bool = True) -> None:
         super().__init__(2, VOCABULARY)
@@ -59,7 +59,7 @@ class Recorder(INgramStorage):
 
     def next_token(self, input_ids):
         self.told.append(("next_token", input_ids[0].tolist(), []))
-        return torch.tensor([self.token]), torch.tensor([self.is_known])  # [batch]: one axis less than ours
+        return torch.tensor([self.token]), torch.tensor([self.is_known])  # shape [batch]: one axis fewer than ours
 
     def update(self, input_ids, next_tokens):
         self.told.append(("update", input_ids[0].tolist(), next_tokens[0].tolist()))
@@ -90,7 +90,7 @@ def test_5_greedy_tokens_are_those_of_the_target(family, use_cache):
     storage, accepted = NGramStorage(n=3, vocab_size=VOCABULARY), 0.0
     for prompt, settings in (
         (PROMPT, {}),
-        (PROMPT, {"first_target": False, "filler_top_k": 1}),  # the storage has learned
+        (PROMPT, {"first_target": False, "filler_top_k": 1}),  # the storage has learned from the first run
         (list(range(1, 41)), {"stop_if_unknown": True, "gamma": 9}),
         ([9], {"filler_top_k": 1_000, "gamma": 2}),
     ):
@@ -114,13 +114,13 @@ def test_5_what_a_storage_is_asked_and_told(llama):
     top = [llama(torch.tensor([[*SHORT, *written[:n]]])).logits[0, -1].topk(2).indices.tolist() for n in range(4)]
     assert storage.told[:8] == [
         ("initialize", SHORT, []),
-        ("update", SHORT, [first]),  # without the others that are probable
+        ("update", SHORT, [first]),  # without the other top tokens
         ("next_token", [*SHORT, first], []),
         ("update", [*SHORT, first], [second]),
         ("update", [*SHORT, first], top[1]),
         ("update", [*SHORT, first, second], [third]),
         ("update", [*SHORT, first, second], top[2]),
-        ("update", [*SHORT, first, second, third], [fourth]),  # one token is left: nothing is drafted
+        ("update", [*SHORT, first, second, third], [fourth]),  # one token is left, so there is no draft
     ]
     assert len(storage.told) == 9
 
@@ -173,7 +173,7 @@ def test_5_samples_are_those_of_the_target_with_the_same_numbers(llama, use_cach
 
 
 class DrawingAgain(MultinomialProcessor):
-    """Draws a second time after a mismatch with the token that is always drafted."""
+    """Draws again if its token differs from the drafted one, which biases the output."""
 
     def sample(self, probs):
         token = super().sample(probs)
@@ -246,7 +246,7 @@ def test_tables_are_views_that_go_on_changing():
 
 
 class OfTheDocument(NGramStorage):
-    """A caller's own, which writes into the tables as the document's does."""
+    """A caller's own storage, which writes into the tables like the document's storage."""
 
     def update(self, input_ids, next_tokens):
         for row, tokens in zip(input_ids.tolist(), next_tokens.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""How much a new strategy takes: a record and a number, added to a copy of the packages, and it drafts everywhere."""
+"""A new strategy needs only a record and a number; added to a copy of the packages, it drafts everywhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDITS = {
     ),""",
     },
 }
-"""By file, what is added after which text."""
+"""The additions to each file: the text before each, and the added text."""
 USE = """
 import sys
 

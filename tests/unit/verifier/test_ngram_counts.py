@@ -1,4 +1,4 @@
-"""N-gram counts against a list of everything that was ever learned."""
+"""N-gram counts, compared with a list of everything learned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rows = list[list[int]]
 
 
 class Oracle:
-    """Keeps what followed every context as a list, the contexts in the order in which they were last learned."""
+    """Keeps the successors of every context as a list, and the contexts in the order of their last update."""
 
     def __init__(self, n: int, shortest: int, max_contexts: int) -> None:
         self.n, self.shortest, self.max_contexts = n, shortest, max_contexts
@@ -103,7 +103,7 @@ TOKENS = st.integers(0, 4)
 
 
 def expected_draft(learned: list[tuple[list[int], list[int]]], text: list[int], budget: int) -> tuple[int, ...]:
-    """What the document's storage drafts, made of all that was learned: contexts, and the tokens that count there."""
+    """Return the draft of the document's storage, rebuilt from all learned (context, tokens) pairs."""
     counts = NGramCounts(4)
     for context, tokens in learned:
         counts.count(context, tokens)

@@ -1,4 +1,4 @@
-"""Top-p without a sort equals transformers' own, on any shape of distribution and with ties."""
+"""Top-p without a sort equals that of transformers, for any distribution and with ties."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from speculant_verifier.sampling.sampler import nucleus
 
 
 def assert_same(scores, top_p):
-    """Equal scores stay, but for those whose cumulative probability is at the border up to rounding.
+    """Check that the same scores are kept, except where rounding decides at the border.
 
-    Which of several tokens of one score stay is left open by transformers, whose sort is not stable.
+    transformers does not define which of several equal scores are kept, because its sort is not stable.
     """
     mine, theirs = nucleus(scores, top_p), TopPLogitsWarper(top_p)(None, scores[None])[0]
     kept = mine > -torch.inf

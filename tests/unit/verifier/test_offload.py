@@ -1,4 +1,4 @@
-"""Models whose weights are partly read for every pass: the same logits and texts, and what is read for them."""
+"""Models whose weights are partly read in every pass: same logits and texts, and the amount read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load(folder: Path, resident: int | None = None, **options) -> TargetModel:
 
 @pytest.fixture(scope="module")
 def whole(checkpoint) -> TargetModel:
-    """All of the checkpoint in memory."""
+    """The checkpoint, completely in memory."""
     return load(checkpoint)
 
 
@@ -74,7 +74,7 @@ def test_logits_are_those_of_the_model_in_memory(checkpoint, whole):
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_texts_are_those_of_the_model_in_memory(checkpoint, whole, batch):
-    """With trees, sliding layers, requests of all kinds, and passes that narrow and wide ones follow each other in."""
+    """The test has trees, sliding layers, requests of all kinds, and alternating narrow and wide passes."""
     target = load(checkpoint, 1)
     jobs = mixed_jobs(NUM_TOKENS)[:: 2 if batch == 1 else 1]
     outcome = decode(target, jobs, None, 8, max_batch_size=batch, strategy="tree")
@@ -87,7 +87,7 @@ def test_a_narrow_pass_reads_the_experts_that_were_chosen(tmp_path):
     tiny_gpt_oss(seed=3, num_layers=4).tokenizer.save_pretrained(tmp_path)
     target = load(tmp_path, 1)
     before = target.offload.num_bytes
-    logits(target, 1)  # two rows of one token
+    logits(target, 1)  # two rows with one token each
     plan = target.offload.plan
     read = target.offload.num_bytes - before
     assert read <= 4 * 4 * plan.unit_bytes, "two of four experts of each of four layers, at most"
@@ -121,7 +121,7 @@ def test_a_decoder_drafts_widely_and_tells_what_was_read(checkpoint):
 
 @pytest.mark.parametrize("strategy", ["model", "specexec"])
 def test_a_draft_model_drafts_for_a_model_that_memory_does_not_hold(checkpoint, whole, tmp_path, strategy):
-    """SpecExec's setting: the target is read for every pass, the draft model stays in memory."""
+    """As in SpecExec, the target is read in every pass, and the draft model stays in memory."""
     noisy(whole, 0.02).model.save_pretrained(tmp_path)
     whole.tokenizer.save_pretrained(tmp_path)
     config = VerifierConfig(model_name=str(checkpoint), resident_layers=1, measure_costs=False)
@@ -136,7 +136,7 @@ def test_a_draft_model_drafts_for_a_model_that_memory_does_not_hold(checkpoint, 
 
 
 def test_what_passes_read_is_predicted(checkpoint):
-    """More for more tokens, up to all that does not stay."""
+    """Wider passes read more, up to all weights that do not stay in memory."""
     target = load(checkpoint, 1)
     plan = target.offload.plan
     sizes = [plan.bytes_of(count) for count in (1, 2, 8, 1_000)]
@@ -147,7 +147,7 @@ def test_what_passes_read_is_predicted(checkpoint):
 
 
 def stored(target: TargetModel) -> list[StoredTensor]:
-    """Return where the last streamed weights are."""
+    """Return the places of the last streamed weights."""
     stream = target.offload._stream
     if target.offload.plan.unit == "layer":
         return [each for _, _, each in stream._layers[stream._turn[-1]][1]]
@@ -155,7 +155,7 @@ def stored(target: TargetModel) -> list[StoredTensor]:
 
 
 def budget_with(room: int) -> int:
-    """Return a budget that leaves so many bytes for weights."""
+    """Return a budget that leaves ``room`` bytes for weights."""
     return int((anonymous_bytes() + room) / 0.8)
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_can_not_be_read_fails_passes_until_it_can(checkpoint, whole
     try:
         os.truncate(path, len(content) // 3)
         with pytest.raises(GenerationError):
-            [logits(target, 60) for _ in range(8)]  # what was read ahead is still right
+            [logits(target, 60) for _ in range(8)]  # weights read in advance are still valid
     finally:
         with open(path, "r+b") as file:
             file.write(content)
@@ -232,7 +232,7 @@ def test_a_pass_that_is_interrupted_leaves_nothing_half_read(checkpoint, whole):
 
 
 def test_memory_of_units_is_given_back(tmp_path):
-    """By degrees, down to what a pass needs, and taken again."""
+    """It is released step by step, down to the minimum for a pass, and then taken again."""
     for target in (tiny_gpt_oss(seed=3, num_layers=4), tiny_model("llama", num_layers=9)):
         config = target.model.config
         config.intermediate_size = 16_384
@@ -257,7 +257,7 @@ def test_memory_of_units_is_given_back(tmp_path):
 
 
 def test_streams_of_eight_requests_while_memory_comes_and_goes(checkpoint, whole):
-    """Nobody gets a wrong token, and all that was reduced is as before in the end."""
+    """No request gets a wrong token, and the number of slots changes meanwhile."""
     target = load(checkpoint, 2)
     jobs = mixed_jobs(NUM_TOKENS)
     generator = random.Random(0)
@@ -283,7 +283,7 @@ def test_streams_of_eight_requests_while_memory_comes_and_goes(checkpoint, whole
     wanted=st.sampled_from([torch.bfloat16, torch.float32]),
 )
 def test_any_stretch_of_a_file_is_read(tmp_path_factory, offset, numel, stored, wanted):
-    """Against the obvious way: all of the file at once."""
+    """Compare with the values that were written to the file."""
     path = tmp_path_factory.mktemp("stretch") / "file"
     numbers = torch.randn(numel).to(stored)
     path.write_bytes(bytes(offset) + numbers.view(torch.uint8).numpy().tobytes())

@@ -1,4 +1,4 @@
-"""gpt-oss as it is published, in MXFP4, where memory does not hold it: packed until an expert is multiplied."""
+"""gpt-oss in MXFP4, as published, larger than memory: each expert stays packed until it is multiplied."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def logits(model: torch.nn.Module, length: int, seed: int = 0) -> torch.Tensor:
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
 def test_numbers_are_those_of_the_definition(rows, width, seed, exponents, dtype):
-    """On all exponents: those of subnormal numbers, and those beyond what there is, too."""
+    """All exponents are tested, including subnormal numbers and overflow."""
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randint(256, (rows, width, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(*exponents, (rows, width), dtype=torch.uint8, generator=generator)
@@ -115,7 +115,7 @@ def test_weights_are_packed_on_the_way_and_in_memory(checkpoint):
 
 
 def test_a_model_whose_packed_experts_all_fit_reads_them_once(checkpoint, monkeypatch):
-    """Though there is no memory for the decoded ones."""
+    """There is no memory for the decoded experts here."""
     monkeypatch.setattr(placement, "anonymous_bytes", lambda: 0)
     target = TargetModel.load(VerifierConfig(model_name=str(checkpoint), num_threads=1, memory_budget=400_000))
     assert target.offload.num_slots >= target.offload.plan.num_units == 16

@@ -1,4 +1,4 @@
-"""What is given up when memory is short, and when it comes back."""
+"""What is reduced when memory is short, and when it is restored."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_caches_are_cleared_and_parts_are_reduced_in_order_and_restored_last_fir
     spare[0] = 120
     look(60.0)
     spare[0] = 130
-    look(0.1)  # looked at a moment ago
+    look(0.1)  # too soon after the last check
     look(1.0)
-    look(1.0)  # restored a moment ago
+    look(1.0)  # too soon after the last restore
     look(30.0)
     look(30.0)
     assert seen == [(0, 0), (0, 0), (0, 1), (0, 1), (0, 2), (1, 2)]
@@ -90,7 +90,7 @@ def test_caches_are_cleared_and_parts_are_reduced_in_order_and_restored_last_fir
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_limits_of_control_groups(tmp_path, version):
-    """The group's own, and those around it; pages of files are as good as free."""
+    """The group's own limit and its ancestors' limits count; page cache counts as free."""
     top = tmp_path / "memory" if version == 1 else tmp_path
     limit, use = [("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")][version - 1]
     prefix = "total_" if version == 1 else ""
@@ -103,7 +103,7 @@ def test_limits_of_control_groups(tmp_path, version):
     line = "3:memory:/a/b\n9:pids:/\n" if version == 1 else "0::/a/b\n"
     own.write_text(line)
     assert _control_groups(tmp_path, own) == [(600, 200), (800, 400)]
-    own.write_text(line.replace("/a/b", "/elsewhere"))  # what it is called outside of a container
+    own.write_text(line.replace("/a/b", "/elsewhere"))  # the group's name outside of the container
     assert _control_groups(tmp_path, own) == []
     (top / limit).write_text("700")
     assert _control_groups(tmp_path, own) == [(700, 800)]

@@ -1,4 +1,4 @@
-"""Files of prompts: what a line may hold, and what is refused rather than guessed."""
+"""Files of prompts: valid lines, and ambiguous ones, which are refused instead of guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records in a database that outlives disks and processes: writing, reading, bounds, and the sample of replay."""
+"""The database of records: writing, reading, limits, faults, and the replay sample."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_thread_writes_without_being_asked(tmp_path):
     st.integers(0, 4),
 )
 def test_replay_is_the_requests_with_the_smallest_keys(tmp_path_factory, requests, size, num_restarts):
-    """Whatever came when, also over restarts and by two writers in turns."""
+    """This holds in any order, across restarts, and with two alternating writers."""
     folder = tmp_path_factory.mktemp("replay")
     writers = [writing(folder, num_replay=size) for _ in range(2)]
     restarts = {len(requests) * (each + 1) // (num_restarts + 1) for each in range(num_restarts)}

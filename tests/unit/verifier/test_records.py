@@ -1,4 +1,4 @@
-"""What an engine records of the requests that it has finished, held against their results and against the model."""
+"""The records of finished requests, compared with the results and with the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def recording(target, folder, drafter, *, k=6, rows=3, identity=None, target_cac
 
 
 def run(engine, requests):
-    """Decode requests to their ends; return their sequences in order."""
+    """Decode requests to the end; return their sequences in order."""
     for request in requests:
         engine.add(request)
     ended = finish(engine)
@@ -54,19 +54,19 @@ def run(engine, requests):
 
 
 def recorded(folder, sequences):
-    """Return all records by the caller's number for the request."""
+    """Return all records, by the caller's request number."""
     numbers = {str(each.session_id): each.request.index for each in sequences}
     return {numbers[each.request_id]: each for each in [*read_records(folder), *replay_of(folder, None, 1_000)]}
 
 
 def scores(target: TargetModel, token_ids):
-    """The model's own log-probabilities after every token, by one plain pass of transformers."""
+    """Return the model's log-probabilities after every token, from one plain pass of transformers."""
     with torch.no_grad():
         return torch.log_softmax(target.model(torch.tensor([token_ids])).logits[0].double(), -1)
 
 
 def check(record, sequence, target, drafts):
-    """Hold a record against the sequence, the model, and the drafts that were verified."""
+    """Compare a record with the sequence, the model, and the verified drafts."""
     assert (record.prompt, record.output) == (sequence.prompt, sequence.output)
     size = len(record.output)
     columns = (record.drafted, record.sources, record.accepted, record.top_token_ids, record.top_logprobs)
@@ -95,7 +95,7 @@ def check(record, sequence, target, drafts):
         assert list(of_top) == sorted(of_top, reverse=True)
         if not sequence.config.temperature:
             assert top[0] == token == int(logprobs[position].argmax())
-    # What was drafted is what the drafts hold below the accepted nodes.
+    # The record lists the drafts' children of the accepted nodes.
     for known, draft in drafts:
         if list(known) != text[: len(known)] or len(known) not in {len(record.prompt), *starts}:
             continue
@@ -139,7 +139,7 @@ def test_records_are_what_happened(target, tmp_path, kind, rows):
 
 
 def test_stop_tokens_and_limits_cut_records_as_they_cut_the_text(target, tmp_path):
-    """Ends lie inside of accepted paths, in their last tokens, and after them."""
+    """Outputs end within accepted paths, at their last tokens, and after them."""
     requests, references = [], []
     for index, prompt in enumerate(PROMPTS):
         text = alone(target, prompt, CONFIG)
@@ -195,7 +195,7 @@ def test_tokens_from_the_target_cache_have_no_top_tokens(target, tmp_path):
 def test_who_is_recorded_and_as_whose(target, tmp_path):
     identity = RecordIdentity(tenant="house")
     engine = recording(target, tmp_path, ScriptedDrafter(lambda step: Draft()), identity=identity)
-    # The scripted drafter takes no options; a tenant's session is refused and continues without drafts.
+    # The scripted drafter accepts no options, so a tenant's session is refused and continues without drafts.
     requests = [
         Request(0, (1, 2), CONFIG),
         Request(1, (1, 2), CONFIG, session=SessionOptions(tenant="acme")),
@@ -209,7 +209,7 @@ def test_who_is_recorded_and_as_whose(target, tmp_path):
         engine.add(request)
     gone = engine.add(Request(7, (1, 2), CONFIG.model_copy(update={"max_tokens": 100})))
     engine.step()
-    identity.draft_model, identity.adapter = "small", "cafe"  # changed while they run
+    identity.draft_model, identity.adapter = "small", "cafe"  # changed while requests run
     engine.cancel(gone)
     ended = finish(engine)
     engine.close()
@@ -220,14 +220,14 @@ def test_who_is_recorded_and_as_whose(target, tmp_path):
 
 
 class OfTenants(ScriptedDrafter):
-    """One that takes options of sessions."""
+    """A scripted drafter that accepts session options."""
 
     def open(self, session_id, options=None):
         super().open(session_id)
 
 
 def outcomes(folder, target, threshold, requests, drafter):
-    """Decode requests one after another; return (tenant, acceptance, whether it is a failure) of each, and results."""
+    """Decode requests one by one; return (tenant, acceptance, is_failure) of each, and the sequences."""
     engine = recording(target, folder, drafter, rows=1, threshold=threshold)
     sequences = run(engine, requests)
     found = recorded(folder, sequences)
@@ -235,7 +235,7 @@ def outcomes(folder, target, threshold, requests, drafter):
 
 
 def test_failures_are_judged_where_drafts_were_tried(target, tmp_path):
-    """By a fixed share, or by that of the tenant's requests before; where nothing was drafted nothing has failed."""
+    """The threshold is fixed or the tenant's earlier acceptance; a request without drafts is no failure."""
     references = [[*prompt, *alone(target, prompt, CONFIG)] for prompt in PROMPTS]
     script = knowing(references, 0.6, 258)
 

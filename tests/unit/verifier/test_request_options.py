@@ -1,4 +1,4 @@
-"""What a request may choose of its drafts: it acts and changes no text, and more than the settings have is refused."""
+"""A request's drafting options: they take effect, change no text, and can't exceed the server's settings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_values_that_no_server_takes(value: dict[str, Any]) -> None:
 
 
 class Watched:
-    """Draws nothing and keeps the steps that it was asked for."""
+    """Wraps a drafter and records its steps."""
 
     def __init__(self, drafter: Any) -> None:
         self._drafter, self.steps = drafter, list[SequenceStep]()

@@ -1,4 +1,4 @@
-"""Targets of rows: lazily and at once the same, every node worked out once, errors for the one request."""
+"""Row targets: lazy and batched results are equal, each node is computed once, errors affect one request."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_choice_depends_on_position_and_prefix_not_on_the_draft():
 
 
 class Recorder(LogitsProcessor):
-    """Stateful: remembers every prefix that it was shown."""
+    """Stateful: records every prefix."""
 
     def __init__(self):
         self.prefixes = []
@@ -89,7 +89,7 @@ def test_stateful_processors_see_what_is_emitted_once_and_in_order(temperature):
     target = RowTarget(Sampler(config, LogitsProcessorList([recorder])), logits, [8, 9], TREE)
     verdict = follow(TREE, target, float)
     assert verdict.token_ids == (6, 7, 1)
-    for node in (0, 3, 4):  # looking again is free
+    for node in (0, 3, 4):  # repeated reads call no processor
         target.choice_after(node)
         target.after(node)
     assert recorder.prefixes == [[8, 9], [8, 9, 6], [8, 9, 6, 7]]
@@ -109,7 +109,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_that_row_alone(config, bad, 
     rows = [RowContext(sampler_of(config), [1, 2], draft)] * 2
     chosen = choices_at_once(logits, rows) if at_once else [(), ()]
     first, second = (RowTarget(sampler_of(config), logits[i], [1, 2], draft, chosen[i]) for i in range(2))
-    assert first.choice_after(0) >= 0  # nobody looked at the bad node yet
+    assert first.choice_after(0) >= 0  # the bad node has not been read yet
     for look in (first.choice_after, first.after):
         with pytest.raises(GenerationError) as caught:
             look(1)
@@ -173,7 +173,7 @@ def test_draws_over_many_blocks_have_their_distribution_and_never_weight_zero():
     assert distribution.draw(math.nextafter(1, 0), np.arange(size), weights, 1.0) == 4999
     last = np.arange(size - 10, size)
     assert distribution.draw(math.nextafter(1, 0), last, np.zeros(10), 1.0) < size - 10
-    weights = np.where(np.arange(size) == 7, 5e-324, 0.0)  # so little that its share rounds to all of it
+    weights = np.where(np.arange(size) == 7, 5e-324, 0.0)  # so small that any share of it rounds to all of it
     assert distribution.draw(0.9, np.arange(size), weights, 1.0) == 7
 
 

@@ -1,4 +1,4 @@
-"""Rules where drafts and probabilities are at an edge; that they are exact is in ``congruence/test_rules_exact.py``."""
+"""Edge cases of the rules' drafts and probabilities. ``congruence/test_rules_exact.py`` tests their exactness."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZE = 5
 
 @st.composite
 def rows(draw, of=SIZE):
-    """A distribution: exact in binary with many zeros, or any."""
+    """A distribution: either multiples of 1/16 with many zeros, or arbitrary."""
     if draw(st.booleans()):
         counts = np.bincount(draw(st.lists(st.integers(0, of - 1), min_size=16, max_size=16)), minlength=of)
         return counts / 16
@@ -42,7 +42,7 @@ def numbers_of(seed):
 
 @st.composite
 def chains(draw):
-    """(draft, p of every node); with q or without."""
+    """(draft, p of every node), with or without q."""
     size = draw(st.integers(0, 4))
     q = [draw(rows()).astype(np.float32) for _ in range(size)]
     p = [draw(rows()) for _ in range(size + 1)]
@@ -78,7 +78,7 @@ def test_trees_are_followed_by_rules_for_chains_and_without_q(case, choice_numbe
     draft, p = case
 
     def verdict(rule, draft):
-        return RULES[rule](draft, DenseTarget(draft, p, choice_numbers), iter(()).__next__)  # no number is taken
+        return RULES[rule](draft, DenseTarget(draft, p, choice_numbers), iter(()).__next__)  # they draw no number
 
     bare = Draft(draft.token_ids, draft.parents)
     followed = verdict("follow", draft)
@@ -101,7 +101,7 @@ def test_a_token_without_probability_is_never_accepted_and_none_is_drawn(rule):
 
 @pytest.mark.parametrize("rule", sorted(WANTS_PROPOSALS))
 def test_rejected_by_rounding_alone(rule):
-    """q sums to a little more than p, so the token can be rejected though p - q has no mass."""
+    """q sums to slightly more than p, so the token can be rejected although p - q has no mass."""
     number = iter([1 - 2**-53, 0.0, 0.0, 0.0]).__next__
     q = np.float32([0.5, 0.5 * (1 + 2**-20), 0, 0, 0])
     p = [np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0, 0, 1.0])]
@@ -160,7 +160,7 @@ def test_without_temperature_every_rule_emits_the_most_probable_tokens(case, see
 
 
 def test_rules_see_no_more_than_the_support():
-    """With a support of three among a million tokens nothing as long as the vocabulary is asked for or made."""
+    """With a support of 3 among a million tokens, a rule neither requests nor builds an array of vocabulary size."""
 
     class Narrow(DenseDistribution):
         def probabilities_of(self, token_ids):

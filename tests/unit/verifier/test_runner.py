@@ -1,4 +1,4 @@
-"""One engine, many callers: threads, tasks, readers that leave, and errors that end everything."""
+"""One engine with many callers: threads, tasks, readers that leave, and errors that end all requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_tasks_of_an_event_loop_and_a_thread_share_a_batch(llama, expected):
 
     assert asyncio.run(everything()) == expected
     assert not engine.has_work
-    assert asyncio.run(call(2)) == expected[2]  # in a loop of its own, after the thread has ended
+    assert asyncio.run(call(2)) == expected[2]  # in a new event loop, after the thread has ended
 
 
 def test_an_error_of_the_engine_reaches_everybody_who_waits_and_the_next_call_works(llama, expected):
@@ -108,12 +108,12 @@ def test_a_session_that_is_refused_is_counted_step_by_step(llama, expected, erro
     runner = Runner(engine)
     for drafter.refuses in (False, True):
         assert output(runner.stream([Request(0, PROMPTS[0], CONFIG)])) == expected[0]
-        with_room = CONFIG.max_tokens - 1  # the last step has none for a draft
+        with_room = CONFIG.max_tokens - 1  # the last step has no room for a draft
         assert engine.totals.num_steps_without_drafter == (with_room if drafter.refuses else 0)
 
 
 def test_closing_does_not_wait_for_the_text_of_whoever_works(llama):
-    """The one who works takes the lock again and again, so the one who closes must not have to catch it."""
+    """The decoding caller keeps retaking the lock, so close() must not depend on winning it."""
     runner = Runner(make_engine(llama))
     began = threading.Event()
     tokens = []

@@ -1,4 +1,4 @@
-"""Scores and choices are transformers' own, whatever the settings; ``congruence`` decodes whole texts."""
+"""Scores and choices equal those of transformers for all settings; ``congruence`` decodes whole texts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_greedy_is_argmax_on_near_ties_and_the_first_of_equals():
 
 
 class Writes(LogitsProcessor):
-    """What users write: it changes the scores it is given."""
+    """A user's processor that modifies its scores in place."""
 
     def __call__(self, input_ids, scores):
         scores[:, 0] = float("inf") if input_ids[0, -1] == PROMPT[-1] else -float("inf")
@@ -84,7 +84,7 @@ def test_numbers_for_rules_are_never_given_twice_and_not_those_of_positions():
     GenerationConfig(temperature=1.0, repetition_penalty=1.6),
 ])  # fmt: skip
 def test_two_tokens_have_the_joint_distribution_of_transformers_processors(config):
-    """Every position of one seed is a trial; the second token's logits depend on the first."""
+    """Every seed is a trial; the second token's logits depend on the first token."""
     size, trials = 4, 1_500
     generator = torch.Generator().manual_seed(5)
     first_logits, second_logits = torch.randn(size, generator=generator), torch.randn(size, size, generator=generator)

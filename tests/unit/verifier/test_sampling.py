@@ -1,4 +1,4 @@
-"""Draws by noise against the definition, and the random numbers of positions."""
+"""Gumbel draws, compared with the definition, and the random numbers of positions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_scores_that_are_no_numbers_make_the_sum_no_number(bad, place, rest):
 
 
 def test_rounding_of_flat_scores_moves_hardly_a_draw():
-    """The inverse of a cumulative distribution has a border for every token; here only the two best matter."""
+    """An inverse-CDF draw has a border at every token; here only the two largest sums matter."""
     size, trials = 50_000, 400
     generator = np.random.default_rng(3)
     moved = {"largest sum": 0, "inverse": 0}
@@ -80,7 +80,7 @@ def test_rounding_of_flat_scores_moves_hardly_a_draw():
         cumulative = [np.exp(each.astype(np.float64)).cumsum() for each in (scores, rounded)]
         moved["inverse"] += len({int((each / each[-1]).searchsorted(number)) for each in cumulative}) - 1
     assert moved["largest sum"] <= 1
-    assert moved["inverse"] >= 10  # the control: without it the test could not fail
+    assert moved["inverse"] >= 10  # a control: without it, the test could not fail
 
 
 def test_uniform_numbers_of_seeds_positions_and_streams_are_independent():

@@ -1,4 +1,4 @@
-"""What a verifier tells Prometheus, held against what it counted."""
+"""A verifier's metrics for Prometheus, compared with its own counts."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_counters_are_those_of_the_engine(decoder):
             assert found[f"{name}_by_depth_total", str(depth)] == count
     assert found["passes_total",] == totals.num_passes
     assert found["pass_rows_total",] == totals.num_rows
-    # Every row of a pass has its root, and yields one token besides those that were accepted.
+    # Every row of a pass has a root, and yields one token in addition to the accepted ones.
     assert found["pass_nodes_total",] == found["pass_rows_total",] + found["drafted_nodes_total",]
     assert 0 < found["drafts_total",] == totals.num_drafts <= totals.num_rows
     cache = decoder.engine.logits_cache
     assert found["target_cache_hits_total",] == cache.hits
     assert found["target_cache_evictions_total",] == cache.evicted > 0
     assert 0 < found["target_cache_bytes",] == cache.num_bytes <= 100_000
-    # Every token has a pass, was accepted in one, or came from the cache.
+    # Every token is a pass's own token, an accepted one, or from the cache.
     assert totals.num_tokens == found["pass_rows_total",] + found["accepted_tokens_total",] + cache.hits
     assert found["phase_seconds_total", "forward"] == pytest.approx(totals.times.forward_s)
 

@@ -1,4 +1,4 @@
-"""SpecExec's search by a draft model: the same nodes as the slow one, the document's K, D and B, and the same text."""
+"""SpecExec's search with a draft model: the nodes of a slow search, the document's K, D and B, and the same text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def target():
 
 
 def paths_of(draft: Draft):
-    """Path -> probability."""
+    """Return the probability of each path."""
     paths = [()]
     for token, parent in zip(draft.token_ids, draft.parents, strict=True):
         paths.append((*paths[parent], token))
@@ -54,7 +54,7 @@ tables = st.builds(table, st.integers(0, 999), st.integers(1, 6), st.sampled_fro
 @settings(max_examples=60)
 @given(st.lists(tables, min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 6), st.integers(1, 12))
 def test_the_same_nodes_as_the_slow_search(models, num_nodes, max_depth, width):
-    """For one sequence and for several that share passes, although their trees end in different rounds."""
+    """Several sequences share passes, although their trees end in different rounds."""
     passes = TablePasses(target(), models)
     drafter = specexec(passes, num_nodes, max_depth, width)
     drafts = drafter.draft([SequenceStep(index, [1, 2, 3], num_nodes) for index in range(len(models))])
@@ -70,7 +70,7 @@ def test_the_same_nodes_as_the_slow_search(models, num_nodes, max_depth, width):
 @settings(max_examples=40)
 @given(tables, st.integers(1, 30), st.integers(1, 4))
 def test_where_a_round_is_wide_the_draft_is_the_most_probable_of_all_paths(says, num_nodes, max_depth):
-    """Ties apart, of which either search may take another one."""
+    """Only probabilities are compared, because the searches may resolve ties differently."""
     found = sorted(grown_tree(says, num_nodes, max_depth, 64).values())
     assert found == pytest.approx(sorted(every_path(says, num_nodes, max_depth).values()))
 
@@ -122,7 +122,7 @@ def test_a_request_may_want_less():
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("speculation", ["auto", "on"])
 def test_trees_of_1024_nodes_leave_the_text_as_it_is(beside, speculation):
-    """Both settings fill the budget: nothing is priced."""
+    """Both settings use the whole budget, without pricing."""
     hot = {"temperature": 0.9, "seed": 3}
     jobs = [
         Job(PROMPT, GenerationConfig(max_tokens=10, ignore_end_tokens=True, speculation=speculation, **options))
@@ -150,7 +150,7 @@ def test_a_long_prompt_is_read_before_the_first_draft():
 
 
 def test_a_tree_may_be_larger_than_the_models_context():
-    """Positions go by depth."""
+    """A node's position depends on its depth."""
     model = noisy(target(), 0.1)
     model.max_length = 150
     drafter = model_drafter(model, strategy="specexec", budget=K, max_depth=D)

@@ -1,4 +1,4 @@
-"""How much is drafted: nothing where nothing pays, everything where it does, and the change between them is found."""
+"""Draft lengths: nothing if drafts never pay, everything if they always do, and a change is noticed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def by_width(name):
 
 
 def play(name, accuracy, steps, *, has_predictions, claimed=0.99, rows=1, most=8, seed=0):
-    """Decode with chains whose nodes are right with some probability; return tokens, and cost in plain passes."""
+    """Decode with chains of a given accuracy per node; return the tokens, and the cost in plain passes."""
     generator = random.Random(seed)
     budget = StepBudget(by_width(name))
     speculation = DraftLengthController(budget, has_predictions=has_predictions)
@@ -81,7 +81,7 @@ def test_the_width_is_nearly_as_good_as_the_best_fixed_one(name, accuracy):
 
 
 def test_text_that_becomes_predictable_is_noticed():
-    """After 300 tokens without any hope, 300 steps of certainty."""
+    """300 unpredictable tokens, then 300 steps in which every draft token is right."""
     tokens, cost = play("cpu-moe", lambda step: float(step >= 300), 600, has_predictions=False)
     assert tokens > 300 + 0.5 * 300 * 9
     assert cost < 300 * 1.05 + 300 * CURVES["cpu-moe"].relative(9)
@@ -118,7 +118,7 @@ def test_slow_drafts_are_asked_for_rarely_if_times_are_known(has_predictions):
 
     assert asked(0.0005, is_measured=True) == asked(0.1, is_measured=False) == 300
     assert asked(0.1, is_measured=True) < 80
-    # A row that wants drafts whatever they cost gets them.
+    # A row with speculation "on" gets drafts at any cost.
     budget = StepBudget(by_width("dense"))
     speculation = DraftLengthController(budget, has_predictions=has_predictions, is_measured=True)
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""``speculation="on"`` drafts as many nodes as were set, whatever they cost: in this process and at a sidecar."""
+"""``speculation="on"`` drafts the configured number of nodes at any cost, in this process and at a sidecar."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.tiny_models import tiny_gpt_oss
 K, NUM_TOKENS = 40, 48
 STEEP = CostCurve((1, 2), (1.0, 50.0))
 PROMPTS = [tuple(random.Random(seed).choices(range(4), k=30)) for seed in range(2)]
-# Hot, as a text that repeats itself leaves nothing but a chain to draft.
+# A high temperature, because in a repetitive text only chains can be drafted.
 ON = GenerationConfig(max_tokens=NUM_TOKENS, temperature=3.0, ignore_end_tokens=True, speculation="on")
 
 
@@ -36,12 +36,12 @@ def target():
 
 @cache
 def graph():
-    """Of so few tokens that every context is known."""
+    """Return a graph of so few tokens that it knows every context."""
     return graph_of([random.Random(5).choices(range(4), k=900)], 3, 4)
 
 
 class Watched:
-    """A drafter whose answers are counted."""
+    """Wraps a drafter and records (budget, number of drafted nodes)."""
 
     def __init__(self, drafter):
         self.drafter, self.answers = drafter, []
@@ -56,7 +56,7 @@ class Watched:
 
 
 def drafted(drafter, strategy, configs):
-    """Decode every prompt by one of the settings; return per drafted step what was asked for, and what came."""
+    """Decode each prompt with its settings; return (budget, drafted nodes) per drafted step, and the outcome."""
     watched = Watched(drafter)
     draft = DraftConfig(k=K, strategy=strategy, max_depth=K)
     engine = Engine(target(), watched, VerifierConfig(), draft, budget=StepBudget(STEEP))
@@ -73,7 +73,7 @@ def assert_all_is_drafted(drafter, strategy):
     is_chain = not STRATEGIES[strategy].makes_trees
     if not is_chain:
         assert {asked for asked, _ in answers} == {K}
-    # What came is verified, but for nodes so deep that the output ends before them.
+    # All drafted nodes are verified, except those beyond the end of the output.
     verified = sum(sum(each.drafted_by_depth) for each in outcome.sequences)
     assert verified >= sum(came for _, came in answers[:-4]) * (1.0 if is_chain else 0.9)
 
@@ -93,14 +93,14 @@ def test_at_a_sidecar(strategy, tmp_path):
         settings = ClientConfig(address=server.address, deadline_ms=60_000)
         with DrafterClient(settings, tokenizer=None, draft=config, strict=True) as client:
             assert_all_is_drafted(client, strategy)
-            # One of each in a batch: what one wants is not done to the other.
+            # A batch of "on" and "auto": the setting of one row does not affect the other.
             answers, _ = drafted(client, strategy, [ON, ON.model_copy(update={"speculation": "auto"})])
             assert (K, K) in answers
 
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_by_a_draft_model(beside):
-    """Also where no pass of it ever pays."""
+    """Here, no pass of the draft model ever pays."""
     strategy = "tree" if beside else "model"
     config = DraftConfig(k=K, strategy=strategy, max_depth=K)
     ngrams = LocalDrafter(graph(), config) if beside else None
@@ -111,7 +111,7 @@ def test_by_a_draft_model(beside):
 
 @pytest.mark.parametrize("strategy", ["tree", "adaptive"])
 def test_what_does_not_pay_is_left_out_otherwise(strategy):
-    """The control."""
+    """The control: with "auto", almost nothing is drafted."""
     auto = ON.model_copy(update={"speculation": "auto"})
     with closing(LocalDrafter(graph(), DraftConfig(k=K, strategy=strategy, max_depth=K))) as drafter:
         _, outcome = drafted(drafter, strategy, [auto, auto])

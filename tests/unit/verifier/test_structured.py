@@ -1,4 +1,4 @@
-"""Output that must have a form: the same with and without drafts, always of the form, and what it forces is drafted."""
+"""Constrained output: equal with and without drafts, always valid, and tokens that the grammar forces are drafted."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_a_form_forces_costs_no_passes(llama):
 
 
 def test_masks_at_nodes_are_those_of_their_paths(llama):
-    """Along paths in any order below a sequence that grows, against a matcher that has read nothing else."""
+    """Visit paths below a growing sequence in any order; compare with a fresh matcher."""
     wanted = GenerationConfig(**FORMS["schema"])
     text = llama.encode('{"name": "ab", "kind": "commercial", "rooms": [1, 22]}')
     prompt = [1, 2, 3]
@@ -112,7 +112,7 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
     for known, path in sorted(places, key=lambda place: place[0]):
         fresh = llama.grammar(wanted, prompt).constraint(3)
         sequence = [*prompt, *text[:known]]
-        if path == len(text) and generator.random() < 0.5:  # after an end nothing is asked, and nothing is spoilt
+        if path == len(text) and generator.random() < 0.5:  # after the end, anything is allowed
             assert one.allows(sequence, [*text[known:], end], 5)
             assert one.forced(sequence, [*text[known:], end]) == []
             assert torch.equal(one.masked(logits, sequence, [*text[known:], end]), logits)
@@ -136,7 +136,7 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
     ],
 )
 def test_forms_that_are_refused(llama, settings, complaint):
-    # A promise: what the grammar breaks is told.
+    # Promised behaviour: the message says what is wrong with the grammar.
     with pytest.raises(GenerationRequestError, match=complaint):
         llama.grammar(GenerationConfig(**settings), [1])
 

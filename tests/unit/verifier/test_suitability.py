@@ -1,4 +1,4 @@
-"""Rules, strategies and sources: what goes together does, and every refusal advises what the same call accepts."""
+"""Rules, strategies and sources: valid combinations work, and each refusal suggests one that is accepted."""
 
 from __future__ import annotations
 

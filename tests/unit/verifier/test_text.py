@@ -1,4 +1,4 @@
-"""Text as tokens come, and stop texts, which end the output at the token that completes one."""
+"""Incremental detokenization, and stop strings, which end the output at the token that completes one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.tiny_models import byte_tokenizer
 TOKENIZER = byte_tokenizer()
 WORDS = ["a", "b", "ab", "aab", "ba", " ", "é", "日", "<|x|>"]
 MERGED = [b"a", b"b", b"ab", b"abab", b" a", b"\xe6\x97", b"a\xe6", b"\x97\xa5", b"\xa5b", b"\xe6", b"\xff", b"aaaa"]
-"""A vocabulary whose tokens hold several characters, halves of characters and both."""
+"""A vocabulary whose tokens contain several characters, parts of characters, or both."""
 
 
 def decode_bytes(token_ids):
@@ -23,7 +23,7 @@ def decode_merged(token_ids):
 
 
 def obvious(decode, token_ids, strings):
-    """Decode everything after each token and search; characters that may be incomplete are not looked at."""
+    """Decode all tokens after each token and search the text; ignore trailing incomplete characters."""
     for count in range(1, len(token_ids) + 1):
         text = decode(token_ids[:count]).rstrip("\ufffd")
         if places := [text.find(string) for string in strings if string in text]:
@@ -60,7 +60,7 @@ def test_stops_and_streams_equal_decoding_everything_after_each_token(case):
         kept = block[:found]
         pieces.append(stream.push(kept))
         seen += len(kept)
-        assert text.startswith("".join(pieces))  # nothing was shown that is cut away later
+        assert text.startswith("".join(pieces))  # no emitted text is cut off later
         if found:
             whole = decode(token_ids[:seen])
             assert whole[: end_of(whole, strings)] == text
@@ -80,7 +80,7 @@ def test_pieces_make_up_the_text_and_no_piece_is_half_a_character(text, sizes):
 
 
 def test_spaces_that_depend_on_the_token_before_survive_empty_steps():
-    """Decoders of the SentencePiece kind drop the space of the first token they are given."""
+    """SentencePiece decoders drop the space before the first token."""
     words = ["one", "two", "three"]
     stream = Detokenizer(lambda token_ids: " ".join(words[token] for token in token_ids))
     pieces = [stream.push([]), stream.push([0]), stream.push([]), stream.push([1]), stream.push([]), stream.push([2])]

@@ -1,4 +1,4 @@
-"""Training of an adapter with real tiny models: what it begins with, learns, leaves alone and keeps."""
+"""Training of an adapter with tiny models: its start, its result, and the unchanged base model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = TrainConfig(rank=4, epochs=12, learning_rate=4e-2)
 
 
 def base(family: str = "llama", seed: int = 1) -> Any:
-    """A draft model as loading leaves it, our own attention included."""
+    """Return a draft model as after loading, with our own attention."""
     return (tiny_gpt_oss(seed=seed) if family == "gpt_oss" else tiny_model(family, seed)).model
 
 
@@ -45,7 +45,7 @@ def train(folder: Path, records: list, model: Any = None, config: TrainConfig = 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
 def test_gradients_are_those_of_eager_attention(tmp_path: Path, examples, family: str, monkeypatch) -> None:
-    """And those with activations computed twice."""
+    """Gradients are also the same with activation checkpointing."""
 
     def gradients(attention: str | None, large: int) -> dict[str, torch.Tensor]:
         monkeypatch.setattr(trainer_module, "LARGE", large)
@@ -97,10 +97,10 @@ def test_a_training_learns_what_is_repeated_and_what_is_saved_is_what_was_measur
     for name, tensor in before.items():
         found = after[name] if name in after else after[name.replace(".weight", ".base_layer.weight")]
         assert torch.equal(found, tensor), "the base stays as it was"
-    # It loads in plain peft, and merged it does what was measured.
+    # The adapter loads in plain peft, and when merged it reproduces the measured loss.
     plain = base()
     plain.set_attn_implementation("sdpa")
-    # A promise: not ours; this one warning is expected.
+    # A promise, but not ours: only this warning is expected.
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         PeftModel.from_pretrained(plain, str(result.candidate))
     judges = [make_example(each, 512) for each in result.held_out]
@@ -131,7 +131,7 @@ def test_an_interrupted_training_keeps_the_best_so_far(tmp_path: Path, records, 
 
 @pytest.mark.parametrize("learning_rate", [1e-12, 1e25])
 def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records, learning_rate: float) -> None:
-    """With the lower rate nothing changes; with the higher one numbers overflow soon, and the training ends."""
+    """With the lower rate nothing changes; with the higher rate numbers soon overflow, which ends the training."""
     result = train(tmp_path, records, config=TrainConfig(rank=4, learning_rate=learning_rate, epochs=60))
     assert result.candidate is None
     assert math.isfinite(result.after.loss)
@@ -142,7 +142,7 @@ def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records, 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
 def test_a_fresh_adapter_changes_nothing(tmp_path: Path, examples, family: str) -> None:
-    """B is zero, so logits are the base's to the bit; also once it is published and added to the weights."""
+    """B is zero, so logits equal the base's to the bit, also after publishing and merging."""
     plain = base(family)
     plain.set_attn_implementation("sdpa" if plain._supports_sdpa else "eager")
     trainer = Trainer(base(family), "tiny", CONFIG, tmp_path)
@@ -158,7 +158,7 @@ def test_a_fresh_adapter_changes_nothing(tmp_path: Path, examples, family: str) 
 
 
 def test_a_training_goes_on_from_an_adapter(tmp_path: Path, records) -> None:
-    """It begins as good as that one is, keeps its rank, and of the further change, too, a part is published."""
+    """It starts with that adapter's loss and rank, and again only a share of the change is published."""
     same = [replace(records[0], request_id=f"r{i}", prompt=(i, *records[0].prompt)) for i in range(4)]
     first = train(tmp_path / "a", same, config=CONFIG.model_copy(update={"epochs": 20}))
     assert first.candidate is not None

@@ -1,4 +1,4 @@
-"""``speculant train`` as a user runs it, with a tiny checkpoint."""
+"""``speculant train``, run as a command, with a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.training import recorded
 
 FAST = ("--learning-rate", "0.04")
 NUM_RECORDS = 1_000
-"""Of which three tenths are held out, two thirds of these as replay, half for either tenant."""
+"""Number of records. Three tenths are held out, two thirds of those as replay; each tenant has half."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
-    """Failures and replay of two tenants, all of the same text: what is held out can be learnt."""
+    """Failures and replay of two tenants, all with the same text, so training improves held-out requests."""
     folder = tmp_path_factory.mktemp("records")
     digest = CorpusTokenizer.load(str(checkpoint), None).fingerprint.sha256
     [written] = recorded(tiny_model("llama"), num_records=1)
@@ -114,7 +114,7 @@ def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkp
     given = ("--records", records, "--draft-model", checkpoint, "-o", output, *FAST, "--tenant", "a")
     assert main(["train", *map(str, given), "--epochs", "6"]) == 0
     digest = read_adapter(output).digest
-    for wait_s in (2.0, 5.0, 8.0):  # while it loads, and while it trains
+    for wait_s in (2.0, 5.0, 8.0):  # during loading and during training
         with subprocess.Popen(command(*given, "--epochs", 100_000), stderr=subprocess.DEVNULL) as process:
             time.sleep(wait_s)
             assert process.poll() is None
@@ -122,7 +122,7 @@ def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkp
         with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
         assert read_adapter(output).digest == digest
     assert main(["train", *map(str, given), "--epochs", "60"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]  # what they left is gone
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]  # leftovers are removed
 
 
 @pytest.mark.parametrize(

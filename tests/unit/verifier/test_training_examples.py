@@ -1,4 +1,4 @@
-"""What is trained on: labels, their loss against an obvious version, the mixture, what is held out, whose text."""
+"""Training examples: labels, their loss compared with a simple version, mixture, held-out split, tenants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HELD_OUT = {"document-0", "document-1", "document-4", "document-10"}
 
 
 def slow_divergence(logits: np.ndarray, known: dict[int, float]) -> float:
-    """KL(q || p) over the known tokens and one class of all others, word for word."""
+    """Return KL(q || p) over the known tokens and one class of all others, by definition."""
     p = np.exp(logits.astype(np.float64) - logits.max())
     p /= p.sum()
     q_other = max(0.0, 1 - sum(known.values()))
@@ -87,7 +87,7 @@ def test_what_is_not_known_is_learned_as_it_was_written() -> None:
         ([1, 2, 3], 6, [1, 2, 3, 4, 5, 6], 3),
         ([1, 2, 3], 5, [2, 3, 4, 5, 6], 2),
         ([1, 2, 3], 2, [5, 6], 1),
-        ([], 9, [4, 5, 6], 1),  # the first token has nothing before it
+        ([], 9, [4, 5, 6], 1),  # the first token has no context
     ],
 )
 def test_of_long_requests_the_beginning_is_left_out(
@@ -104,10 +104,10 @@ def test_every_epoch_has_all_failures_and_a_share_of_replay() -> None:
     order = mixture(failures, replay, 3)
     assert len(order) == 150
     assert all(order.count(each) == 3 for each in failures)
-    assert len({each for each in order if each.startswith("r")}) > 20  # every epoch draws anew
+    assert len({each for each in order if each.startswith("r")}) > 20  # every epoch draws a new sample
     assert order == mixture(failures, replay, 3)
     assert len(mixture(failures, [], 0.5)) == 20
-    assert len(mixture(failures, replay[:2], 3)) == 126  # all that there is
+    assert len(mixture(failures, replay[:2], 3)) == 126  # all that are available
     assert sorted(mixture([], replay, 1)) == sorted(replay)
 
 
@@ -126,7 +126,7 @@ def test_the_split_is_by_documents_and_does_not_depend_on_the_others(names: list
         assert training
         assert held_out
     fewer = {each.document for each in split(records[:count])[0]}
-    # Only the one that is held out for want of another may be trained on when there are others.
+    # A document changes sides only if it was moved because a side would have been empty.
     assert len(fewer & judges) <= 1
 
 
@@ -135,7 +135,7 @@ def test_prompts_that_go_on_from_another_are_of_its_document(endings: list[list[
     head = [7] * (16 if is_long else 3)
     prompts = [[*head, *ending] for ending in endings]
     found = documents_of([record(prompt, [2]) for prompt in prompts])
-    # Word for word: the shortest prompt of all that it begins with, if that is long enough to be no accident.
+    # By definition: the shortest prompt that is a prefix of this one and has at least 16 tokens.
     expected = [
         min([*(each for each in prompts if len(each) >= 16 and prompt[: len(each)] == each), prompt], key=len)
         for prompt in prompts
@@ -159,6 +159,6 @@ def test_three_tenths_are_held_out() -> None:
 def test_records_of_other_tokenizers_are_left_out() -> None:
     records = [record([1], [2]), replace(record([300], [2]), tokenizer="another")]
     assert of_tokenizer(records, "digest", 258) == records[:1]
-    for digest in ("third", "another"):  # 300 is no token of the draft model
+    for digest in ("third", "another"):  # 300 is not a token of the draft model
         with pytest.raises(ConfigError):
             of_tokenizer(records, digest, 258)

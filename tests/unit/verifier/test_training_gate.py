@@ -1,4 +1,4 @@
-"""The gate: what a replay counts, and which adapters it lets through."""
+"""The gate: the pass counts of a replay, and the accepted and rejected adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.tiny_models import tiny_model
 from support.training import record, recorded, slow_interval
 
 LENGTH = 24
-"""Of what is trained on."""
+"""Number of tokens of the outputs for training."""
 
 
 @pytest.mark.parametrize("draft_share", [1e-6, 0.1])
@@ -35,7 +35,7 @@ def test_a_replay_counts_the_passes_of_the_engine(draft_share: float, noise: flo
     target = tiny_model("llama")
     chosen = random.Random(1)
     records = recorded(target, num_records=2, num_tokens=24)
-    # Long prompts are read in stretches, and some text is nobody's.
+    # A long prompt, which is read in chunks, and an output that the target did not write.
     records.append(replace(records[0], prompt=tuple(chosen.randrange(256) for _ in range(130))))
     records.append(record(list(records[1].prompt), [chosen.randrange(258) for _ in range(30)]))
     replay = Replay(noisy(target, noise), 0.05, draft_share=draft_share)
@@ -64,7 +64,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> DraftModelConfig:
 
 
 def shuffled(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """The same tokens in another order."""
+    """Return the same tokens in another order."""
     order = np.random.default_rng(0).permutation(LENGTH).tolist()
     nothing: tuple[tuple[()], ...] = ((),) * LENGTH
     return [
@@ -75,7 +75,7 @@ def shuffled(records: Sequence[RequestRecord]) -> list[RequestRecord]:
 
 @pytest.fixture(scope="module")
 def written() -> list[RequestRecord]:
-    """One text after many prompts, so that what is held out can be learnt."""
+    """One text after many prompts, so training improves held-out requests."""
     [each] = recorded(tiny_model("llama"), num_records=1, num_tokens=LENGTH)
     return [replace(each, request_id=f"r{index}", prompt=(index, *each.prompt)) for index in range(16)]
 
@@ -99,13 +99,13 @@ def train(folder: Path, checkpoint: DraftModelConfig, records: Sequence[RequestR
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the gate judge by as few requests as there are here."""
+    """Lower the gate's required numbers of requests to those of these tests."""
     for name, value in (("FEWEST_FAILURES", 8), ("FEWEST_DOCUMENTS", 4), ("FEWEST_REPLAY", 2)):
         monkeypatch.setattr(gate, name, value)
 
 
 def others(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """The same, as requests that were no failures."""
+    """Return the same requests, not as failures."""
     return [replace(each, is_failure=False) for each in records]
 
 
@@ -114,7 +114,7 @@ def test_a_good_adapter_is_let_through(good: Path, checkpoint, written) -> None:
     verdict = judge(good, None, checkpoint, records)
     assert verdict.is_better, verdict
     assert verdict.failures is not None
-    assert verdict.failures.num_requests == 8  # one was written without a pass
+    assert verdict.failures.num_requests == 8  # one needed no pass
     assert verdict.failures.num_documents == 8
     assert verdict.failures.gain > 0.5
     low, high = verdict.failures.interval_after_minus_before
@@ -148,7 +148,7 @@ def test_of_too_few_requests_or_documents_nothing_is_concluded(
 
 
 def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> None:
-    """The bad adapter writes the shuffled text well: its gain there does not make up for the loss."""
+    """The bad adapter is good at the shuffled text, but this gain does not compensate for the loss."""
     learned, remembered = shuffled(written[:10]), others(written[:4])
     verdict = judge(bad, good, checkpoint, [*learned, *remembered])
     assert not verdict.is_better
@@ -162,7 +162,7 @@ def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> Non
         ([60] * 10, 1.0, 10, 60, "do not rise"),
         ([60] * 9 + [40], 1.0, 10, 60, "may be chance"),
         ([50] * 5 + [60] * 5, 1.0, 10, 60, ""),
-        ([50] * 5 + [60] * 5, 1.0, 2, 60, "may be chance"),  # all of the gain is one document's
+        ([50] * 5 + [60] * 5, 1.0, 2, 60, "may be chance"),  # the whole gain comes from one document
         ([50] * 10, 2.0, 10, 60, "tokens a second fall"),
         ([50] * 10, 1.0, 10, 62, "requests that went well"),
         ([50] * 10, 1.0, 10, 61, ""),
@@ -186,7 +186,7 @@ def test_reasons(after: list[int], pass_s: float, documents: int, remembered: in
     st.integers(1, 40),
 )
 def test_the_interval_draws_whole_documents(requests: list[tuple[float, str, int]], num_draws: int) -> None:
-    """A request that stands for several is as if it were there so often."""
+    """A request with weight n counts like n equal requests."""
     differences, documents, weights = map(list, zip(*requests, strict=True))
     found = interval_of(np.array(differences), documents, np.array(weights, float), num_draws)
     repeated = [(difference, name) for difference, name, count in requests for _ in range(count)]
@@ -196,7 +196,7 @@ def test_the_interval_draws_whole_documents(requests: list[tuple[float, str, int
 
 @pytest.mark.parametrize("num_others", [100, 4_000])
 def test_requests_stand_for_those_that_were_not_kept_or_replayed(num_others: int) -> None:
-    """Of the requests that went well the 400 with the smallest keys are kept."""
+    """The 400 non-failures with the smallest keys are kept."""
     chosen = random.Random(0)
     failures = [record([index], [2]) for index in range(60)]
     keys = sorted(chosen.random() for _ in range(num_others))[:400]

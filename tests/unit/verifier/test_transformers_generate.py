@@ -1,4 +1,4 @@
-"""``model.generate`` with this project's decoding equals ``model.generate`` without it."""
+"""``model.generate`` gives the same output with this project's decoding as without."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAD = 256
 @pytest.fixture(scope="module", params=["gpt_oss", "llama", "qwen2"])
 def model(request):
     target = tiny_gpt_oss() if request.param == "gpt_oss" else tiny_model(request.param)
-    target.model.set_attn_implementation("eager")  # as transformers makes it
+    target.model.set_attn_implementation("eager")  # the attention of transformers
     return target.model
 
 
@@ -53,7 +53,7 @@ def test_greedy_batches_equal_those_of_transformers(model, settings):
     assert sum(sum(sequence.accepted_by_depth) for sequence in sequences) > 0
     assert model.config._attn_implementation == before
     assert not drafter.open_sessions
-    assert torch.equal(model.generate(**settings, custom_generate=speculant_generate), theirs)  # drafts of its own
+    assert torch.equal(model.generate(**settings, custom_generate=speculant_generate), theirs)  # with its own drafter
 
 
 def _unpadded(rows):

@@ -1,4 +1,4 @@
-"""The draft model of llama-cpp-python, and the identity of the tokenizer in a GGUF file."""
+"""The draft model for llama-cpp-python, and the fingerprint of the tokenizer in a GGUF file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_texts_come_one_after_another(gguf: Path, fingerprint: Fingerprint, tmp_
     graph = tmp_path / "graph.pkl"
     build_from_token_ids(_TEXT, fingerprint).save(graph)
     draft = SpeculantDraft(gguf, 6, graph_path=graph, draft={"max_depth": 24})
-    draft.sessions._budget = None  # whole drafts
+    draft.sessions._budget = None  # drafts are not trimmed
     text = np.array([*range(10, 16)], np.intc)
     assert draft(text).tolist() == [16, 17, 18, 19, 20, 21]
     assert draft(np.append(text, [16, 17, 3]).astype(np.intc)).dtype == np.intc

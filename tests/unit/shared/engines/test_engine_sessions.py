@@ -1,4 +1,4 @@
-"""An engine's rows as sessions: who moves, comes back or has an equal neighbour is drafted from its text."""
+"""Rows of an engine's batch as sessions: rows that move, return or have equal neighbours draft from their own text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PHRASES = [list(range(start, start + 5)) for start in (5, 20, 30)]
 
 
 def _text(chooser: random.Random, length: int) -> list[int]:
-    """A text of few phrases, so that beginnings and ends are often alike."""
+    """A text made of few phrases, so that texts often have equal prefixes and suffixes."""
     text: list[int] = []
     while len(text) < length:
         text += chooser.choice(_PHRASES) if chooser.random() < 0.9 else [chooser.randrange(_VOCABULARY)]
@@ -45,7 +45,7 @@ def _run(
 ):
     graph = graph_of([_text(random.Random(seed + 1), 2_000)], 5, _VOCABULARY)
     drafter = WatchedDrafter(LocalDrafter(graph, DraftConfig(strategy=strategy)))
-    cost = LearnedCost() if is_priced else None  # by which drafts lose here: no pass takes time
+    cost = LearnedCost() if is_priced else None  # passes take no time here, so drafts never pay
     sessions = EngineSessions(DrafterRows(drafter), most_drafted=6, vocabulary_size=_VOCABULARY, cost=cost)
     requests = _requests(number, seed)
     wanted = {each.number: each.text + each.rest for each in requests}
@@ -81,7 +81,7 @@ def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strateg
     graph = graph_of([_text(random.Random(seed + 1), 2_000)], 5, _VOCABULARY)
 
     def drafts_of(rows: RowDrafter) -> list[Any]:
-        if is_priced:  # by prices that do not depend on the clock
+        if is_priced:  # prices that do not depend on the clock
             prices = StepPrices(1.0 + 0.25 * np.arange(64.0) ** 1.2, 1.0, 0.02)
             draft_rows = rows.draft_rows
             rows.draft_rows = lambda batch, budgets, *_: draft_rows(batch, budgets, prices)  # type: ignore[method-assign]
@@ -95,7 +95,7 @@ def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strateg
             return made
 
         sessions.draft = watched  # type: ignore[method-assign]
-        drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))  # nobody asks it
+        drafter = WatchedDrafter(LocalDrafter(None, DraftConfig(strategy="adaptive")))  # never asked for drafts
         EngineRunner(drafter, sessions, _requests(15, seed), batch=batch, seed=seed).run()
         sessions.close()
         assert not sessions.counts.failed_steps
@@ -107,7 +107,7 @@ def test_one_call_of_the_core_drafts_what_sequences_one_by_one_would_get(strateg
 
 
 class _SlowTracker:
-    """The rule that the core goes by, with whole texts."""
+    """The core's matching rule, implemented with whole texts."""
 
     def __init__(self, most_new: int) -> None:
         self.most_new, self.last_id = most_new, 0
@@ -182,7 +182,7 @@ def test_numbers_are_names_and_what_can_be_no_name_teaches_nobody(warnings):
     sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
 
     def drafted(tenant):
-        """Write the text for a tenant; return what was drafted on the way."""
+        """Write the text for a tenant; return the tokens drafted for it."""
         made = []
         for length in range(6, len(text) + 1):
             made += sessions.draft(_arrays(text[:length], [20, 21]), [8, 8], tenants=[tenant, None]).lists()[0]

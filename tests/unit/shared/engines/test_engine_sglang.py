@@ -1,4 +1,4 @@
-"""The plug-in's part of SGLang's worker; the worker that it extends is stood in for: importing it needs a GPU."""
+"""The plug-in's part of SGLang's worker. A stub replaces the base class, because its import needs a GPU."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NgramGraph:
 
 
 class _Group:
-    """Ranks that share a model; what the first one tells is kept for the others."""
+    """Ranks that share a model; stores the first rank's broadcast for the others."""
 
     told: Any = None
 

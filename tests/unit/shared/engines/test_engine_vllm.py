@@ -1,4 +1,4 @@
-"""The proposer, called as vLLM's runner calls it. Of vLLM itself only the question who is asked is stood in for."""
+"""The proposer, called as by vLLM's runner. Only vLLM's functions that return the rank are stubbed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def graph_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stand in for vLLM's answer which rank this is."""
+    """Stub vLLM's functions that return this process's rank."""
     state = SimpleNamespace(rank=0, is_parallel=True)
     module: Any = ModuleType("vllm.distributed")
     module.get_tensor_model_parallel_rank = lambda: state.rank
@@ -66,7 +66,7 @@ class _Rows:
 
 def test_rows_that_decode_get_drafts_and_those_that_read_get_none(graph_path: Path) -> None:
     proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(2)
-    proposer.sessions._budget = None  # whole drafts
+    proposer.sessions._budget = None  # drafts are not trimmed
     rows.add(0, *range(10, 20))
     rows.add(1, *range(20, 25))
     drafts = proposer.propose([rows.add(0, 20), []], rows.lengths, rows.tokens)
@@ -79,7 +79,7 @@ def test_rows_that_decode_get_drafts_and_those_that_read_get_none(graph_path: Pa
 
 def test_no_draft_is_longer_than_the_model(graph_path: Path) -> None:
     proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(1)
-    proposer.sessions._budget = None  # whole drafts
+    proposer.sessions._budget = None  # drafts are not trimmed
     rows.add(0, *_TEXT[: _MAX_LENGTH - 4])
     assert len(proposer.propose([rows.add(0, _TEXT[_MAX_LENGTH - 4])], rows.lengths, rows.tokens)[0]) == 2
     assert proposer.propose([rows.add(0, _TEXT[_MAX_LENGTH - 3])], rows.lengths, rows.tokens)[0] == [_TEXT[62]]
@@ -92,14 +92,14 @@ def test_only_the_first_of_the_ranks_drafts(graph_path: Path, vllm: SimpleNamesp
     proposer, rows = SpeculantProposer(_config(graph_path=str(graph_path))), _Rows(1)
     assert proposer.propose([rows.add(0, *range(10, 20))], rows.lengths, rows.tokens) == [[]]
     proposer.close()
-    vllm.is_parallel = False  # one rank without groups
+    vllm.is_parallel = False  # a single rank without groups
     proposer = SpeculantProposer(_config(graph_path=str(graph_path)))
     assert proposer.sessions is not None
     proposer.close()
 
 
 def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> None:
-    """A text that is written once is drafted in the next process."""
+    """Text written by one proposer is drafted by the next one."""
     text = [*range(100, 130)]
     for is_known in (False, True):
         proposer, rows = SpeculantProposer(_config(learned=str(tmp_path / "learned"))), _Rows(1)
@@ -121,7 +121,7 @@ def test_what_is_accepted_is_learned_and_kept_over_restarts(tmp_path: Path) -> N
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    # A promise: it says which of the settings to leave out.
+    # Promised behaviour: the message says which settings to remove.
     with pytest.raises(ConfigError, match=message):
         SpeculantProposer(_config(**settings))
 

@@ -1,4 +1,4 @@
-"""The V2 adapter as vLLM calls it: the choice of the runner, and drafts for batches. vLLM is stood in for."""
+"""The V2 adapter as vLLM calls it: the choice of the runner, and drafts for batches. vLLM is stubbed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST, _MAX_LENGTH, _SLOTS = 4, 96, 3
 
 
 class _Group:
-    """A tensor-parallel group: what it broadcasts is the first rank's."""
+    """A tensor-parallel group that records the first rank's broadcasts."""
 
     def __init__(self, world_size: int = 1) -> None:
         self.world_size, self.sent = world_size, list[Any]()
@@ -43,10 +43,10 @@ def graph_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stand in for the names of vLLM that the adapter uses."""
+    """Stub the names of vLLM that the adapter uses."""
 
     class VllmConfig:
-        """Chooses V2 unless its speculative method is unknown to V2."""
+        """Selects V2 if V2 supports the speculative method."""
 
         def __init__(self, model: str | None, **more: Any) -> None:
             self.speculative_config, self.additional_config = None, {}
@@ -105,7 +105,7 @@ def _settings(graph_path: Path | None, **speculative: Any) -> Any:
 
 
 class _Runner:
-    """V2's tensors of some requests, and the batches that it would make of them."""
+    """V2's tensors for a few requests, and the batches that V2 would make of them."""
 
     def __init__(self) -> None:
         self.tokens = torch.zeros((_SLOTS, _MAX_LENGTH), dtype=torch.int32)
@@ -128,7 +128,7 @@ class _Runner:
     def propose(
         self, speculator: Any, added: dict[str, list[int]], reading: tuple[str, ...] = (), **more: Any
     ) -> list[list[int]]:
-        """Ask for drafts after a pass that added tokens to requests, some of which read their prompts before it."""
+        """Ask for drafts after a pass that added tokens to requests; ``reading`` names the ones still in prefill."""
         slots = [self.states.req_id_to_index[name] for name in added]
         for slot, tokens in zip(slots, added.values(), strict=True):
             length = int(self.lengths[slot])
@@ -237,7 +237,7 @@ def test_a_vllm_without_v2_is_left_alone(vllm: SimpleNamespace) -> None:
 
 
 def test_the_entry_point_imports_nothing_of_ours_but_itself(tmp_path: Path) -> None:
-    """vLLM's own modules, and with them numpy and torch, are there before any plug-in."""
+    """vLLM has imported its own modules, numpy and torch before it loads a plug-in."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm" / "config.py").write_text("class VllmConfig:\n    def __post_init__(self): pass\n")
@@ -265,7 +265,7 @@ def test_rows_that_decode_get_drafts(vllm: SimpleNamespace, graph_path: Path, ru
     # Two drafted tokens were accepted.
     assert runner.propose(speculator, {"b": [30], "a": [21, 22, 23]}, ("b",)) == [[31, 32, 33, 34], [24, 25, 26, 27]]
     assert speculator._texts["a"].tokens.tolist() == [*range(10, 24)]
-    # One is preempted, and comes back with what it wrote; the other has ended.
+    # "a" is preempted and returns with its output so far; "b" has ended.
     runner.end("b")
     runner.start("a", 1, *range(10, 24))
     assert runner.propose(speculator, {"a": [24]}, ("a",)) == [[25, 26, 27, 28]]
@@ -274,7 +274,7 @@ def test_rows_that_decode_get_drafts(vllm: SimpleNamespace, graph_path: Path, ru
 
 
 def test_what_is_not_drafted_is_filled_with_a_token(vllm: SimpleNamespace, graph_path: Path, runner: _Runner) -> None:
-    """The model embeds whatever is there, and may accept it."""
+    """The model embeds these positions in any case, and may accept the tokens."""
     speculator: Any = Speculator(_settings(graph_path), torch.device("cpu"), runner.states)
     runner.start("a", 0, *_TEXT[: _MAX_LENGTH - 4])
     last = _TEXT[_MAX_LENGTH - 4]
@@ -291,7 +291,7 @@ def test_what_is_not_drafted_is_filled_with_a_token(vllm: SimpleNamespace, graph
 def test_a_batch_that_vllm_wants_no_drafts_for_gets_none_and_is_followed(
     vllm: SimpleNamespace, graph_path: Path, runner: _Runner
 ) -> None:
-    """Its table of widths by the number of sequences may say 0."""
+    """vLLM's table of draft lengths by batch size may contain 0."""
     speculator: Any = Speculator(_settings(graph_path), torch.device("cpu"), runner.states)
     runner.start("a", 0, *range(10, 20))
     for token, reading in ((20, ("a",)), (21, ())):
@@ -321,7 +321,7 @@ def test_ranks_verify_what_the_first_drafts(vllm: SimpleNamespace, graph_path: P
     runner.start("a", 0, *range(10, 20))
     drafts = runner.propose(speculator, {"a": [20]}, ("a",))
     speculator.sessions.close()
-    speculator.sessions = None  # as in another rank
+    speculator.sessions = None  # as on another rank
     runner.propose(speculator, {"a": [21]})
     assert vllm.group.sent == [(drafts, 0), (drafts, 0)]
 
