@@ -113,7 +113,7 @@ $(ENGINES)/sglang/.installed: constraints-engines.txt $(TOOLS)
 	@touch $@
 
 $(ENGINES)/.speculant: $(ENGINES)/vllm/.installed $(ENGINES)/llama-cpp/.installed pyproject.toml $(NATIVE) $(PACKAGES)
-	@echo "installing this checkout beside the engines"
+	@echo "installing this checkout next to the engines"
 	rm -rf $(ENGINES)/wheel
 	$(BIN)/python -m pip wheel $(QUIETLY) --no-deps -w $(ENGINES)/wheel .
 	$(ENGINES)/vllm/bin/python -m pip install $(QUIETLY) "$$(echo $(ENGINES)/wheel/*.whl)[vllm]"

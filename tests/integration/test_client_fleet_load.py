@@ -1,4 +1,4 @@
-"""A fleet under load: a sidecar is killed and restarted, and sidecars run behind a load balancer."""
+"""A fleet under load: a sidecar is killed and restarted, and clients reach sidecars through a load balancer."""
 
 from __future__ import annotations
 
