@@ -44,8 +44,8 @@ _COLUMNS = (
 class BenchEngineLoopSettings(ReportingSettings):
     """Replay recorded outputs on a simulated engine with the pass times of a GPU, and time drafting.
 
-    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once for each number of rows, as many at a time
-    as there are rows. 'speedup free' compares tokens per second with those of plain passes, as if drafting took no
+    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once for each number of rows, with that many
+    traces at a time. 'speedup free' compares tokens per second with those of plain passes, as if drafting took no
     time; 'speedup paid' adds the time that it took.
     """
 
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
     sources = {"--corpus": settings.corpus, "--graph-path": settings.graph_path, "--drafter": settings.client.address}
     if len(given := [name for name, value in sources.items() if value]) > 1:
-        raise ConfigError(f"{' and '.join(given)} name what to draft from; give one of them")
+        raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
     begin("reading the tokenizer")
     config = settings.graph
     token = config.hf_token.get_secret_value() if config.hf_token else None
@@ -148,7 +148,7 @@ def _measure(
     finally:
         sessions.close()
     if num_without:
-        logger.warning("{} of {} steps had no drafter, and count as such", num_without, len(loop.pass_s))
+        logger.warning("{} of {} steps had no drafter; the figures include them", num_without, len(loop.pass_s))
     share = round(sessions.counts.neural_steps / max(1, sessions.counts.drafted_steps), 4)
     return {**loop.figures(num_rows, curve), "neural_share": share, "steps_without_drafter": num_without}
 

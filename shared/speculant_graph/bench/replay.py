@@ -168,7 +168,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     for name in settings.strategy:
         if name != _PROMPT_LOOKUP and STRATEGIES[name].needs_graph and not has_graph:
             raise ConfigError(
-                f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
+                f"--strategy: '{name}' drafts only from a graph; give --corpus or --graph, or leave it out"
             )
     return None if settings.cost is None else curve_of(settings.cost, "--cost")
 

@@ -158,7 +158,7 @@ def _help() -> str:
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "
         "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or be in "
-        "speculant.toml below [graph]\n(max_order = 4).\n"
+        "speculant.toml under [graph]\n(max_order = 4).\n"
     )
 
 

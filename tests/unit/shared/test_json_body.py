@@ -85,7 +85,7 @@ def test_types() -> None:
         (b"[" * 9_999, "more than 100 lists"),
         (b'{"seed": 1, "seed": 2, "text": ""}', "seed stands twice"),
         (b'{"seed": ' + b"1" * 5_000 + b"}", "more than 4300 digits"),
-        (b"{", "the body is no JSON: it breaks at character 2"),
+        (b"{", "the body is not valid JSON at character 2"),
         (b"", "the body is empty"),
         (b"[]", "this is no question; send one JSON object"),
     ],
