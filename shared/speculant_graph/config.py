@@ -96,7 +96,7 @@ class DraftConfig(Config):
 
 
 class NgramDraftConfig(DraftConfig):
-    """The same where no verifier is: its own strategies are not served."""
+    """Drafting without a verifier, so without the strategies that need one."""
 
     strategy: Annotated[NgramStrategyName, Field(description=described(NGRAM_STRATEGIES))] = "tree"
     """How drafts are made, as above."""
@@ -142,7 +142,7 @@ class VerifierConfig(Config):
     """Limit of this machine's memory, such as 20GB, for weights that a GPU does not hold. Weights beyond it are read
     from the disk. 0 uses the free memory."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
-    """Most decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
+    """Most decoder layers kept in memory, or with space there for their experts; by default as many as fit."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
@@ -151,8 +151,8 @@ class ClientConfig(Config):
     """Connection to drafter sidecars, and the deadline of a step."""
 
     address: str = ""
-    """'unix:///path/to.sock' or 'host:port', several of them separated by commas, or 'dns:///name:port', which is every
-    address of a name: each tenant has one of them. Empty: draft in this process."""
+    """'unix:///path/to.sock' or 'host:port', several of them separated by commas, or 'dns:///name:port' for every
+    address of a name: each tenant uses one of them. Empty: draft in this process."""
     graph: str = ""
     """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
@@ -226,10 +226,10 @@ class FoldConfig(Config):
     """Accepted tokens that a tenant keeps as text. Beyond them a low-priority process counts the oldest half into a
     graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
-    """Most tokens in the graph files of a tenant, at some 50 bytes each; beyond them its oldest file, at most half of
-    them, is deleted. 0: no limit."""
+    """Most tokens in the graph files of a tenant, at some 50 bytes each. Beyond them its oldest file, with at most
+    half of them, is deleted. 0: no limit."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Days after which learned text is deleted; in graph files at most half as long again. 0: never."""
+    """Days after which learned text is deleted; graph files keep it for up to half as long again. 0: never."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -243,7 +243,7 @@ def _split_origins(origins: object) -> object:
 def _check_origin(origin: str) -> str:
     origin = origin.lower()  # as browsers write it
     if origin != "*" and not _ORIGIN.fullmatch(origin):
-        raise ValueError("must be '*', or scheme and host of a page, as in https://app.example:8443")
+        raise ValueError("must be '*', or the scheme and host of a page, such as https://app.example:8443")
     if any(origin.startswith(scheme) and origin.endswith(port) for scheme, port in _DEFAULT_PORTS):
         raise ValueError("must not name its scheme's own port, which browsers leave out")
     return origin
@@ -291,7 +291,7 @@ class GenerationConfig(Config):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Drop tokens less probable than this share of the most probable one."""
     repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Above 1 it makes tokens of the sequence so far less probable."""
+    """Above 1, tokens that are already in the sequence become less probable."""
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     """Subtracted from the logits of all emitted tokens."""
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
@@ -304,7 +304,7 @@ class GenerationConfig(Config):
     """The output matches this grammar, in llguidance's variant of Lark, or grammars in its JSON. 'start: /[0-9]+/' is a
     regular expression, 'start: "yes" | "no"' a choice."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    """Fewest new tokens before an end token may come."""
+    """Fewest new tokens before an end token is allowed."""
     stop: tuple[str, ...] = ()
     """End before any of these texts."""
     end_token_ids: tuple[TokenId, ...] | None = None
@@ -312,8 +312,8 @@ class GenerationConfig(Config):
     n: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Samples of the same prompt; sample i uses the seed + i."""
     logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and of this many most probable ones; all from the model
-    itself, before temperature and the like."""
+    """Return the log-probability of every emitted token, and of this many of the most probable tokens; all are the
+    model's own, before temperature and the like."""
     rule: RuleName = "follow"
     """How drafts are verified. With 'follow' the output is a function of prompt, settings and seed alone; the same
     holds for 'nasd', which checks only the most probable proposal, and 'gumbel', another name for 'follow'. For these,
@@ -380,4 +380,4 @@ class TrainConfig(Config):
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
     """Passes over every failure; the state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0
-    """New failures after which the verifier trains an adapter; 0: never by itself."""
+    """New failures after which the verifier trains an adapter; 0: it never trains on its own."""

@@ -76,7 +76,7 @@ def problem_with_v2(config: Any) -> str:
         if len(signature(import_module(_SPECULATORS).init_speculator).parameters) == 3:
             known = {"0": "VLLM_USE_V2_MODEL_RUNNER is 0"}.get(os.environ.get("VLLM_USE_V2_MODEL_RUNNER", ""))
             return "" if config.use_v2_model_runner else known or "Triton is missing, or vLLM has logged another reason"
-    return f"V2 of this vLLM is another than that of {_RUN_WITH}"
+    return f"V2 of this vLLM differs from that of {_RUN_WITH}"
 
 
 def _replace_speculator() -> None:

@@ -72,7 +72,7 @@ def test_what_can_t_be_read(api: Api, content: bytes, says: str) -> None:
         (
             '"user": "a\\ud800"',
             "user",
-            "user has half of a surrogate pair (\\ud800), which is no character; correct it",
+            "user has half of a surrogate pair (\\ud800), which is not a character; correct it",
         ),
         ('"user": "\\udc00\\ud83d"', "user", "(\\udc00)"),
         ('"metadata": {"a": ["b", {"c": "\\uDFFF"}]}', "metadata.a.1.c", "half of a surrogate pair"),

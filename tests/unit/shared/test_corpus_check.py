@@ -31,8 +31,8 @@ def encrypted_pdf() -> bytes:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "binary.ts": (bytes.fromhex("474011100042") * 100, "looks binary; leave it out"),
-    "broken.pdf": (b"%PDF-1.4 and nothing more", "is no PDF that can be read"),
-    "locked.pdf": (encrypted_pdf(), "is encrypted or needs a password; save it without"),
+    "broken.pdf": (b"%PDF-1.4 and nothing more", "is not a readable PDF"),
+    "locked.pdf": (encrypted_pdf(), "is encrypted or needs a password; decrypt it"),
     "cut.json": (b'[{"text": "a"}, {"te', "is no JSON (it is cut off"),
     "deep.json": (b"[" * 100_000, "is nested too deeply; correct it"),
     "lines.json": (b'{"text": "a"}\n{"text": "b"}\n', "is no JSON (Extra data"),

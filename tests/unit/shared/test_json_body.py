@@ -87,7 +87,7 @@ def test_types() -> None:
         (b'{"seed": ' + b"1" * 5_000 + b"}", "more than 4300 digits"),
         (b"{", "the body is not valid JSON at character 2"),
         (b"", "the body is empty"),
-        (b"[]", "this is no question; send one JSON object"),
+        (b"[]", "this is not a question; send one JSON object"),
     ],
 )
 def test_questions_of_the_explorer(body: bytes, says: str) -> None:
