@@ -136,8 +136,8 @@ class GraphRegistry:
         for name in config.graphs:
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"{name!r} can't name a graph: names are 1 to 64 letters, digits, dots, dashes and underscores, and don't "
-                    "begin with a dot; choose another in server.graphs"
+                    f"{name!r} can't name a graph: names are 1 to 64 letters, digits, dots, dashes and underscores, "
+                    "and don't begin with a dot; choose another in server.graphs"
                 )
 
     def __iter__(self) -> Iterator[ServedGraph]:

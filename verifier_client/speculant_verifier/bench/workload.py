@@ -110,7 +110,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
         return TargetModel.load(config)
     size = config.model_name.removeprefix(RANDOM)
     if size != _REAL and not _SIZE.fullmatch(size):
-        raise ConfigError(f"--model: '{size}' is no size of a random model; write {RANDOM}150M or {RANDOM}{_REAL}")
+        raise ConfigError(f"--model: '{size}' is not the size of a random model; write {RANDOM}150M or {RANDOM}{_REAL}")
     if config.tokenizer_name is None:
         raise ConfigError(f"--model {config.model_name} needs a tokenizer; name its folder with --tokenizer")
     device = device_named(config.device)

@@ -36,7 +36,7 @@ COMMANDS = {
     "/clear": "forget the conversation, not the system message",
     "/stats": "show statistics of drafting",
     "/train": "train the draft model on the records, and draft with the result if it is better",
-    "/eval": "compare the present adapter with the draft model without adapter",
+    "/eval": "compare the current adapter with the draft model without one",
     "/quit": "end, as Ctrl-D does",
 }
 """Commands and their descriptions."""
@@ -109,7 +109,7 @@ class Input:
         try:
             line = sys.stdin.readline()
         except UnicodeDecodeError as error:
-            raise ConfigError(f"standard input is no text ({error.reason}); give UTF-8") from error
+            raise ConfigError(f"standard input is not text ({error.reason}); give UTF-8") from error
         if not line:
             raise EOFError
         return line.removesuffix("\n").removesuffix("\r")

@@ -61,7 +61,7 @@ def _standard_input() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"standard input is no text ({error.reason}); give UTF-8") from error
+        raise ConfigError(f"standard input is not text ({error.reason}); give UTF-8") from error
 
 
 def _from_file(path: Path) -> Iterator[PromptLine]:
@@ -84,7 +84,7 @@ def _from_json(line: str, location: str) -> PromptLine:
     except DoubledNameError as error:
         raise ConfigError(f"{location}: {error}; leave one of them out") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f'{location} is no JSON; write {{"prompt": "..."}}, or name the file .txt') from error
+        raise ConfigError(f'{location} is not JSON; write {{"prompt": "..."}}, or name the file .txt') from error
     record: dict[str, Any] = value if isinstance(value, dict) else {"prompt": value}
     if "prompt" in record and "messages" in record:
         raise ConfigError(f"{location} has a 'prompt' and 'messages'; leave one of them out")
@@ -96,7 +96,7 @@ def _from_json(line: str, location: str) -> PromptLine:
         )
     document = record.get("document", "")
     if not isinstance(document, str):
-        raise ConfigError(f"{location}: the document is no text; name the prompt's document")
+        raise ConfigError(f"{location}: the document is not text; name the prompt's document")
     if "messages" in record:
         return PromptLine(None, record["messages"], location, document)
     prompt = record["prompt"]

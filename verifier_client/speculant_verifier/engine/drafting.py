@@ -193,7 +193,7 @@ class Drafting:
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
-            logger.warning("the drafter fails, going on without its drafts: {!r}; fix it, or leave it out", error)
+            logger.warning("the drafter fails, continuing without its drafts: {!r}; fix it, or leave it out", error)
             self._has_warned = True
 
     def _limit(self, sequence: ActiveSequence, most_depth: int) -> int:

@@ -118,7 +118,7 @@ class LogitsCache:
                     self._rows[key] = new[key].detach().clone()
                 self._rows.move_to_end(key)
         except RuntimeError as error:  # decoding continues without the cache
-            logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
+            logger.warning("no memory for target_cache, continuing without it; set it lower: {}", error)
             self.clear()
             self.bound = 0
 

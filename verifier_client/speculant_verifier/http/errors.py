@@ -36,7 +36,7 @@ _EXPECTED = {
     "output": _TEXTUAL,
     "summary": _TEXTUAL,
     "tool_choice": "give 'none', 'auto', 'required', or one of the tools by its type and name",
-    "background": "not served other than false; leave it out",
+    "background": "only false is served; leave it out",
 }
 """Advice for fields that accept several types; pydantic's message for each type would confuse."""
 _BRANCH = re.compile(r"(str|bool|int|(constrained-)?(str|int)|(dict|list)\[.*)$")

@@ -176,7 +176,7 @@ class RequestMapping:
         if taken := sorted(options.keys() & _TAKEN):
             raise ApiError(
                 "unsupported_parameter",
-                "{field} is no variable of a template",
+                "{field} is not a variable of a template",
                 fix="leave it out",
                 field=f"chat_template_kwargs.{taken[0]}",
             )
@@ -212,7 +212,7 @@ class RequestMapping:
             return session_options(principal, "", "", None)
         if options.graph and options.graphs:
             raise GenerationRequestError(
-                "{field} and speculant.graph both say what to draft from", fix="leave one out", field="speculant.graphs"
+                "{field} and speculant.graph exclude each other", fix="leave one out", field="speculant.graphs"
             )
         graph = options.graph or "+".join(options.graphs or ())
         return session_options(principal, options.tenant or "", graph, options.learn)
@@ -290,7 +290,7 @@ def _template_refusal(error: GenerationError) -> ApiError:
     cause = error.__cause__
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
         return error.as_class(partial(ApiError, "wrong_request"), "messages")
-    message = "the model's chat template can't make anything of the messages"
+    message = "the model's chat template can't render the messages"
     return wrong(message, "messages", fix="change their roles or contents")
 
 

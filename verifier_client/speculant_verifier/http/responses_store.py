@@ -76,7 +76,7 @@ class ResponseStore:
         if kept is None or kept.tenant != tenant:
             raise ApiError(
                 "previous_response_not_found",
-                "{field} is not known, or no longer: responses are kept in memory, unless store is false",
+                "{field} is unknown or expired: responses are kept in memory, unless store is false",
                 fix="send the whole conversation as input",
                 field="previous_response_id",
             )
@@ -97,7 +97,7 @@ class ResponseStore:
         """
         kept = self._kept.get(response_id)
         if kept is None or not principal.owns_tenant(kept.tenant):
-            message = "there is no such response, or no longer: they are kept in memory, unless store is false"
+            message = "this response does not exist or has expired: responses are kept in memory, unless store is false"
             raise ApiError("response_not_found", message, fix="ask for another", field="response_id")
         return kept
 

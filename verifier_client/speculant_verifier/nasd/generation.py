@@ -292,7 +292,7 @@ def ngram_assisted_speculative_generate(
         ) from error
     if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary_size:
         raise GenerationRequestError(
-            f"the {{field}} is empty, or has tokens outside of the model's {vocabulary_size}",
+            f"the {{field}} is empty, or has tokens outside the model's {vocabulary_size}",
             fix="use its own tokenizer",
             field="prompt",
         )

@@ -104,7 +104,7 @@ class Load:
         if self.num_sequences + num_sequences > self._most:
             self.num_refused += 1
             raise OverloadError(
-                "too many requests wait or are being answered", _RETRY_S, fix=f"try again in {_RETRY_S:g} s"
+                "too many requests are waiting or running", _RETRY_S, fix=f"try again in {_RETRY_S:g} s"
             )
 
 

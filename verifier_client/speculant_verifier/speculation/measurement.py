@@ -240,7 +240,7 @@ class _Measurement:
         self._num_passes += 1
         if time.perf_counter() - self._told_s > _SILENCE_S:
             self._told_s = time.perf_counter()
-            logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
+            logger.info("measuring the cost of passes: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
         """Yield other passes' predicted times, from the measured reading speed; none is below a measured time."""
