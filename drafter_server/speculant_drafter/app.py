@@ -185,7 +185,7 @@ class Explorer:
         raise ApiError(
             "no_such_path",
             "the explorer is off at this address",
-            fix="set server.metrics_listen to 127.0.0.1, and reach it from elsewhere through SSH",
+            fix="set server.metrics_listen to 127.0.0.1, and forward the port to use it from elsewhere",
         )
 
     async def _redirect(self, request: Request) -> Response:
