@@ -172,14 +172,14 @@ function drawSuccessors() {
 }
 
 const BLENDS = {
-  longest: "What followed the longest known context; shorter ones are ignored. Strategies that need only the graph draft from it.",
-  calibrated: "All known contexts and the text itself, weighted by how often each kind was right. The other strategies draft from it.",
+  longest: "What followed the longest known context; shorter ones are ignored. Strategies that draft only from the graph use this.",
+  calibrated: "All known contexts and the text itself, weighted by how often each kind was right. The other strategies use this.",
 };
 
 function draftNote() {
   const { strategy, nodes, ended_early: ended, budget } = answer.draft;
   const what = `${about.capabilities[strategy].summary}.`.replace(/^./, (first) => first.toUpperCase());
-  if (!nodes.length) return `${what} Empty: the graph knows nothing here to draft from.`;
+  if (!nodes.length) return `${what} Empty: there is nothing here to draft from.`;
   const number = ended ? `${counted(nodes.length, "node")} of ${budget}: nothing more is known.` : `${counted(nodes.length, "node")}.`;
   return `${what} ${number}`;
 }
