@@ -325,8 +325,8 @@ class GenerationConfig(Config):
     pass per token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
     same."""
     node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next settings it does
-    not change the text with rules that keep it."""
+    """Most tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next settings, it does
+    not change the text under rules that keep it."""
     max_depth: Annotated[int, Field(ge=1)] | None = None
     """Longest drafted path, at most 'draft.max_depth'."""
     draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -364,7 +364,7 @@ class RecordConfig(Config):
     drafted tokens, their sources, acceptance, and the target's most probable tokens. None: no records."""
     threshold: Literal["relative"] | Annotated[float, Field(ge=0.0, le=1.0)] = "relative"
     """A request is a failure if its acceptance rate, over positions with drafted tokens, is below this. 'relative':
-    below that of its tenant's latest 100 requests. A request without drafts is no failure."""
+    below that of its tenant's latest 100 requests. A request without drafts is not a failure."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
     """Most bytes of failures, and of replay (a sample of the other requests); the oldest are deleted."""
 

@@ -72,7 +72,7 @@ class BenchEngineLoopSettings(ReportingSettings):
     """Tokenizer, orders, and how the corpus is read."""
     client: ClientConfig = ClientConfig()
     """Draft with this sidecar instead of in this process. Each number of rows is a new tenant there, so that it learns
-    only from its own traces; with --client.tenant all are this tenant, which may know them already."""
+    only from its own traces; with --client.tenant all are this tenant, which may have learned them already."""
 
 
 def run(arguments: Sequence[str]) -> int:

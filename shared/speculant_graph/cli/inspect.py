@@ -48,8 +48,8 @@ class InspectSettings(ReportingSettings):
     verify: bool = False
     """Check every array against its checksum, and all arrays for consistency."""
     graph: GraphConfig = GraphConfig()
-    """Format of the --coverage text; special tokens as in the graph. Tokenizer: the graph's, if it has moved
-    since the build."""
+    """Format of the --coverage text, and the graph's tokenizer, if it has moved since the build. Special tokens are
+    encoded as in the graph."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft after the prompt."""
 

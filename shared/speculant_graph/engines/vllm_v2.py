@@ -67,7 +67,7 @@ def _choose_runner(config: Any) -> None:
         config.speculative_config.method = _V1
         problem = f"V1 model runner and without asynchronous scheduling: {problem}"
     logger_of = import_module("vllm.logger").init_logger  # as vLLM's own lines look
-    logger_of("vllm.speculant").info("Drafts of speculant-graph with the %s", problem or "V2 model runner")
+    logger_of("vllm.speculant").info("speculant-graph drafts with the %s", problem or "V2 model runner")
 
 
 def problem_with_v2(config: Any) -> str:

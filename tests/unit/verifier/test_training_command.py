@@ -128,7 +128,7 @@ def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "the records are of 2 tenants; name one with --tenant"),
+        ((), "the records belong to 2 tenants; name one with --tenant"),
         (("--tenant", "a", "--draft-model", ""), "name one with --draft-model"),
         (("--tenant", "a", "--draft-model", "./missing"), "set draft_model.name"),
         (("--tenant", "a", "-o", "."), "was not published by"),

@@ -53,7 +53,7 @@ class ChatSettings(DecodingSettings):
     """Chat with a model, with the flags of 'generate'. A line is a message, typed or from a pipe; /help lists commands.
 
     Ctrl-C stops an answer, Ctrl-D ends. Answers go to standard output, all else to standard error. The exit status is 1
-    if a line of a pipe failed.
+    if a piped line failed.
     """
 
     system: str = ""

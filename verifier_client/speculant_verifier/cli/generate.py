@@ -47,7 +47,7 @@ class GenerateSettings(DecodingSettings):
     """Text to continue; several are decoded together. Without one and without --prompts, or for '-', all of standard
     input."""
     prompts: Path | None = None
-    """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
+    """File with more prompts, one per line; '-' is standard input. In a file named .jsonl a line is a text, or an
     object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names the document that the
     prompt belongs to, for records."""
     chat: bool = False

@@ -47,7 +47,7 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
     if list(texts) == [str(STANDARD_INPUT)] or (not texts and path is None):
         texts = [_standard_input().removesuffix("\n")]
         if not texts[0]:
-            raise ConfigError("there is no prompt; give one as an argument, by --prompts or on standard input")
+            raise ConfigError("there is no prompt; give one as an argument, with --prompts or on standard input")
     locations = [f"prompt {i}" if len(texts) > 1 or path else "" for i in range(1, len(texts) + 1)]
     given = [PromptLine(text, [], location) for text, location in zip(texts, locations, strict=True)]
     if path is not None:
@@ -92,7 +92,7 @@ def _from_json(line: str, location: str) -> PromptLine:
         raise ConfigError(f"{location} has no 'prompt' (text or token ids) and no 'messages'; give one of them")
     if "generation" in record:
         raise ConfigError(
-            f"{location}: prompts have no settings of their own; give them by flags, without 'generation'"
+            f"{location}: prompts have no settings of their own; give them as flags, without 'generation'"
         )
     document = record.get("document", "")
     if not isinstance(document, str):

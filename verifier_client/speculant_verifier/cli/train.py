@@ -208,7 +208,7 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
         whose = "" if settings.tenant is None else f" of tenant '{settings.tenant}'"
         raise ConfigError(f"there are no records{whose} in {settings.records}; name the folder of --record (--records)")
     if (num_tenants := len({record.tenant for record in records})) > 1:
-        raise ConfigError(f"the records are of {num_tenants} tenants; name one with --tenant")
+        raise ConfigError(f"the records belong to {num_tenants} tenants; name one with --tenant")
     return records
 
 

@@ -122,7 +122,7 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         found = problem["ctx"]["names"]
         return unsupported(found[0], problem["msg"], found[1:])
     if not path:
-        return wrong("the body is JSON, but no object", fix="send one")
+        return wrong("the body is JSON, but not an object", fix="send one")
     param = ".".join(path)
     if problem["type"] == NO_SHAPE:
         return wrong(f"{{field}}: {problem['msg']}", param)

@@ -186,7 +186,7 @@ class RequestMapping:
         if effort is None or (effort == "none" and not self._decoder.chat_format.takes_effort):
             return {key: value for key, value in options.items() if key != "reasoning_effort"}
         if not self._decoder.chat_format.takes_effort:
-            raise unsupported(name, "leave it out", reason=", the model's chat template does not take it")
+            raise unsupported(name, "leave it out", reason=", because the model's chat template does not take it")
         if effort not in _EFFORTS:
             raise wrong(f"{{field}} must be one of {', '.join(_EFFORTS)}", name)
         return options | {"reasoning_effort": _EFFORTS[effort]}
@@ -387,7 +387,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     if messages[index].role == "user" and (found := unreadable_part(messages[index].content)):
         raise ApiError(
             "unsupported_parameter",
-            f"not supported here: '{found[1].type}' in the latest message, as only text can be read",
+            f"not supported here: '{found[1].type}' in the latest message, because only text can be read",
             fix="send text alone",
             field=f"messages.{index}.content.{found[0]}",
         )

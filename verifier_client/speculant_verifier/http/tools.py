@@ -90,7 +90,7 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTo
     if choice == "none" or not tools:
         return []
     if style is None:
-        reason = ", the model's chat template takes none, or calls of an unknown kind"
+        reason = ", because the model's chat template takes none, or writes calls in an unknown form"
         raise unsupported("tools", "leave them out", reason=reason)
     if style.name != "harmony" and any(tool.grammar is not None for tool in tools):
         raise ApiError(

@@ -116,7 +116,7 @@ def parsed(kind: Any, payload: bytes) -> Any:
     try:
         return kind.FromString(payload)
     except DecodeError as error:
-        raise DraftRequestError(f"the message is no {kind.DESCRIPTOR.name}; send one") from error
+        raise DraftRequestError(f"the message is not a {kind.DESCRIPTOR.name}; send one") from error
 
 
 def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list[TokenId]:
