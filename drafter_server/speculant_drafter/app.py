@@ -185,7 +185,7 @@ class Explorer:
         raise ApiError(
             "no_such_path",
             "the explorer is off at this address",
-            fix="set server.metrics_listen to 127.0.0.1, and forward the port to use it from elsewhere",
+            fix="set server.metrics_listen to 127.0.0.1, without access.tls_client_ca, and forward the port",
         )
 
     async def _redirect(self, request: Request) -> Response:

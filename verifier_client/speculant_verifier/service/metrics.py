@@ -46,7 +46,7 @@ _COUNTERS = (
     ("drafter_failed_steps", "drafter.failed_steps", "Steps without an answer in time, including those not sent."),
     ("drafter_skipped_steps", "drafter.skipped_steps", "Steps not sent because the drafter was known to be down."),
     ("drafter_late_answers", "drafter.late_answers", "Answers that arrived after their step."),
-    ("drafter_reopened_sessions", "drafter.reopened_sessions", "Sessions reopened because a sidecar had lost them."),
+    ("drafter_reopened_sessions", "drafter.reopened_sessions", "Sessions reopened after a sidecar lost them, or another took over."),
     ("steps_without_drafter", "totals.num_steps_without_drafter", "Steps of sequences for which no draft arrived."),
     ("draft_model_passes", "draft_model.num_passes", "Passes of the draft model; 0 without one."),
     ("draft_model_seconds", "draft_model.passes_s", "Time of the draft model's passes, in seconds."),
