@@ -186,7 +186,7 @@ def unsuited(rule: RuleName, strategy: StrategyName) -> str:
     if strategy in FITTING[rule]:
         return ""
     return (
-        f"rule {rule} does not fit drafts by strategy {strategy}, which were followed; "
+        f"rule {rule} does not fit drafts by strategy {strategy} and verified them like rule follow; "
         f"leave the rule out, or draft by strategy {_listed(FITTING[rule][:_MOST_ADVISED])}"
     )
 
