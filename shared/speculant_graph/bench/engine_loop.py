@@ -61,11 +61,11 @@ class BenchEngineLoopSettings(ReportingSettings):
     """Pass times: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms for one
     token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Sequences decoded together, separated by commas. The default leaves out numbers above a file's traces."""
+    """Numbers of sequences decoded together, separated by commas. The default skips numbers above a file's traces."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
     """Most tokens drafted per row, from 1 to 2,048."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only the first traces of each file, this many."""
+    """Replay only this many traces of each file, the first ones."""
     time: Annotated[float, Field(gt=0.0)] = 20.0
     """Longest time for a workload and a number of rows, in seconds."""
     graph: GraphConfig = GraphConfig()

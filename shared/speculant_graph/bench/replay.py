@@ -77,16 +77,16 @@ class BenchReplaySettings(ReportingSettings):
     online: bool = False
     """Learn: accepted text of earlier outputs helps later ones, and the model's own tokens are fed back."""
     layers: bool = False
-    """With --online: replay the files as tenants, in --slices each, by one strategy and budget (tree, 16), and print
+    """With --online: replay each file as a tenant, in --slices parts, by one strategy and budget (tree, 16), and print
     tokens per step over time: without learning, with a memory of fold.young-tokens, and with older text folded into
     graphs."""
     slices: Annotated[int, Field(ge=2, le=1_000)] = 8
-    """Parts with equal numbers of traces into which --layers cuts every file, in its order: weeks, for instance. The
-    first part of every file is replayed first, then the second parts."""
+    """Number of equal parts, such as weeks, into which --layers cuts the traces of every file, in order. The first part
+    of every file is replayed first, then the second parts."""
     picture: Path | None = None
     """Draw the curves of --layers into this SVG file."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only the first traces of each file, this many."""
+    """Replay only this many traces of each file, the first ones."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()

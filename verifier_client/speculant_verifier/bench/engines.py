@@ -71,9 +71,9 @@ class BenchEnginesSettings(ReportingSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of vLLM. In bfloat16 near ties may resolve differently with any drafts."""
     limit: Annotated[int, Field(ge=1)] = 24
-    """Most prompts."""
+    """Most prompts to continue."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
-    """Most new tokens of each, at least 2."""
+    """Most new tokens per prompt, at least 2."""
 
 
 def run(arguments: Sequence[str]) -> int:
