@@ -49,7 +49,7 @@ def DraftRequest(
 
 
 def _no_messages(_options: bytes) -> DraftOptions:
-    raise DraftRequestError("this drafter takes DraftOptions, not messages; give these")
+    raise DraftRequestError("this drafter does not take messages; give DraftOptions")
 
 
 class SessionDrafter:

@@ -228,7 +228,7 @@ class EngineSessions:
             problem = str(error)
             self._drafter.open(session_id, options)
         if problem and not self._has_missed_graph:
-            logger.warning("a request named a graph to draft from: {}", problem)
+            logger.warning("a request's graph can't be used: {}", problem)
             self._has_missed_graph = True
 
     def _options(self, tenant: object) -> SessionOptions | None:

@@ -50,7 +50,7 @@ class BenchOffloadSettings(ReportingSettings):
     nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
     """Most nodes per tree, separated by commas."""
     limit: Annotated[int, Field(ge=1)] = 4
-    """Number of outputs to decode of each file."""
+    """Number of outputs to decode from each file."""
     max_tokens: Annotated[int, Field(ge=8)] = 200
     """Most tokens of each output, at least 8."""
 

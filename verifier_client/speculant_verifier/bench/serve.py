@@ -44,7 +44,7 @@ class BenchServeSettings(ReportingSettings):
     api_key: SecretStr = SecretStr("")
     """Its key, if it requires one."""
     prompts: Path | None = None
-    """Prompts: one per line, or JSON Lines with the field 'prompt'; few prompts are used repeatedly, and drafts learn.
+    """Prompts: one per line, or JSON Lines with the field 'prompt'; few prompts are reused, and drafts learn from that.
     By default each prompt begins a function of the demo's library, each once."""
     streams: Annotated[int, Field(ge=1, le=4096)] = 50
     """Concurrent requests."""

@@ -208,7 +208,7 @@ def plan_for(
     num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
         raise ConfigError(
-            f"{_readable(fixed)} of model '{verifier.model_name}' must stay in memory; with all else that takes "
+            f"{_readable(fixed)} of model '{verifier.model_name}' must stay in memory; with all else, that takes "
             f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}",
             fix="raise {field}, lower verifier.max_kv_tokens if it is set, or choose fewer bytes per weight "
             "(verifier.dtype bfloat16)",
