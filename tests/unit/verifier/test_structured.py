@@ -128,7 +128,7 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"json_schema": "{"}, "json_schema is no JSON"),
+        ({"json_schema": "{"}, "json_schema is not JSON"),
         ({"json_schema": "{}", "grammar": "start: /a/"}, "json_schema and grammar exclude each other"),
         ({"grammar": grammar_of_regex("(")}, "the output's form can't be enforced"),
         ({"json_schema": '{"allOf": [{"type": "string"}, {"type": "number"}]}'}, "the output's form can't be enforced"),

@@ -175,7 +175,7 @@ class VerifierServer:
         try:
             self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
         except ConfigError as error:
-            logger.error("the access file is not read again: {}", error)
+            logger.error("the access file is not reloaded: {}", error)
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
         endpoint = GrpcEndpoint(
