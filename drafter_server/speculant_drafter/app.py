@@ -185,7 +185,7 @@ class Explorer:
         raise ApiError(
             "no_such_path",
             "the explorer is off at this address",
-            fix="set server.metrics_listen to 127.0.0.1, or ask for it by SSH",
+            fix="set server.metrics_listen to 127.0.0.1, without access.tls_client_ca, and forward the port",
         )
 
     async def _redirect(self, request: Request) -> Response:
@@ -229,7 +229,7 @@ class Explorer:
         if served is None and not self._graphs.is_ready:
             raise loading()
         if served is None or not principal.may_use_graph(name):
-            raise UnknownGraphError(f"no graph of this name is served; ask GET {_GRAPHS} which there are")
+            raise UnknownGraphError(f"no graph of this name is served; GET {_GRAPHS} lists the graphs")
         return served
 
     # Methods that run in the worker thread.
@@ -266,7 +266,7 @@ def _principal(request: Request) -> Principal:
     host = request.headers.get("host", "").lower()
     name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
     if principal is ANONYMOUS and not is_loopback(name):
-        raise AccessError("without an access file the explorer answers to localhost and 127.0.0.1; open it by these")
+        raise AccessError("without an access file the explorer answers only at localhost and 127.0.0.1; open it there")
     return principal
 
 

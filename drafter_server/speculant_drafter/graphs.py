@@ -130,14 +130,14 @@ class GraphRegistry:
                 if name not in self._configured:
                     raise ConfigError(
                         f"{{field}} names {name or 'a graph without a name'}, which is not served",
-                        fix=f"name some of {', '.join(self._configured)}",
+                        fix=f"choose from {', '.join(self._configured)}",
                         field=setting,
                     )
         for name in config.graphs:
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"{name!r} is no name for a graph: 1 to 64 letters, digits, dots, dashes and underscores, no dot "
-                    "first; choose another in server.graphs"
+                    f"{name!r} can't name a graph: names are 1 to 64 letters, digits, dots, dashes and underscores, "
+                    "and don't begin with a dot; choose another in server.graphs"
                 )
 
     def __iter__(self) -> Iterator[ServedGraph]:
@@ -157,7 +157,7 @@ class GraphRegistry:
         if len(layers) < len(names):
             if not self.is_ready:
                 raise loading()
-            raise UnknownGraphError("no graph of this name is served; leave the name empty, or ask which there are")
+            raise UnknownGraphError("no graph of this name is served; leave the name empty, or list the graphs")
         return layers[0] if len(layers) == 1 else self._of_layers(_LAYERS.join(names), tuple(layers))
 
     def names_of(self, name: str) -> list[str]:
@@ -284,7 +284,7 @@ class GraphRegistry:
         tokenizer = graph.metadata.tokenizer
         if old is not None and old.tokenizer.sha256 != tokenizer.sha256:
             raise TokenizerMismatchError(
-                f"{path.name} is of tokenizer {tokenizer.name}, graph {name} of {old.tokenizer.name}; build it "
+                f"{path.name} has tokenizer {tokenizer.name}, but graph {name} has {old.tokenizer.name}; build it "
                 "with the same tokenizer, or restart the sidecar"
             )
         if name not in self._learned:
@@ -323,7 +323,7 @@ def _read_graph(path: Path) -> tuple[NgramGraph, int]:
     try:
         return graph, file.stat().st_size
     except OSError as error:
-        raise GraphFileError(f"{path} went away while it was read; put it back") from error
+        raise GraphFileError(f"{path} disappeared while it was read; put it back") from error
 
 
 def _name_of(path: Path) -> str:

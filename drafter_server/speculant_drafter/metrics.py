@@ -49,9 +49,9 @@ class ServerMetrics:
         self.steps = counter("steps", "Steps answered.")
         self.sequences = counter("sequences", "Sequences in the steps answered.")
         self.drafted_nodes = counter("drafted_nodes", "Nodes drafted.")
-        self.empty_drafts = counter("empty_drafts", "Sequences that got no node though they asked for some.")
+        self.empty_drafts = counter("empty_drafts", "Sequences that asked for nodes and got none.")
         self.without_neural = counter(
-            "without_neural", "Sequences that were drafted for without the neural model that their graph has."
+            "without_neural", "Sequences drafted without the neural model that their graph has."
         )
         self.failed_steps = counter("failed_steps", "Steps refused or failed, by status.", "code")
         self.opened_sessions = counter("opened_sessions", "Sessions opened.")
@@ -67,14 +67,14 @@ class ServerMetrics:
         )
         self.open_sessions = gauge("open_sessions", "Sessions open now, by graph.", "graph")
         self.graph_generation = gauge(
-            "graph_generation", "Generation that is served; it grows with every reload.", "graph"
+            "graph_generation", "Generation of the served graph; every reload raises it.", "graph"
         )
         self.session_bytes = gauge("session_bytes", "Memory of all sessions, in bytes.")
         self.learned_tokens = gauge("learned_tokens", "Tokens in the learned store, of all tenants.")
-        self.learned_failing = gauge("learned_failing", "1 while what was learned can't be brought to disk.")
-        self.folds = counter("folds", "Folds of learned text into graphs that were published.")
-        self.failed_folds = counter("failed_folds", "Folds that failed; their text stays as it was.")
-        self.fold_seconds = counter("fold_seconds", "Time of the processes of all folds, in seconds.")
+        self.learned_failing = gauge("learned_failing", "1 while learned text can't be written to disk.")
+        self.folds = counter("folds", "Folds of learned text that published a graph.")
+        self.failed_folds = counter("failed_folds", "Failed folds; their text is unchanged.")
+        self.fold_seconds = counter("fold_seconds", "Time of all fold processes, in seconds.")
 
     def on_fold(self, seconds: float, is_done: bool) -> None:
         """Count a fold; thread-safe."""

@@ -169,7 +169,7 @@ class DrafterServer:
         try:
             self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
         except ConfigError as error:
-            logger.error("the access file is not read again: {}", error)
+            logger.error("the access file is not reloaded: {}", error)
         await self._graphs.reload_all()
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
@@ -198,7 +198,7 @@ class DrafterServer:
             except SpeculantError as error:
                 logger.error("{}", error)
             except Exception:
-                logger.exception("a chore failed")
+                logger.exception("a periodic task failed")
 
     async def _sweep(self) -> None:
         self._sessions.sweep()

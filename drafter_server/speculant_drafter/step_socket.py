@@ -155,7 +155,7 @@ class StepConnection(asyncio.Protocol):
             self._transport.close()
 
     def _disconnect(self, error: Exception) -> None:
-        logger.debug("a client of steps is disconnected: {}", error)
+        logger.debug("a step client was disconnected: {}", error)
         self._waiting.clear()
         self.close()
 

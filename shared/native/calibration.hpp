@@ -45,7 +45,8 @@ inline constexpr double kSmallestShare = 0.03;
 /// Candidates below this probability are neither calibrated nor drafted: it is the lower end of the lowest bin. 2^-7
 /// loses up to 0.2 %, 2^-14 changes nothing (the same section).
 inline constexpr double kSmallestCandidate = 0x1p-10;
-/// Most candidates of a position; further ones, from the shortest contexts, are left out. With 64 no figure changes.
+/// Maximum number of candidates of a position; further ones, from the shortest contexts, are left out. With 64 no
+/// figure changes.
 inline constexpr std::size_t kMaxCandidates = 256;
 
 struct Candidate {

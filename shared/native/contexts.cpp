@@ -9,9 +9,9 @@ namespace {
 
 // Tokens that must match before the token that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
-// Most contexts of a position before the last four (neural, skip-gram, two of target top-k) join: Calibration::learn
-// has space for 128. Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113 contexts. Of more,
-// the shortest are left out.
+// Maximum number of contexts of a position before the last four (neural, skip-gram, two of target top-k) join:
+// Calibration::learn has space for 128. Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113
+// contexts. Of more, the shortest are left out.
 constexpr std::size_t kMaxContexts = 122;
 // The neural model comes before contexts of this length. With 4 it gains less (docs/experiments.md, "a neural model").
 constexpr std::int64_t kNeuralBefore = 3;

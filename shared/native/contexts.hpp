@@ -30,12 +30,12 @@ class Calibration;
 enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTargetRows, kNeural };
 inline constexpr std::size_t kNumSources = 6;
 
-/// Most matches per chain, the newest ones: in the sequence itself, and in learned text, where a match costs a cache
-/// miss. As good as 64, in 0.87 to 0.96 of the time (docs/experiments.md, "what a tree reads").
+/// Maximum number of matches per chain, the newest ones: in the sequence itself, and in learned text, where a match
+/// costs a cache miss. As good as 64, in 0.87 to 0.96 of the time (docs/experiments.md, "what a tree reads").
 inline constexpr int kMaxMatches = 24, kMaxLearnedMatches = 16;
-/// Most successors that are read of a graph's context: the most frequent ones. As good as an even sample of 64 of its
-/// occurrences (docs/experiments.md, "from a sketch"). 8 lose up to 0.2 %; 32 gain up to 0.4 % and take up to a sixth
-/// longer (the same page, "constants of the mixture").
+/// Maximum number of successors that are read of a graph's context: the most frequent ones. As good as an even sample
+/// of 64 of its occurrences (docs/experiments.md, "from a sketch"). 8 lose up to 0.2 %; 32 gain up to 0.4 % and take up
+/// to a sixth longer (the same page, "constants of the mixture").
 inline constexpr std::size_t kTopSuccessors = 16;
 
 struct Successor {

@@ -43,7 +43,7 @@ std::size_t sample_masked(std::span<const float> probabilities, double quantile,
 // Price of a further child, relative to a first one. On text where q is far from p, which favours wide trees, 1 gives 1
 // to 2 % more tokens and 3 gives 2.4 % fewer (docs/experiments.md, "trees that are drawn").
 constexpr int kSiblingPrice = 2;
-// Most counted children of a node: within an int, and larger than any budget.
+// Maximum number of counted children of a node: within an int, and larger than any budget.
 constexpr std::size_t kMostChildren = 1 << 20;
 
 /// The root, or a drawn node.

@@ -22,7 +22,7 @@ class Masses {
  public:
   /// Take the successors of a context of order 1 to N.
   void read(const Trie& trie, Context context, const DistributionOptions& options);
-  /// Most entries that the distribution can have.
+  /// Maximum number of entries that the distribution can have.
   std::size_t max_entries(const DistributionOptions& options) const;
   /// Append the capped distribution; nothing if the masses are invalid.
   Distributions::Span append_to(Distributions& out, const DistributionOptions& options);

@@ -16,8 +16,8 @@
 
 namespace speculant {
 
-/// Most graphs of a sequence: four named ones, and the graphs of its tenant's learned text. Every node of a tree costs
-/// a look-up in each.
+/// Maximum number of graphs of a sequence: four named ones, and the graphs of its tenant's learned text. Every node of
+/// a tree costs a look-up in each.
 inline constexpr std::size_t kMaxGraphs = 8, kMaxNamedGraphs = 4;
 
 /// The parts of a graph's file.

@@ -60,8 +60,8 @@ class SessionHistory {
   void append(std::span<const Token> tokens);
 
  private:
-  // Most positions of a chain that are visited, matching or not: a time limit if many contexts share a bucket. With 32
-  // one text loses 0.1 %, with 256 no figure changes (same section).
+  // Maximum number of positions of a chain that are visited, matching or not: a time limit if many contexts share a
+  // bucket. With 32 one text loses 0.1 %, with 256 no figure changes (same section).
   static constexpr int kMaxWalk = 64;
 
   /// Number of tokens up to a position that equal the tokens before `end`, at most `most`; these tokens are kept.

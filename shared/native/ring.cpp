@@ -9,8 +9,8 @@ namespace {
 
 // Places of a new ring: 10 KB, so that short sequences stay small (docs/sizing.md). A guess: only memory depends on it.
 constexpr std::int64_t kFirstPlaces = 512;
-// Most tokens that a chain hashes: histories have chains of 4 and of 1 or 2 (docs/experiments.md, "Learning from
-// earlier sequences"). It is the size of a buffer.
+// Maximum number of tokens that a chain hashes: histories have chains of 4 and of 1 or 2 (docs/experiments.md,
+// "Learning from earlier sequences"). It is the size of a buffer.
 constexpr std::int64_t kLongestChain = 4;
 // Old tokens copied per added token. A table starts to grow when it is three quarters full, so four would copy all of
 // it in time; six leave time to allocate the pages first.

@@ -17,8 +17,8 @@ std::int64_t expected_ns(const wire::DraftRequest& request) {
                                    4'000 * wire::sum(request.node_budgets));
 }
 
-// Most accepted tokens that a step learns: the number that fits into one hold of the locks. Only engines that requested
-// no drafts for a while send more. Then a batch would wait for half a millisecond per sequence.
+// Maximum number of accepted tokens that a step learns: the number that fits into one hold of the locks. Only engines
+// that requested no drafts for a while send more. Then a batch would wait for half a millisecond per sequence.
 constexpr std::size_t kMostLearned = 32;
 
 std::int64_t num_bytes_of(Sequence& sequence) { return Exclusive(sequence.lock), sequence.num_bytes(); }

@@ -11,9 +11,9 @@ namespace {
 // Nodes between pauses, in which waiting threads get the locks. A node takes about 2 us, so they wait for about an
 // eighth of a millisecond. Pauses do not change a tree (tests/unit/shared/test_locks.py).
 constexpr std::int32_t kNodesBetweenPauses = 64;
-// Most records that one tree may read in search of the most frequent successors; cached contexts do not count. The
-// limit keeps the time on an unchecked file to about a millisecond. Trees of 64 nodes from graphs of two million tokens
-// read at most 70,000.
+// Maximum number of records that one tree may read in search of the most frequent successors; cached contexts do not
+// count. The limit keeps the time on an unchecked file to about a millisecond. Trees of 64 nodes from graphs of two
+// million tokens read at most 70,000.
 constexpr std::int64_t kMostRead = 1 << 19;
 
 // Discount per level below the first in the ranks of paths: 0.4 % more tokens per step. The probabilities in drafts do

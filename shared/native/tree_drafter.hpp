@@ -44,7 +44,8 @@
 
 namespace speculant {
 
-/// Most nodes of a draft, and most children of a node: the upper bounds of `draft.k` and `draft.max_branches`.
+/// Maximum number of nodes of a draft, and of children of a node: the upper bounds of `draft.k` and
+/// `draft.max_branches`.
 inline constexpr int kMaxNodes = 2048, kMaxBranches = 64;
 
 /// Limits of a tree.

@@ -99,7 +99,7 @@ def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
     location = names_in(problem["loc"], kind)
     name = ".".join([kind.section(), *location])
     if problem["type"] == "extra_forbidden":
-        fix = question(location[-1], kind.model_fields) or f"there are {', '.join(kind.model_fields)}"
+        fix = question(location[-1], kind.model_fields) or f"choose from {', '.join(kind.model_fields)}"
         return ConfigError(f"there is no setting {name}", fix=fix, field=name)
     return ConfigError(shown_problem(problem, name), fix="give another value", field=name)
 
@@ -117,5 +117,5 @@ def check_encoding(name: str) -> str:
     except (LookupError, ValueError):
         is_text = False
     if not is_text:
-        raise ValueError("is no encoding of text files that Python knows, such as cp1252 or utf-16; or say 'auto'")
+        raise ValueError("must be 'auto' or a text encoding that Python knows, such as cp1252 or utf-16")
     return name

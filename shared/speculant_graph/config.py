@@ -68,7 +68,7 @@ class DraftConfig(Config):
     """Drafting: how much, by which strategy, from which sources."""
 
     k: Annotated[int, Field(ge=0, le=2_048)] = 8
-    """Most tokens drafted per step; 0 turns speculation off."""
+    """Maximum number of tokens drafted per step; 0 turns speculation off."""
     strategy: Annotated[StrategyName, Field(description=described(get_args(StrategyName)))] = "tree"
     """How drafts are made; :data:`~speculant_graph.strategies.STRATEGIES` has the text of ``--help``."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
@@ -83,9 +83,9 @@ class DraftConfig(Config):
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a tree."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64
-    """Most children of a node. 'specexec' with a draft model: also the most nodes of one pass of that model."""
+    """Maximum children of a node. 'specexec' with a draft model: also the maximum nodes of one pass of that model."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
-    """Most accepted tokens kept per tenant; the oldest are dropped first. 0 learns nothing."""
+    """Maximum number of accepted tokens kept per tenant; the oldest are dropped first. 0 learns nothing."""
     n: Annotated[int, Field(ge=2, le=16)] = 4
     """'nasd': tokens of the longest n-gram, one more than its context."""
     filler_top_k: Annotated[int, Field(ge=0, le=64)] = 3
@@ -96,7 +96,7 @@ class DraftConfig(Config):
 
 
 class NgramDraftConfig(DraftConfig):
-    """The same where no verifier is: its own strategies are not served."""
+    """Drafting without a verifier, so without the strategies that need one."""
 
     strategy: Annotated[NgramStrategyName, Field(description=described(NGRAM_STRATEGIES))] = "tree"
     """How drafts are made, as above."""
@@ -123,7 +123,7 @@ class VerifierConfig(Config):
     cuda_graphs: bool = True
     """On a GPU, record passes as CUDA graphs: one launch per pass instead of thousands. Takes some memory."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
-    """Most sequences decoded together; others wait for a free slot."""
+    """Maximum number of sequences decoded together; others wait for a free slot."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
     """Limit of the KV cache in tokens: running sequences times the longest length that any of them may reach.
     Requests wait until there is space. 0 allows the largest batch of the model's longest contexts."""
@@ -142,7 +142,7 @@ class VerifierConfig(Config):
     """Limit of this machine's memory, such as 20GB, for weights that a GPU does not hold. Weights beyond it are read
     from the disk. 0 uses the free memory."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
-    """Most decoder layers that stay in memory, or whose experts have space there, instead of as many as fit."""
+    """Maximum decoder layers kept in memory, or with space there for their experts; by default as many as fit."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
@@ -151,8 +151,8 @@ class ClientConfig(Config):
     """Connection to drafter sidecars, and the deadline of a step."""
 
     address: str = ""
-    """'unix:///path/to.sock' or 'host:port', several of them separated by commas, or 'dns:///name:port', which is every
-    address of a name: each tenant has one of them. Empty: draft in this process."""
+    """'unix:///path/to.sock' or 'host:port', several of them separated by commas, or 'dns:///name:port' for every
+    address of a name: each tenant uses one of them. Empty: draft in this process."""
     graph: str = ""
     """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
@@ -226,10 +226,10 @@ class FoldConfig(Config):
     """Accepted tokens that a tenant keeps as text. Beyond them a low-priority process counts the oldest half into a
     graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
-    """Most tokens in the graph files of a tenant, at some 50 bytes each; beyond them its oldest file, at most half of
-    them, is deleted. 0: no limit."""
+    """Maximum tokens in the graph files of a tenant, at some 50 bytes each. Beyond them its oldest file, with at most
+    half of them, is deleted. 0: no limit."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Days after which learned text is deleted; in graph files at most half as long again. 0: never."""
+    """Days after which learned text is deleted; graph files keep it for up to half as long again. 0: never."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -243,7 +243,7 @@ def _split_origins(origins: object) -> object:
 def _check_origin(origin: str) -> str:
     origin = origin.lower()  # as browsers write it
     if origin != "*" and not _ORIGIN.fullmatch(origin):
-        raise ValueError("must be '*', or scheme and host of a page, as in https://app.example:8443")
+        raise ValueError("must be '*', or the scheme and host of a page, such as https://app.example:8443")
     if any(origin.startswith(scheme) and origin.endswith(port) for scheme, port in _DEFAULT_PORTS):
         raise ValueError("must not name its scheme's own port, which browsers leave out")
     return origin
@@ -265,7 +265,7 @@ class ServiceConfig(Config):
     model_id: str = ""
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
-    """Most requests that wait for a slot in the batch; further ones are refused until there is capacity."""
+    """Maximum requests that wait for a slot in the batch; further ones are refused until there is capacity."""
     cors_origins: Annotated[tuple[_Origin, ...], BeforeValidator(_split_origins)] = ()
     """Origins of web pages that may call the HTTP API from a browser, such as https://app.example, separated by commas;
     '*': all pages. Empty: none."""
@@ -281,7 +281,7 @@ class GenerationConfig(Config):
     """Sampling and length of the output; settings of the request."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
-    """Most new tokens."""
+    """Maximum number of new tokens."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
     """0 is greedy and ignores 'top_k', 'top_p' and 'min_p'; otherwise at least 0.001, below which logits overflow."""
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -291,7 +291,7 @@ class GenerationConfig(Config):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Drop tokens less probable than this share of the most probable one."""
     repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Above 1 it makes tokens of the sequence so far less probable."""
+    """Above 1, tokens that are already in the sequence become less probable."""
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     """Subtracted from the logits of all emitted tokens."""
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
@@ -304,7 +304,7 @@ class GenerationConfig(Config):
     """The output matches this grammar, in llguidance's variant of Lark, or grammars in its JSON. 'start: /[0-9]+/' is a
     regular expression, 'start: "yes" | "no"' a choice."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    """Fewest new tokens before an end token may come."""
+    """Fewest new tokens before an end token is allowed."""
     stop: tuple[str, ...] = ()
     """End before any of these texts."""
     end_token_ids: tuple[TokenId, ...] | None = None
@@ -312,8 +312,8 @@ class GenerationConfig(Config):
     n: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Samples of the same prompt; sample i uses the seed + i."""
     logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and of this many most probable ones; all from the model
-    itself, before temperature and the like."""
+    """Return the log-probability of every emitted token, and of this many of the most probable tokens; all are the
+    model's own, before temperature and the like."""
     rule: RuleName = "follow"
     """How drafts are verified. With 'follow' the output is a function of prompt, settings and seed alone; the same
     holds for 'nasd', which checks only the most probable proposal, and 'gumbel', another name for 'follow'. For these,
@@ -325,8 +325,8 @@ class GenerationConfig(Config):
     pass per token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
     same."""
     node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next settings it does
-    not change the text with rules that keep it."""
+    """Maximum tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next settings, it
+    does not change the text under rules that keep it."""
     max_depth: Annotated[int, Field(ge=1)] | None = None
     """Longest drafted path, at most 'draft.max_depth'."""
     draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -364,9 +364,9 @@ class RecordConfig(Config):
     drafted tokens, their sources, acceptance, and the target's most probable tokens. None: no records."""
     threshold: Literal["relative"] | Annotated[float, Field(ge=0.0, le=1.0)] = "relative"
     """A request is a failure if its acceptance rate, over positions with drafted tokens, is below this. 'relative':
-    below that of its tenant's latest 100 requests. A request without drafts is no failure."""
+    below that of its tenant's latest 100 requests. A request without drafts is not a failure."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
-    """Most bytes of failures, and of replay (a sample of the other requests); the oldest are deleted."""
+    """Maximum number of bytes of failures, and of replay (a sample of the other requests); the oldest are deleted."""
 
 
 class TrainConfig(Config):
@@ -380,4 +380,4 @@ class TrainConfig(Config):
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
     """Passes over every failure; the state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0
-    """New failures after which the verifier trains an adapter; 0: never by itself."""
+    """New failures after which the verifier trains an adapter; 0: it never trains on its own."""

@@ -119,7 +119,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
     def check(written: Path) -> None:
         if written.read_bytes() != content:
-            raise ValueError("the disk has other bytes")
+            raise ValueError("the disk holds different bytes")
 
     with replacing(path, check) as temporary:
         temporary.write_bytes(content)

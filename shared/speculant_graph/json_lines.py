@@ -26,5 +26,5 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         doubled = next(name for index, name in enumerate(names) if name in names[:index])
-        raise DoubledNameError(f"{doubled[:64]!r} stands twice in one object")
+        raise DoubledNameError(f"{doubled[:64]!r} occurs twice in one object")
     return made

@@ -223,7 +223,7 @@ def _setting_error(
     file = f"{origin}: " if origin not in ("default", "environment") else ""
     if first["type"] == "extra_forbidden":
         asked = question(field, [f"{location[0]}.{name}" for name in _fields_of(location[0])])
-        fix = f"{asked} --help lists those there are".strip()
+        fix = f"{asked} --help lists the settings".strip()
         return ConfigError(f"{file}there is no setting {field}", fix=fix, field=field)
     return ConfigError(f"{file}{shown_problem(first, field)}", field=field)
 
@@ -343,13 +343,13 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     except OSError as error:
         reason = error.strerror or "it can't be opened"
         raise ConfigError(
-            f"can't read the configuration file '{path}': {reason}", fix="name another by --config"
+            f"can't read the configuration file '{path}': {reason}", fix="name another with --config"
         ) from error
     except ValueError as error:  # UTF-8 or TOML
-        raise ConfigError(f"the configuration file '{path}' is no TOML: {error}", fix="correct it there") from error
+        raise ConfigError(f"the configuration file '{path}' is not TOML: {error}", fix="correct it there") from error
     for section, values in content.items():
         if not isinstance(values, dict):
-            raise ConfigError(f"'{path}': {section} stands in no section", fix="write it below one, such as [draft]")
+            raise ConfigError(f"'{path}': {section} is in no section", fix="write it under one, such as [draft]")
         if section not in SECTIONS:
             raise _unknown_section(f"a table of '{path}'", section)
     return path

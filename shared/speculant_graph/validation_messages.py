@@ -17,7 +17,7 @@ _EXPECTED = {
     "path": "a path",
     "dict": "an object",
     "model": "an object",
-    "byte_size": "a number of bytes, as 2GB or 512MB",
+    "byte_size": "a number of bytes, such as 2GB or 512MB",
 }
 """Prefix of the type of an error -> the expected value."""
 _ENDS = ("", "_type", "_parsing", "_from_float", "_number", "_attributes_type", "_unit")

@@ -19,7 +19,7 @@ from support.graphs import graph_of
 from support.oracle import OracleGraph
 
 MOST_LEARNED = 32
-"""Most tokens of a step that it learns from (step.cpp)."""
+"""Maximum number of tokens of a step that it learns from (step.cpp)."""
 
 
 @settings(max_examples=20)

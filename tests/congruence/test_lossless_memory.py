@@ -14,7 +14,7 @@ from support.lossless import WINDOW
 from support.tiny_models import tiny_gpt_oss
 
 BOUND = 1_024
-"""Most tokens in the key-value cache."""
+"""Maximum number of tokens in the key-value cache."""
 BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4
 """Product of layers, 2 for keys and values, heads, head size, and bytes per number."""
 

@@ -85,7 +85,7 @@ def _serving(checkpoint: Path, folder: Path, settings: dict[str, Any] | None, ru
             except (OSError, urllib.error.URLError):
                 time.sleep(0.5)
         if settings is not None:
-            assert f"Drafts of speculant-graph with the {runner} model runner" in log.read_text()
+            assert f"speculant-graph drafts with the {runner} model runner" in log.read_text()
         yield server
     finally:
         process.terminate()

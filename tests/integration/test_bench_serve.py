@@ -54,7 +54,7 @@ def test_a_running_service_is_measured(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_is_no_url_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--url", url]) == 2
     said = capsys.readouterr().err
-    assert said.endswith("is no URL of a server; write http://host:port/v1\n")
+    assert said.endswith("is not the URL of a server; write http://host:port/v1\n")
     assert said.count("\n") == 1
 
 

@@ -122,7 +122,7 @@ def test_a_draft_model_beside_ngrams(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is no size of a random model"),
+        (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is not the size of a random model"),
         (["generate", *RANDOM], "name what to decode: one of --prompts FILE and --replay TRACES"),
         (["generate", *RANDOM, "--prompts", "there-is-none"], "can't read the prompts in 'there-is-none'"),
     ],

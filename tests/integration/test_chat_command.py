@@ -142,7 +142,7 @@ def test_the_draft_model_is_trained_judged_and_counted_from_the_chat(tmp_path: P
     say(monkeypatch, "One", "/eval", "/train", "Two", "/stats", "/eval")
     assert main([*given, *learning, "--epochs", "2"]) == 1, "there is no adapter to judge at first"
     shown = capsys.readouterr()
-    assert "no adapter drafts" in shown.err
+    assert "no adapter is used" in shown.err
     assert "best so far" in shown.err
     assert "the draft model now has adapter" in shown.err
     assert "16 tokens in " in shown.err

@@ -77,7 +77,7 @@ def test_what_contradicts_the_graph_is_one_line(
         (("update", graph, second, "--max-order", 3), "the graph has max_order = 5, not 3"),
         (("update", graph, second, "--tokenizer", other_tokenizer), "was built with tokenizer"),
         (("update", pruned, second), "prune afterwards"),
-        (("prune", graph, "-o", tmp_path / "x.pkl", "--min-count", 99), "prune to less"),
+        (("prune", graph, "-o", tmp_path / "x.pkl", "--min-count", 99), "prune to a lower count"),
         (("export", graph, "-o", graph), "--output"),
     ):
         assert speculant(*arguments) in (1, 2)

@@ -57,7 +57,7 @@ def test_a_context_is_found_in_the_corpus(page: Page, explored: Explored) -> Non
     assert page.is_disabled("#find"), "there is no text yet"
     typed(page, "The parties agree to t")
     page.click("#find")
-    expect(page.locator("#places-note")).to_contain_text("4 places in the corpus files; it was counted 4 times.")
+    expect(page.locator("#places-note")).to_contain_text("4 places in the corpus files; counted 4 times.")
     first = page.locator("#places li").first
     expect(first).to_contain_text(re.compile(r"text\.txt:1:51 .*agree to talk"))
     page.click("#matches label:has(input[value='1'])")
@@ -73,7 +73,7 @@ def test_a_text_is_explored_by_mouse(page: Page) -> None:
     expect(page.locator("#told")).to_contain_text("most frequent tokens")
     assert len(successors(page)) == 20
     typed(page, "The parties agree to t")
-    expect(page.locator("#told")).to_contain_text("the last 4 are the longest end that the graph knows")
+    expect(page.locator("#told")).to_contain_text("the last 4 are the longest context that the graph knows")
     assert page.locator("#chips .known").count() == 4
     assert page.locator("#matches input").count() == 5
     assert re.fullmatch(r"append (the|a|alk), \d+%", successors(page)[0])
@@ -179,7 +179,7 @@ def test_what_is_wrong_is_said(browser: Browser, graph_path: Path, tmp_path: Pat
         expect(page.locator("#problem")).to_be_hidden()
         running.sidecar.kill()
         typed(page, "1 9 4")
-        expect(page.get_by_role("alert").first).to_contain_text("see whether it runs")
+        expect(page.get_by_role("alert").first).to_contain_text("check that it is running")
         expect(page.locator("#told")).to_contain_text("No answer for this text")
         page.click("#retry")
         expect(page.locator("#told")).to_contain_text("No answer for this text")

@@ -108,9 +108,9 @@ def test_plain_lines_of_a_file_and_of_standard_input(elsewhere: Path, capsys, mo
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 1 of 'p.jsonl' is no JSON"),
+        ("{", "line 1 of 'p.jsonl' is not JSON"),
         ('{"prompt": [true]}', "neither text nor a list of token ids"),
-        ('{"prompt": "a", "generation": {"n": 1}}', "give them by flags, without 'generation'"),
+        ('{"prompt": "a", "generation": {"n": 1}}', "give them as flags, without 'generation'"),
         ("", "holds no prompts"),
     ],
 )

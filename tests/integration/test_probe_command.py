@@ -56,7 +56,7 @@ def test_servers_that_start_are_waited_for(capsys, server):
     address, servicer = server
     servicer.set("", HealthCheckResponse.NOT_SERVING)
     assert main(["probe", address, "--wait-s", "0.5"]) == 1
-    assert "NOT_SERVING: it starts or stops" in capsys.readouterr().err
+    assert "NOT_SERVING: it's starting or stopping" in capsys.readouterr().err
     later = threading.Timer(0.4, servicer.set, ("", HealthCheckResponse.SERVING))
     later.start()
     assert main(["probe", address, "--wait-s", "20"]) == 0

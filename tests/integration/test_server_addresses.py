@@ -19,7 +19,7 @@ from support.server import PATIENCE_S, SERVICE, Serve, connected, run_in_loop, s
     ("address", "reason"),
     [
         ("127.0.0.1:{taken}", "another program listens there; stop it"),
-        ("192.0.2.1:5000", "it is no address of this machine"),
+        ("192.0.2.1:5000", "it is not an address of this machine"),
         ("unix://{folder}/file/drafter.sock", "File exists: .*/file; choose another path"),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_second_ctrl_c_does_not_wait_for_what_runs(tmp_path: Path) -> None:
         answer = pool.submit(fetched, f"{verifier.url}/completions", body)
         wait_until(lambda: verifier.metrics["speculant_verifier_running_sequences"])
         verifier.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "a second signal ends it at once" in verifier.log)
+        wait_until(lambda: "a second signal stops it at once" in verifier.log)
         assert verifier.process.poll() is None
         verifier.process.send_signal(signal.SIGINT)
         assert verifier.process.wait(READY_TIMEOUT_S) == 0, verifier.log

@@ -42,7 +42,7 @@ BAD = {
         pb.GenerateRequest(prompt="a", speculation=pb.SpeculationOptions(graph="x")),
         "no graph 'x' in this process",
     ),
-    "schema": (request(json_schema="{"), "json_schema is no JSON"),
+    "schema": (request(json_schema="{"), "json_schema is not JSON"),
     "answer": (request(max_tokens=10**6), "max_tokens: the prompt ("),
     "length": (pb.GenerateRequest(prompt="a " * 9_000), "but the model"),
 }

@@ -34,8 +34,8 @@ def beam(tree: Draft, width: int, nodes: int) -> Draft:
 
     Args:
         tree: a tree with path probabilities.
-        width: most nodes per depth.
-        nodes: most nodes in total.
+        width: maximum number of nodes per depth.
+        nodes: maximum number of nodes in total.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents, start=1):

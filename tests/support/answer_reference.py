@@ -47,7 +47,7 @@ def decode_step_answer(
 
     Args:
         payload: the serialized DraftResponse.
-        budgets: most requested nodes, per sequence.
+        budgets: maximum number of requested nodes, per sequence.
         strategy: the requested strategy.
         vocabulary_size: drafted token ids and the ids in q must be below it.
 

@@ -71,7 +71,7 @@ class Rows:
         Args:
             rows: the rows.
             shape: ``chain`` or ``tree``.
-            largest: most draft nodes per row.
+            largest: maximum number of draft nodes per row.
             looked_at: random nodes per row whose logits are compared, besides the root.
             new: numbers of pending tokens after the pass, chosen at random.
         """

@@ -102,7 +102,7 @@ class SlowDrafter:
             graphs: the graphs to draft from.
             config: drafting settings.
             vocabulary_size: ids below it are tokens.
-            max_session_tokens: most recent tokens of a sequence that are searched.
+            max_session_tokens: maximum number of recent tokens of a sequence that are searched.
             models: neural model of each graph, or None; the first model is used.
             mixer: weights of the mixer that adjusts candidates last; None: no mixer.
         """

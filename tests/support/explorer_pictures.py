@@ -24,7 +24,7 @@ def take_pictures(folder: Path, max_files: int | None = None) -> list[Path]:
 
     Args:
         folder: folder for the pictures.
-        max_files: most files of the corpus; None: all files, as for the documentation.
+        max_files: maximum number of files of the corpus; None: all files, as for the documentation.
     """
     with tempfile.TemporaryDirectory() as temporary:
         graph_path = Path(temporary) / "stdlib.pkl"

@@ -26,7 +26,7 @@ INSIDE, UNCLAIMED, CANDIDATES, TOKENS, LONGEST_MATCH = range(3 * NUM_SLOTS, NUM_
     MODEL_BIAS, IS_IN_SEQUENCE, RECENCY, IS_IN_GRAPH, GRAPH_COUNT,
 ) = range(NUM_COMMON + 2 * NUM_SLOTS, NUM_FEATURES)  # fmt: skip
 MOST_SCORED, LEAST_SCORED, LEAST_OTHERS = 32, 2.0**-9, 0.003
-"""Most scored candidates; least probability of a path that ends in one; least probability of all other tokens."""
+"""Maximum scored candidates; least probability of a path that ends in one; least probability of all other tokens."""
 
 F = np.float32
 Features = list[tuple[int, np.float32]]

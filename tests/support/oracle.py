@@ -69,10 +69,10 @@ class OracleGraph:
 
         Args:
             prompt: the context.
-            k: most tokens.
+            k: maximum number of tokens.
             strategy: ``greedy`` takes the most frequent successor; any other strategy samples.
             seed: random seed.
-            max_candidates: most tokens of q; 0: all.
+            max_candidates: maximum number of tokens of q; 0: all.
             coupling: ``gumbel`` samples with Gumbel noise.
             temperature: of q.
         """

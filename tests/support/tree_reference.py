@@ -30,7 +30,7 @@ WINDOW, MAX_MATCHES, MAX_LEARNED_MATCHES, MAX_WALK, MIN_GAP_MATCH = 32, 24, 16, 
 """Longest match; most matches per chain in a sequence and in learned text; most positions read per chain, hash
 collisions included; least match before a gap."""
 TOP_SUCCESSORS, LONG_ROW = 16, 64
-"""Most successors read of a graph's context; a context with more than ``LONG_ROW`` successors has its top cached."""
+"""Maximum successors read of a graph's context; a context with more than ``LONG_ROW`` successors has its top cached."""
 MAX_CANDIDATES, SMALLEST_CANDIDATE, SMALLEST_SHARE = 256, 2.0**-10, 0.03
 """Bounds of a mixture: most candidates, their least probability, and the least share left for a shorter context."""
 NOTHING = (0.0, 0.0, 0.0)

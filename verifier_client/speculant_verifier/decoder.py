@@ -361,7 +361,7 @@ class SpeculativeDecoder:
             or (prompts and not any(hasattr(each, "__len__") for each in prompts))  # for example one prompt's token ids
         ):
             raise GenerationRequestError(
-                "a {field} is a text, and several are a list of texts or lists of token ids",
+                "a {field} must be a text; several must be a list of texts or lists of token ids",
                 fix="give these",
                 field="prompt",
             )
@@ -369,7 +369,7 @@ class SpeculativeDecoder:
         configs: Sequence[GenerationConfig] = one if isinstance(one, Sequence) else [one] * len(prompts)
         if not all(isinstance(each, GenerationConfig) for each in configs):
             raise GenerationRequestError(
-                "settings are a GenerationConfig, or a list of one for each prompt; give these"
+                "settings must be a GenerationConfig, or a list with one for each prompt; give these"
             )
         if len(configs) != len(prompts):
             raise GenerationRequestError(

@@ -50,10 +50,10 @@ class Sources:
         """Return why a strategy can't draft from these sources; empty if it can."""
         wanted = STRATEGIES[strategy]
         if wanted.runs_by == "draft-model" and not self.has_model:
-            return f"strategy {strategy} drafts by a draft model, and there is none"
+            return f"strategy {strategy} drafts with a draft model, and there is none"
         if self.has_model and (self.has_drafter or not wanted.takes_model):
             able = ", ".join(name for name, each in STRATEGIES.items() if each.takes_model)
-            return f"a draft model drafts by the strategies {able}, with no drafter of your own"
+            return f"a draft model works with the strategies {able}, and without a drafter of your own"
         if not wanted.number and self.has_ngrams:
             return f"strategy {strategy} drafts from {wanted.evidence} alone, without a graph or a sidecar"
         return ""
@@ -71,7 +71,7 @@ class Sources:
         return [
             (replace(self, has_model=False), "leave draft_model.name out")
             if self.has_model
-            else (replace(self, has_model=True), "name a draft model by draft_model.name"),
+            else (replace(self, has_model=True), "name a draft model in draft_model.name"),
             (replace(self, has_ngrams=False), "leave the graph and the sidecar out")
             if self.has_ngrams
             else (replace(self, has_ngrams=True), "give graph_path or client.address"),
@@ -186,7 +186,7 @@ def unsuited(rule: RuleName, strategy: StrategyName) -> str:
     if strategy in FITTING[rule]:
         return ""
     return (
-        f"rule {rule} does not fit drafts by strategy {strategy}, which were followed; "
+        f"rule {rule} does not fit drafts by strategy {strategy} and verified them like rule follow; "
         f"leave the rule out, or draft by strategy {_listed(FITTING[rule][:_MOST_ADVISED])}"
     )
 

@@ -63,7 +63,7 @@ def speculant_generate(
         draft_config: ``k``, the most nodes per step, and drafting settings if no drafter is given.
         seeds: sampling seed of every row; None: seeds from torch's random state.
         rule: the verification rule.
-        max_batch_size: most rows at a time; 0: all rows.
+        max_batch_size: maximum number of rows at a time; 0: all rows.
         sequences: a list that receives the steps, acceptance and times of every row.
         spec_streamer: called with a row's index and its new tokens as they are emitted.
         model_inputs: model inputs from transformers; ``attention_mask`` marks the padding of prompts.

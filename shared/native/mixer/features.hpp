@@ -47,7 +47,8 @@ enum Own {
 
 inline constexpr std::size_t kNumOwn = static_cast<std::size_t>(kNumFeatures) - static_cast<std::size_t>(kNumCommon);
 
-/// Most scored candidates of a position, and the least probability of a path that ends in a scored candidate.
+/// Maximum number of scored candidates of a position, and the least probability of a path that ends in a scored
+/// candidate.
 inline constexpr std::size_t kMostScored = 32;
 inline constexpr double kLeastScored = 0x1p-9;
 /// Least probability of all other tokens together.

@@ -37,8 +37,8 @@ inline constexpr std::uint32_t kVersion = 1;
 inline constexpr std::size_t kWidth = 64, kHidden = 128;
 /// Number of last tokens that x scales one by one, and number of tokens in the mean.
 inline constexpr std::size_t kPlaces = 8, kLookBack = 80;
-/// Most tokens with a row: a row number has 16 bits, and 0 means none. The vocabulary of gpt-oss has 200,000 ids, and a
-/// corpus of 12 MB of English uses 60,000 of them.
+/// Maximum number of tokens with a row: a row number has 16 bits, and 0 means none. The vocabulary of gpt-oss has
+/// 200,000 ids, and a corpus of 12 MB of English uses 60,000 of them.
 inline constexpr std::size_t kMaxRows = (1 << 16) - 1;
 /// Binary places of x, h, q, a and scores; of c; and the most of any table.
 inline constexpr int kFraction = 10, kScaleFraction = 12, kMostFraction = 16;

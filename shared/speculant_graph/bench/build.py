@@ -30,7 +30,7 @@ _ROUNDS = 2
 
 
 class BenchBuildSettings(ReportingSettings):
-    """Build a graph, and count the words of Python's own sources against a dict of dicts."""
+    """Time the build of a graph, and compare counting with a dict of dicts on the words of Python's own sources."""
 
     corpus: CliVariadicArg[list[TypedPath]]
     """Files, folders and patterns, as for 'speculant build'."""
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.corpus.file_patterns import STANDARD_INPUT
 
     if STANDARD_INPUT in settings.corpus:
-        raise ConfigError("a bench can't be repeated with standard input", fix="name files", field="corpus")
+        raise ConfigError("the bench can't read standard input twice", fix="name files", field="corpus")
     built = _built(settings.corpus, settings.graph)
     token_ids, fingerprint = words_of_standard_library(settings.dict_tokens)
     figures = built | {

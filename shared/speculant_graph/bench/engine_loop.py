@@ -44,8 +44,8 @@ _COLUMNS = (
 class BenchEngineLoopSettings(ReportingSettings):
     """Replay recorded outputs on a simulated engine with the pass times of a GPU, and time drafting.
 
-    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once for each number of rows, as many at a time
-    as there are rows. 'speedup free' compares tokens per second with those of plain passes, as if drafting took no
+    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once for each number of rows, with that many
+    traces at a time. 'speedup free' compares tokens per second with those of plain passes, as if drafting took no
     time; 'speedup paid' adds the time that it took.
     """
 
@@ -61,18 +61,18 @@ class BenchEngineLoopSettings(ReportingSettings):
     """Pass times: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms for one
     token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Sequences decoded together, separated by commas. The default leaves out numbers above a file's traces."""
+    """Numbers of sequences decoded together, separated by commas. The default skips numbers above a file's traces."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
-    """Most tokens drafted per row, from 1 to 2,048."""
+    """Maximum number of tokens drafted per row, from 1 to 2,048."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only the first traces of each file, this many."""
+    """Replay only this many traces of each file, the first ones."""
     time: Annotated[float, Field(gt=0.0)] = 20.0
     """Longest time for a workload and a number of rows, in seconds."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     client: ClientConfig = ClientConfig()
     """Draft with this sidecar instead of in this process. Each number of rows is a new tenant there, so that it learns
-    only from its own traces; with --client.tenant all are this tenant, which may know them already."""
+    only from its own traces; with --client.tenant all are this tenant, which may have learned them already."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--traces names no file; name JSON Lines with the texts 'prompt' and 'output'")
     sources = {"--corpus": settings.corpus, "--graph-path": settings.graph_path, "--drafter": settings.client.address}
     if len(given := [name for name, value in sources.items() if value]) > 1:
-        raise ConfigError(f"{' and '.join(given)} name what to draft from; give one of them")
+        raise ConfigError(f"{' and '.join(given)} exclude each other; give one of them")
     begin("reading the tokenizer")
     config = settings.graph
     token = config.hf_token.get_secret_value() if config.hf_token else None
@@ -148,7 +148,7 @@ def _measure(
     finally:
         sessions.close()
     if num_without:
-        logger.warning("{} of {} steps had no drafter, and count as such", num_without, len(loop.pass_s))
+        logger.warning("{} of {} steps had no drafter; the figures include them", num_without, len(loop.pass_s))
     share = round(sessions.counts.neural_steps / max(1, sessions.counts.drafted_steps), 4)
     return {**loop.figures(num_rows, curve), "neural_share": share, "steps_without_drafter": num_without}
 

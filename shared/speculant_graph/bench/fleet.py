@@ -30,28 +30,28 @@ _BAR = 0.1
 
 
 class BenchFleetSettings(ReportingSettings):
-    """Measure a fleet of sidecars on this machine: engines that one serves, memory, and a sidecar's death under load.
+    """Measure a fleet of sidecars on this machine: engines per sidecar, memory, and a sidecar's death under load.
 
-    Each sidecar has a core of its own where there are enough, and the engines have the others. Text and graph are the
-    words of Python's own sources; what the engines decode is not in the graph.
+    Each sidecar gets its own core if there are enough; the engines share the other cores. Graph and decoded text are
+    words of Python's own sources, but the graph does not contain the decoded text.
     """
 
     sidecars: Annotated[int, Field(ge=2, le=32)] = 2
-    """Sidecars of which one is killed. As many as have a core of their own serve while engines are counted."""
+    """Number of sidecars when one is killed. The count of engines uses only sidecars with a core of their own."""
     engines: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 2, 4, 8]  # noqa: RUF012
     """Engines for each sidecar, one or several numbers."""
     tenants: Annotated[int, Field(ge=0, le=10_000)] = 8
-    """Whose text the engines decode, in turns; 0: their sequences have no tenant."""
+    """Number of tenants whose text the engines decode in turn; 0: sequences have no tenant."""
     rows: Annotated[int, Field(ge=1, le=256)] = 8
-    """Sequences of an engine."""
+    """Sequences per engine."""
     k: Annotated[int, Field(ge=1, le=64)] = 8
-    """Most tokens that are drafted for a row."""
+    """Maximum number of tokens drafted per row."""
     tcp: bool = False
     """Reach sidecars over TCP, as from other machines, instead of Unix sockets."""
     curve: str = "gptoss-h100"
-    """How long passes take, as for 'speculant bench engine-loop'."""
+    """Pass times, as for 'speculant bench engine-loop'."""
     time: Annotated[float, Field(ge=1.0)] = 10.0
-    """Seconds that each number of engines runs, and before and after each event."""
+    """Seconds to run each number of engines, and to measure before and after each event."""
 
 
 def run(arguments: Sequence[str]) -> int:

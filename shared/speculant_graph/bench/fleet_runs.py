@@ -168,7 +168,7 @@ def kill_and_start(ground: Ground, num_sidecars: int, window_s: float) -> tuple[
     Returns:
         Figures of both events, and the number of the engines' batches that raised an error.
     """
-    begin(f"a sidecar of {num_sidecars} is killed, and started again")
+    begin(f"killing and restarting one of {num_sidecars} sidecars")
     with (
         _running(ground, num_sidecars) as (sidecars, cores),
         _playing(ground.orders(sidecars, num_sidecars), cores) as end,
@@ -242,5 +242,5 @@ def _until(is_so: Callable[[], bool]) -> None:
     give_up_s = time.monotonic() + _PATIENCE_S
     while not is_so():
         if time.monotonic() > give_up_s:
-            raise SpeculantError("a sidecar did not do what was expected of it in time; run it again")
+            raise SpeculantError("a sidecar did not react in time; run the bench again")
         time.sleep(_POLL_S)

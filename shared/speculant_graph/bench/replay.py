@@ -69,7 +69,7 @@ class BenchReplaySettings(ReportingSettings):
     """Strategies, separated by commas: those of --draft.strategy except 'model', and 'prompt-lookup', which copies the
     text after the first occurrence of the last tokens."""
     budget: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS] = [8, 16, 32]  # noqa: RUF012
-    """Most nodes (drafted tokens) per step, separated by commas."""
+    """Maximum number of nodes (drafted tokens) per step, separated by commas."""
     cost: str | None = None
     """Cost of passes: 'flat', 'dense', 'cpu-moe', 'moe', 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such
     as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. A draft then
@@ -77,16 +77,16 @@ class BenchReplaySettings(ReportingSettings):
     online: bool = False
     """Learn: accepted text of earlier outputs helps later ones, and the model's own tokens are fed back."""
     layers: bool = False
-    """With --online: replay the files as tenants, in --slices each, by one strategy and budget (tree, 16), and print
+    """With --online: replay each file as a tenant, in --slices parts, by one strategy and budget (tree, 16), and print
     tokens per step over time: without learning, with a memory of fold.young-tokens, and with older text folded into
     graphs."""
     slices: Annotated[int, Field(ge=2, le=1_000)] = 8
-    """Parts with equal numbers of traces into which --layers cuts every file, in its order: weeks, for instance. The
-    first part of every file is replayed first, then the second parts."""
+    """Number of equal parts, such as weeks, into which --layers cuts the traces of every file, in order. The first part
+    of every file is replayed first, then the second parts."""
     picture: Path | None = None
     """Draw the curves of --layers into this SVG file."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only the first traces of each file, this many."""
+    """Replay only this many traces of each file, the first ones."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
@@ -168,7 +168,7 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
     for name in settings.strategy:
         if name != _PROMPT_LOOKUP and STRATEGIES[name].needs_graph and not has_graph:
             raise ConfigError(
-                f"--strategy: '{name}' drafts from a graph alone; give --corpus or --graph, or leave it out"
+                f"--strategy: '{name}' drafts only from a graph; give --corpus or --graph, or leave it out"
             )
     return None if settings.cost is None else curve_of(settings.cost, "--cost")
 

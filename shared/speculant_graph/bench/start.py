@@ -17,16 +17,16 @@ from speculant_graph.settings import ReportingSettings, load_settings
 
 
 class BenchStartSettings(ReportingSettings):
-    """Start a sidecar repeatedly and time it until it serves; the first start is as on a machine where it never ran.
+    """Start a sidecar repeatedly and time each start until it serves; the first is as on a machine where it never ran.
 
-    The first start finds the bytecode of the packages that pip has installed, none of ours, and no caches. The
-    comparison is the gRPC echo, which loads nothing.
+    The first start finds the bytecode of the packages that pip installed, but none of ours and no caches. The
+    comparison is a gRPC echo server, which loads nothing.
     """
 
     graph_path: Path
     """Graph file to serve."""
     starts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Number of later starts; their median is shown."""
+    """Number of later starts; the report shows their median."""
 
 
 def run(arguments: Sequence[str]) -> int:

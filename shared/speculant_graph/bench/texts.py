@@ -22,7 +22,7 @@ from speculant_graph.validation_messages import humanise
 if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
-_FIX = "give one JSON object with the texts 'prompt' and 'output' a line"
+_FIX = "give one JSON object per line, with the texts 'prompt' and 'output'"
 _WORDS = re.compile(r"\w+|\n\s*|[^\S\n]+|[^\w\s]")
 _MOST_TOKENS = 1_500_000
 _TOKENS_AT_A_TIME = 64

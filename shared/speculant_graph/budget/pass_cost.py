@@ -68,7 +68,7 @@ class CostCurve:
             number = int(problem["loc"][0]) + 1 if problem["loc"] else 1
             raise _no_curve(f"point {number}: {problem['msg']}") from None
         if not tokens or tokens[0] != 1 or any(b <= a for a, b in pairwise(tokens)):
-            raise _no_curve("numbers of tokens ascend from 1")
+            raise _no_curve("numbers of tokens must ascend from 1")
         if len(tokens) != len(times):
             raise _no_curve(f"there are {len(tokens)} numbers of tokens and {len(times)} times")
         object.__setattr__(self, "ms", times)
@@ -110,7 +110,7 @@ class CostCurve:
             raise ConfigError(f"{path}: {error.message}", fix=error.fix) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
-                f"{path} is no JSON object with the lists 'tokens' and 'ms'", fix=f"make it look like {_EXAMPLE}"
+                f"{path} is not a JSON object with the lists 'tokens' and 'ms'", fix=f"make it look like {_EXAMPLE}"
             ) from error
 
 
@@ -155,7 +155,7 @@ def curve_of(name: str, setting: str) -> CostCurve:
 
 
 def _no_curve(problem: str) -> ConfigError:
-    return ConfigError(f"these points make no cost curve ({problem})", fix=f"make it look like {_EXAMPLE}")
+    return ConfigError(f"these points are not a cost curve ({problem})", fix=f"make it look like {_EXAMPLE}")
 
 
 def _experts(num_tokens: int) -> float:

@@ -15,7 +15,7 @@ BENCHES = {
     "rpc": ("speculant_graph.bench.rpc", "draft over the wire: latency by batch, against echoes of the same bytes"),
     "replay": ("speculant_graph.bench.replay", "draft for recorded outputs: tokens per step, by strategy and budget"),
     "engine-loop": ("speculant_graph.bench.engine_loop", "draft between the simulated passes of a GPU engine"),
-    "fleet": ("speculant_graph.bench.fleet", "draft for several engines: how many a sidecar serves, and when one dies"),
+    "fleet": ("speculant_graph.bench.fleet", "draft for several engines: engines per sidecar, and a sidecar's death"),
     "verify-cost": ("speculant_verifier.bench.verify_cost", "verify drafts: time of a forward pass by batch and nodes"),
     "generate": ("speculant_verifier.bench.generate", "decode: plainly, with drafts, and with transformers' own"),
     "adapter": ("speculant_verifier.bench.adapter", "decode with a draft model: with n-grams, and alone"),

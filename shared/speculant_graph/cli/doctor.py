@@ -136,7 +136,7 @@ def _check_vllm() -> Iterator[CheckResult]:
         found = f"vLLM {version} drafts with its V1 model runner, without asynchronous scheduling: {problem}"
         yield CheckResult("vllm", "warn", found, fix)
         return
-    yield CheckResult("vllm", "ok", f"vLLM {version} drafts with its V2 model runner, if the model lets it choose that")
+    yield CheckResult("vllm", "ok", f"vLLM {version} drafts with its V2 model runner, if the model allows it")
 
 
 def _check_model(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:

@@ -32,7 +32,7 @@ class InspectSettings(ReportingSettings):
     path: CliPositionalArg[Path | None] = None
     """Graph file."""
     learned: Path | None = None
-    """Show instead the learned text of a tenant in this folder; a sidecar has one for each graph."""
+    """Show a tenant's learned text in this folder instead; a sidecar has one folder per graph."""
     tenant: str = ""
     """The tenant of --learned."""
     export: Path | None = None
@@ -48,8 +48,8 @@ class InspectSettings(ReportingSettings):
     verify: bool = False
     """Check every array against its checksum, and all arrays for consistency."""
     graph: GraphConfig = GraphConfig()
-    """Format of the --coverage text; special tokens as in the graph. Tokenizer: the graph's, if it has moved
-    since the build."""
+    """Format of the --coverage text, and the graph's tokenizer, if it has moved since the build. Special tokens are
+    encoded as in the graph."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """How to draft after the prompt."""
 
@@ -194,10 +194,10 @@ def _show_places(report: dict[str, Any]) -> None:
 
     _print("")
     if not report["places_token_ids"]:
-        _print("no end of the prompt is in the graph, so there is no place to show")
+        _print("no suffix of the prompt is in the graph, so there is nothing to search for")
         return
     num_places = len(report["places"])
-    found = f"{counted(num_places, 'place')} in the corpus" if num_places else "no place in the corpus files has it"
+    found = f"{counted(num_places, 'place')} in the corpus" if num_places else "not found in the corpus files"
     more = "" if report["places_complete"] else "; there may be more"
     _print(f"{report['places_text']!r}, seen {counted(report['places_seen'], 'time')}: {found}{more}", style="green")
     for place in report["places"]:
@@ -209,7 +209,7 @@ def _show_places(report: dict[str, Any]) -> None:
     if len(unsearched) > _SHOWN_FILES:
         _print(f"  and {counted(len(unsearched) - _SHOWN_FILES, 'more file')} not searched", style="yellow")
     if not report["files"]:
-        _print("  the graph was made from token ids: there are no files")
+        _print("  the graph was built from token ids: there are no files")
 
 
 def _cover(

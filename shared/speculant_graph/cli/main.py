@@ -41,7 +41,7 @@ COMMANDS = {
     "doctor": ("speculant_graph.cli.doctor:run", "drafter", "check this installation, a model, a graph and a drafter"),
     "config": ("speculant_graph.cli.config:run", "build", "show all settings and the source of each"),
     "completion": ("speculant_graph.cli.completion:run", "build", "print a completion script for a shell"),
-    "bench": ("speculant_graph.cli.bench:run", "bench", "measure it against the obvious alternatives"),
+    "bench": ("speculant_graph.cli.bench:run", "bench", "measure this project against the obvious alternatives"),
     "demo": ("speculant_verifier.cli.demo:run", "all", "run everything here and compare with plain decoding"),
 }
 """Command -> (module:function that takes the arguments and returns the exit status, required extra, description)."""
@@ -158,7 +158,7 @@ def _help() -> str:
         "usage: speculant COMMAND [options]\n\nSpeculative decoding from an n-gram graph of your own text.\n\n"
         "commands:\n" + "\n".join(lines) + "\n\n'speculant COMMAND --help' lists a command's options. An option like "
         "--graph.max-order can also be\nan environment variable (SPECULANT_GRAPH__MAX_ORDER=4), or be in "
-        "speculant.toml below [graph]\n(max_order = 4).\n"
+        "speculant.toml under [graph]\n(max_order = 4).\n"
     )
 
 

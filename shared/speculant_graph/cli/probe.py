@@ -81,4 +81,4 @@ def _problem(address: str) -> str:
             return str(from_status(error.code(), error.details()))
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return ""
-    return f"{health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}: it starts or stops; see its log"
+    return f"{health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}: it's starting or stopping; see its log"

@@ -19,7 +19,7 @@ from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCES
 
 
 class ViewSettings(ReportingSettings):
-    """Save the explorer's page with a graph's successors of a text: one file, which a browser opens anywhere."""
+    """Save the explorer's page with a graph's successors of a text, as one file that a browser opens anywhere."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
@@ -30,9 +30,9 @@ class ViewSettings(ReportingSettings):
     strategy: NgramStrategyName = "tree"
     """Strategy of the draft on the page."""
     nodes: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 32
-    """Most nodes of the draft."""
+    """Maximum number of nodes of the draft."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
-    """Most successors shown per context."""
+    """Maximum number of successors shown per context."""
     tokenizer: str | None = None
     """Tokenizer, if it has moved since the build: a name on the hub or a folder."""
 
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     replace_bytes(settings.output, render_snapshot(listed(graphs, draft), answer, name).encode())
     order, num_tokens, num_nodes = answer["matched_order"], answer["num_tokens"], len(answer["draft"]["nodes"])
     known = f"after the last {order} of {counted(num_tokens, 'prompt token')}"
-    unknown = "the graph's most frequent tokens; " + ("no end of the prompt is in it" if prompt else "no prompt")
+    unknown = "the graph's most frequent tokens; " + ("no suffix of the prompt is in it" if prompt else "no prompt")
     summary = f"{known if order else unknown}, a draft of {counted(num_nodes, 'node')}"
     sys.stdout.write(f"{printable(str(settings.output))}: {summary}\n")
     if settings.json_output:

@@ -119,4 +119,4 @@ class Breaker:
         self._unexplained = ""
         if not self._is_reported:
             self._is_reported = True
-            self._report("WARNING", f"no drafts from the drafter at {self._address}, going on without: {reason}")
+            self._report("WARNING", f"no drafts from the drafter at {self._address}, continuing without: {reason}")

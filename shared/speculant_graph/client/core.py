@@ -213,7 +213,7 @@ class ClientCore:
         """Note a step that an error of our own ended."""
         reason = repr(error)
         if reason != self.counts.last_failure:
-            self._actions.append(Report("WARNING", f"drafting failed, going on without drafts: {reason}"))
+            self._actions.append(Report("WARNING", f"drafting failed, continuing without drafts: {reason}"))
         self.counts.failed_steps += 1
         self.state, self.counts.last_failure = "unavailable", reason
 
@@ -287,7 +287,7 @@ class ClientCore:
         """Take the outcome of an opening."""
         if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
             outcome = TokenizerMismatchError(
-                f"tokenizer {self._tokenizer_name} does not fit the drafter at {self._address}: {outcome}"
+                f"tokenizer {self._tokenizer_name} does not match the drafter at {self._address}: {outcome}"
             )
         if isinstance(outcome, OpenResponse):
             self._vocabulary_size = outcome.tokenizer.vocabulary_size
@@ -340,7 +340,7 @@ class ClientCore:
         """Fail a sequence that can't be sent."""
         if not isinstance(error, SpeculantError):
             reason = f"a sequence can't be sent ({type(error).__name__})"
-            error = DraftRequestError(reason, fix="give ids and budgets from 0 up")
+            error = DraftRequestError(reason, fix="give ids and budgets of 0 or more")
         batch.fail(index, error)
 
     def _record_outcome(self, entry: Entry, status: int, position: int, draft_id: int) -> bool:

@@ -199,7 +199,7 @@ class DrafterClient:
         if error is not None and (self._strict or isinstance(error, TokenizerMismatchError)):
             raise error
         if options is not None and options.graph and isinstance(error, UnknownGraphError):
-            return f"there were no drafts, as the drafter serves no graph '{options.graph}'; name one that it serves"
+            return f"no drafts, because the drafter serves no graph '{options.graph}'; name one that it serves"
         return None
 
     def _end(self, steps: Sequence[SequenceStep], batch: InFlightBatch | None) -> list[Draft]:
@@ -315,13 +315,13 @@ class DrafterClient:
             except grpc.RpcError:
                 outcome = error_of(call)
             except Exception as error:
-                outcome = DrafterUnavailableError(f"the opening failed: {error!r}")
+                outcome = DrafterUnavailableError(f"the session was not opened: {error!r}")
             self._do(self._core.opened, opening, outcome, time.monotonic())
 
         try:
             call = self._start_call("OpenSession", convert.encode_open_request(opening.request))
         except ValueError as error:  # the channel is closed
-            failure = DrafterUnavailableError(f"the opening failed: {error}")
+            failure = DrafterUnavailableError(f"the session was not opened: {error}")
             self._do(self._core.opened, opening, failure, time.monotonic())
         else:
             call.add_done_callback(note)

@@ -228,7 +228,7 @@ class SidecarFleet:
             try:
                 self.lookup()
             except SpeculantError as error:  # a certificate that is being replaced, for example
-                logger.warning("the fleet stays as it is: {}", error)
+                logger.warning("the fleet keeps its sidecars: {}", error)
             self._is_over.wait(LOOK_UP_S)
 
     def _client_for(self, session_id: int, options: SessionOptions | None = None) -> DrafterClient:

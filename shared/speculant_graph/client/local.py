@@ -96,7 +96,7 @@ class LocalDrafter:
         except Exception as error:
             # Decoding must continue, even with a broken graph.
             if self.state == "ok":
-                logger.warning("drafting failed, going on without drafts: {!r}", error)
+                logger.warning("drafting failed, continuing without drafts: {!r}", error)
             self.state, self._counts.last_failure = "unavailable", repr(error)
             self._counts.failed_steps += 1
             return [EMPTY_DRAFT] * len(steps)

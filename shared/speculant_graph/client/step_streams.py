@@ -116,11 +116,11 @@ class SocketStream:
             self._socket.connect(str(step_socket_path(path)))
             self._socket.settimeout(None)
             if not hasattr(socket, "SO_PEERCRED"):
-                raise OSError("this system does not tell who listens")
+                raise OSError("this system does not report who listens")
             # In a folder that other users can write to, another user could listen in place of the sidecar.
             credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(credentials)[1] != path.stat().st_uid:
-                raise PermissionError("another user than the sidecar's listens there")
+                raise PermissionError("a user other than the sidecar's listens there")
         except OSError:
             self._socket.close()
             raise

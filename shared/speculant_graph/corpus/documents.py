@@ -137,7 +137,7 @@ def extract_pdf(source: Source) -> str:
     pages = pdf_pages(source)
     text = "\n".join(pages)
     if pages and not text.strip():
-        logger.warning("{} has pages but no text, as scans do; recognise its text first", source.label)
+        logger.warning("{} has pages but no text, as scans do; run OCR on it first", source.label)
     return text if text.strip() else ""
 
 
@@ -161,11 +161,11 @@ def pdf_pages(source: Source) -> list[str]:
         return []
     except (DependencyError, FileNotDecryptedError) as error:
         raise CorpusError(
-            f"{source.label}: is encrypted or needs a password; save it without, as by 'qpdf --decrypt'"
+            f"{source.label}: is encrypted or needs a password; decrypt it, for instance with 'qpdf --decrypt'"
         ) from error
     except Exception as error:  # the library raises any exception for damaged files
         raise CorpusError(
-            f"{source.label}: is no PDF that can be read ({type(error).__name__}: {error}); repair it or leave it out"
+            f"{source.label}: is not a readable PDF ({type(error).__name__}: {error}); repair it or leave it out"
         ) from error
     # Fonts may map glyphs to unpaired surrogates, which are not text.
     return [page.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for page in pages]
@@ -202,7 +202,7 @@ def _read_json(source: Source) -> Iterator[tuple[str, object]]:
     if not text.strip():
         return
     try:
-        fix = "correct it, or name the file .jsonl if it holds one record a line, .txt to read it as plain text"
+        fix = "correct it, or name the file .jsonl if it holds one record per line, .txt to read it as plain text"
         value = _parse(text, source.label, fix)
     except RecordError as error:  # no record can be read
         raise error.as_class(CorpusError) from error.__cause__
@@ -225,9 +225,9 @@ def _parse(text: str, label: str, fix: str) -> object:
         is_cut = not text.endswith("\n") and (error.msg.startswith("Unterminated") or not text[error.pos :].strip())
         reason = "it is cut off: " if is_cut else ""
         reason += f"{error.msg.removesuffix(' starting at')} at character {error.pos + 1}"
-        raise RecordError(f"{label}: is no JSON ({reason}); {fix}") from error
+        raise RecordError(f"{label}: is not JSON ({reason}); {fix}") from error
     except ValueError as error:  # a number with thousands of digits
-        raise RecordError(f"{label}: is no JSON ({error}); {fix}") from error
+        raise RecordError(f"{label}: is not JSON ({error}); {fix}") from error
     return value
 
 
@@ -241,7 +241,7 @@ def _document_of(record: object, label: str, field: str, vocabulary_size: int) -
         token_ids: list[Any] = list(chain.from_iterable(values))  # type: ignore[arg-type]
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
             raise RecordError(
-                f"{label}: field {field!r} has ids outside of 0 to {vocabulary_size - 1}",
+                f"{label}: field {field!r} has ids outside 0 to {vocabulary_size - 1}",
                 fix="set {field} to the tokenizer of these ids",
                 field="graph.tokenizer_name",
             )
@@ -259,7 +259,7 @@ def _checked_text(value: object, label: str, field: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise RecordError(
-            f"{label}: half of a surrogate pair ({value[error.start]!r}) is no character; correct the text"
+            f"{label}: half of a surrogate pair ({value[error.start]!r}) is not a character; correct the text"
         ) from error
     return value
 

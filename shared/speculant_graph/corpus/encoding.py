@@ -68,7 +68,7 @@ def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], N
             problem = _wrong_with(source, name, on_bytes)
             if problem:
                 is_utf_8 = name == UTF_8
-                reason = f"begins as {'UTF-8' if is_utf_8 else name.upper()} does, but {problem}"
+                reason = f"begins like {'UTF-8' if is_utf_8 else name.upper()}, but is damaged ({problem})"
                 raise CorpusError(f"{source.label}: {reason}; correct it, or leave it out")
             return Encoding(name)
     is_ascii, has_nul, problem = _read_as_utf_8(source, on_bytes)

@@ -51,9 +51,9 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
         reason = f"{type(error).__name__}: {first_line(error)}"
         token_setting = f"{setting.rpartition('.')[0]}.hf_token"
         raise ConfigError(
-            f"there is no folder {name} here, and the hub does not give it ({reason})",
-            fix=f"set {{field}} to a folder or a hub name, with {token_setting} and an accepted licence if it asks for "
-            "them",
+            f"there is no folder {name} here, and it can't be fetched from the hub ({reason})",
+            fix=f"set {{field}} to a folder or a hub name, with {token_setting} and an accepted licence if the hub "
+            "asks for them",
             field=setting,
         ) from error
     return False

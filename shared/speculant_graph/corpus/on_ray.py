@@ -184,6 +184,6 @@ def _explained(error: Exception) -> Exception:
     if "No module named 'speculant_graph'" in str(error):
         return ConfigError("a worker has no speculant-graph", fix=f"install release {VERSION} on all machines")
     return GraphError(
-        f"Ray lost a part of the build ({type(error).__name__}: {first_line(error)})",
+        f"Ray lost part of the build ({type(error).__name__}: {first_line(error)})",
         fix="check the workers' memory and logs, and build again",
     )

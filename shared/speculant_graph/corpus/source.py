@@ -182,7 +182,7 @@ class Source:
         try:
             yield
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise CorpusError(f"{self.label}: damaged archive ({error}); copy or pack the file again") from error
+            raise CorpusError(f"{self.label}: damaged archive ({error}); copy or compress the file again") from error
         except UnicodeError as error:
             name = "UTF-8" if self.encoding == UTF_8 else self.encoding
             reason = error.reason if isinstance(error, UnicodeDecodeError) else error

@@ -162,7 +162,7 @@ def _write(
         raise CorpusError(f"{named} contains {'no ' if num_files == 1 else ''}text; name files that do")
     if num_tokens == 0:
         raise CorpusError(
-            f"tokenizer {tokenizer.fingerprint.name} makes no tokens of this text",
+            f"tokenizer {tokenizer.fingerprint.name} makes no tokens from this text",
             fix="set {field} to another, or name other files",
             field="graph.tokenizer_name",
         )

@@ -148,7 +148,7 @@ def encode_texts(
         if type(error).__name__ != "PanicException":  # the library does not export it, and it is not an Exception
             raise
         raise GraphError(
-            f"the tokenizer gave up ({first_line(error)}); look for millions of equal characters in a row"
+            f"the tokenizer gave up ({first_line(error)}); look for millions of identical characters in a row"
         ) from None
     return [encoding.ids for encoding in encodings]
 

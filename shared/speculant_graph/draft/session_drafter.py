@@ -49,7 +49,7 @@ def DraftRequest(
 
 
 def _no_messages(_options: bytes) -> DraftOptions:
-    raise DraftRequestError("this drafter takes no messages; give DraftOptions")
+    raise DraftRequestError("this drafter does not take messages; give DraftOptions")
 
 
 class SessionDrafter:
@@ -310,7 +310,7 @@ def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
         return load_calibration(graphs[0].metadata.calibration)
     except ConfigError:
         logger.warning(
-            "the graph's calibration is of another release; build the graph again to have one from the start"
+            "the graph's calibration is from another release; build the graph again to have one from the start"
         )
         return first_calibration()
 

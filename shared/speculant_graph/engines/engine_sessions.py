@@ -228,7 +228,7 @@ class EngineSessions:
             problem = str(error)
             self._drafter.open(session_id, options)
         if problem and not self._has_missed_graph:
-            logger.warning("a request named what to draft from: {}", problem)
+            logger.warning("a request's graph can't be used: {}", problem)
             self._has_missed_graph = True
 
     def _options(self, tenant: object) -> SessionOptions | None:
@@ -239,8 +239,8 @@ class EngineSessions:
         if 0 < len(name) <= MAX_TENANT_CHARACTERS and name == name.encode("utf-8", "replace").decode():
             return SessionOptions(tenant=name)
         if not self._has_refused:
-            problem = f"not the name of a tenant: {name[:20]!r}, {len(name)} characters"
-            logger.warning("{}; what such requests accept is not learned; send 1 to {}", problem, MAX_TENANT_CHARACTERS)
+            problem = f"not a tenant name: {name[:20]!r}, {len(name)} characters"
+            logger.warning("{}; text of such requests is not learned; send 1 to {}", problem, MAX_TENANT_CHARACTERS)
         self._has_refused = True
         return SessionOptions(learn=False)
 

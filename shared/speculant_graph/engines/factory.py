@@ -52,7 +52,7 @@ def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
         ConfigError: a setting is unknown or wrong.
     """
     if not isinstance(given, Mapping):
-        raise ConfigError(f'{what} is no object; give one such as {{"graph_path": "graph.pkl"}}')
+        raise ConfigError(f'{what} is not an object; give one such as {{"graph_path": "graph.pkl"}}')
     for name in set(given) - set(EngineSettings.model_fields):
         hint = question(str(name), EngineSettings.model_fields) or f"it has {', '.join(EngineSettings.model_fields)}"
         raise ConfigError(f"{what} has no setting {name}; {hint}")
@@ -93,7 +93,7 @@ def open_sessions(
         TokenizerMismatchError: a graph, here or in the sidecar, was built with another tokenizer.
     """
     if not isinstance(most_drafted, int) or most_drafted < 1:
-        raise ConfigError(f"at most {most_drafted!r} tokens can't be drafted; give a whole number from 1")
+        raise ConfigError(f"can't draft up to {most_drafted!r} tokens; give a whole number of 1 or more")
     config = settings.draft
     if not makes_trees and (chain := STRATEGIES[config.strategy].chain):
         config = config.model_copy(update={"strategy": chain})
@@ -105,7 +105,7 @@ def open_sessions(
         local = drafter = _local(settings, tokenizer, config)
         has_model = local.has_neural
     if not where:
-        logger.warning("no graph and no sidecar is set: drafts come only from the text that is decoded here")
+        logger.warning("no graph and no sidecar is set: drafts come only from text decoded here")
     else:
         logger.info("drafts of up to {} tokens by {} from {}", most_drafted, config.strategy, where)
     return EngineSessions(

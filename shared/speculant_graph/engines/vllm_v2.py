@@ -67,7 +67,7 @@ def _choose_runner(config: Any) -> None:
         config.speculative_config.method = _V1
         problem = f"V1 model runner and without asynchronous scheduling: {problem}"
     logger_of = import_module("vllm.logger").init_logger  # as vLLM's own lines look
-    logger_of("vllm.speculant").info("Drafts of speculant-graph with the %s", problem or "V2 model runner")
+    logger_of("vllm.speculant").info("speculant-graph drafts with the %s", problem or "V2 model runner")
 
 
 def problem_with_v2(config: Any) -> str:
@@ -76,7 +76,7 @@ def problem_with_v2(config: Any) -> str:
         if len(signature(import_module(_SPECULATORS).init_speculator).parameters) == 3:
             known = {"0": "VLLM_USE_V2_MODEL_RUNNER is 0"}.get(os.environ.get("VLLM_USE_V2_MODEL_RUNNER", ""))
             return "" if config.use_v2_model_runner else known or "Triton is missing, or vLLM has logged another reason"
-    return f"V2 of this vLLM is another than that of {_RUN_WITH}"
+    return f"V2 of this vLLM differs from that of {_RUN_WITH}"
 
 
 def _replace_speculator() -> None:

@@ -155,7 +155,7 @@ def read_description(name: str | Path, text: bytes) -> tuple[GraphMetadata, list
     version, checksums = packed["format_version"], packed["array_sha256"]
     if type(version) is int and version not in (FORMAT_VERSION - 1, FORMAT_VERSION):
         raise GraphFileError(
-            f"{name} has file format {version} and this release reads {FORMAT_VERSION - 1} and {FORMAT_VERSION}; "
+            f"{name} has file format {version} but this release reads {FORMAT_VERSION - 1} and {FORMAT_VERSION}; "
             "update speculant-graph or build the graph again"
         )
     if not all(isinstance(checksum, str) for checksum in checksums):

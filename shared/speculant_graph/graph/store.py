@@ -190,7 +190,7 @@ def check_graph(trie: Trie, metadata: GraphMetadata) -> None:
     if damage is None:
         contexts = tuple(int(np.count_nonzero(np.diff(level[:, CHILD]))) for level in levels[:-1])
         if contexts != metadata.contexts_per_order:
-            damage = "its metadata has another number of contexts"
+            damage = "the number of contexts in its metadata is wrong"
         elif not _adds_up([int(level[-1, CUMULATIVE]) for level in levels], metadata):
             damage = "its counts do not add up to its tokens"
     if damage is not None:
@@ -238,7 +238,7 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 
     text = description.encode()
     if hashlib.sha256(text).digest() != checksum:
-        raise damaged("the pickle", "its description has another checksum")
+        raise damaged("the pickle", "its description does not match its checksum")
     return NgramGraph(*_opened("the pickle", text, memoryview(block).toreadonly(), verify=True))
 
 
@@ -333,7 +333,7 @@ def read_container(path: Path) -> tuple[bytes, memoryview]:
     text = bytes(view[text_start:text_end])
     found = bytes(view[:block_start]), bytes(view[block_start + block_bytes :])
     if not text.isascii() or found != around(text, block_bytes, view[1]) or block_start % _ALIGNMENT:
-        raise damaged(path, "its description has another checksum, or the bytes around the arrays are wrong")
+        raise damaged(path, "its description does not match its checksum, or the bytes around the arrays are wrong")
     return text, view[block_start : block_start + block_bytes]
 
 
@@ -357,7 +357,7 @@ def _opened(name: str | Path, text: bytes, block: memoryview, *, verify: bool) -
         raise damaged(name, "its description is incomplete or does not fit its arrays") from error
     for index, span in enumerate(_spans(block, offsets) if verify else ()):
         if _checksum(span) != checksums[index]:
-            raise damaged(name, f"array {index + 1} of {len(checksums)} has another checksum")
+            raise damaged(name, f"array {index + 1} of {len(checksums)} does not match its checksum")
     return trie, metadata
 
 

@@ -163,7 +163,7 @@ def _credentials(config: ClientConfig) -> grpc.ChannelCredentials:
     if certificate is not None:
         pair = f"'{certificate}' and client.tls_key: '{key}'"
         fix = "give PEM files of a certificate and its key without a passphrase"
-        with explained("client.tls_certificate", pair, "are no pair", fix):
+        with explained("client.tls_certificate", pair, "are not a pair", fix):
             context.load_cert_chain(certificate, key, password="")
     files = (None if path is None else path.read_bytes() for path in (ca, key, certificate))
     return grpc.ssl_channel_credentials(*files)

@@ -331,7 +331,7 @@ class AccessMiddleware:
                         break
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise ApiError("late_body", "the body did not come in time", fix="send it again") from None
+            raise ApiError("late_body", "the body did not arrive in time", fix="send it again") from None
         if length > most:
             raise _too_large(most)
         is_handed_on = False

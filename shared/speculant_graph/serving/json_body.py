@@ -83,7 +83,7 @@ def read_json(body: bytes) -> Any:
     try:
         value = json.loads(text, parse_constant=number, parse_float=number, object_pairs_hook=table)
     except json.JSONDecodeError as error:
-        raise JsonBodyError(f"the body is no JSON: it breaks at character {error.pos + 1}; correct it there") from None
+        raise JsonBodyError(f"the body is not valid JSON at character {error.pos + 1}; correct it there") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError:  # Python's limit, because longer numbers take long to parse
@@ -128,7 +128,7 @@ def _decoded(body: bytes) -> str:
     try:
         return body.decode(encoding)
     except UnicodeDecodeError as error:
-        raise JsonBodyError(f"the body is no UTF-8: it breaks at byte {error.start + 1}; send JSON in UTF-8") from None
+        raise JsonBodyError(f"the body is not valid UTF-8 at byte {error.start + 1}; send JSON in UTF-8") from None
 
 
 def _check(value: Any) -> None:
@@ -145,14 +145,14 @@ def _check(value: Any) -> None:
         if isinstance(value, str):
             if half := _HALF.search(value):
                 raise _wrong(
-                    path, f"has half of a surrogate pair (\\u{ord(half[0]):04x}), which is no character; correct it"
+                    path, f"has half of a surrogate pair (\\u{ord(half[0]):04x}), which is not a character; correct it"
                 )
         elif isinstance(value, float):
             if not isfinite(value):
-                raise _wrong(path, "is no finite number; give one")
+                raise _wrong(path, "is not a finite number; give one")
         elif isinstance(value, dict | list):
             if isinstance(value, _Doubled):
-                raise _wrong((path, value.name), "stands twice in its object; leave one out")
+                raise _wrong((path, value.name), "occurs twice in its object; leave one out")
             entries = list(value.items() if isinstance(value, dict) else enumerate(value))
             for name, _ in entries:
                 if isinstance(name, str) and (half := _HALF.search(name)):
@@ -174,7 +174,7 @@ def _names(path: _Path) -> Iterator[object]:
 
 
 def _too_deep() -> JsonBodyError:
-    return JsonBodyError(f"the body has more than {MAX_DEPTH} lists and objects within each other; send fewer levels")
+    return JsonBodyError(f"the body has more than {MAX_DEPTH} levels of nested lists and objects; send fewer")
 
 
 def _printable(name: str) -> str:

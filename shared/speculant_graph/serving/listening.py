@@ -21,7 +21,7 @@ from speculant_graph.rpc.channel import explained
 
 _REASONS = {
     errno.EADDRINUSE: "another program listens there; stop it or choose another port",
-    errno.EADDRNOTAVAIL: "it is no address of this machine; choose 0.0.0.0, for all its addresses, or one of them",
+    errno.EADDRNOTAVAIL: "it is not an address of this machine; choose 0.0.0.0, for all its addresses, or one of them",
     errno.EACCES: "this user lacks permission; choose a port above 1023",
 }
 _BACKLOG = 1_024
@@ -45,7 +45,7 @@ def bind_tcp(address: str, option: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
     except (socket.gaierror, UnicodeError) as error:
-        raise failure_of(address, "there is no host of this name; choose another", option) from error
+        raise failure_of(address, "no host has this name; choose another", option) from error
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, f"{error.strerror or 'it does not work'}; choose another")
         raise failure_of(address, reason, option) from error
@@ -160,7 +160,7 @@ def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
             )  # fmt: skip
         else:
             logger.warning(
-                "keys can be read by others on their way to {}; set access.tls_certificate and access.tls_key, "
+                "others can read keys on their way to {}; set access.tls_certificate and access.tls_key, "
                 "or let a proxy encrypt", address,
             )  # fmt: skip
 

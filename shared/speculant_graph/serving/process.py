@@ -97,7 +97,7 @@ async def _serve(make_server: Callable[[], Server], name: str) -> None:
         reloader = asyncio.create_task(_reload_when_asked(server, reloading))
         await waiting
         reloader.cancel()
-        logger.info("{} stopping when running calls have ended; a second signal ends it at once", name)
+        logger.info("{} stops when running calls have ended; a second signal stops it at once", name)
     finally:
         starting.cancel()
         waiting.cancel()
@@ -120,4 +120,4 @@ async def _reload_when_asked(server: Server, asked: asyncio.Event) -> None:
         try:
             await server.reload()
         except Exception:  # the next signal must still be handled
-            logger.exception("reading again failed")
+            logger.exception("reloading failed")

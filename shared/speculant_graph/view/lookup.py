@@ -114,7 +114,7 @@ class GraphLookup:
             try:
                 return self._tokenizer.encode_prompt(question.text) if question.text else []
             except (UnicodeEncodeError, TypeError):
-                raise DraftRequestError("the text has half a character (a lone surrogate); remove it") from None
+                raise DraftRequestError("the text has half a character (an unpaired surrogate); remove it") from None
         size = self._graph.vocabulary_size
         token_ids = question.token_ids or []
         if any(token_id >= size for token_id in token_ids):

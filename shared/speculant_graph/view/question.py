@@ -64,5 +64,5 @@ def _message_of(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"there is no field {where!r}; send {', '.join(Question.model_fields)}"
     if not where:
-        return "this is no question; send one JSON object"
+        return "this is not a question; send one JSON object"
     return f"{where}: {humanise(problem)}; correct it"

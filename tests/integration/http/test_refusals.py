@@ -56,7 +56,7 @@ def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
         ("chat/completions", {"presence_penalty": 2.5}, "presence_penalty", "2"),
         ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
         ("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
-        ("chat/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs", "can't be kept to"),
+        ("chat/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs", "can't be enforced"),
         ("completions", {"suffix": "x"}, "suffix", "not supported"),
         (
             "chat/completions",

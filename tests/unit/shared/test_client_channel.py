@@ -64,8 +64,8 @@ def test_tokens_that_no_header_can_hold_are_refused(token: str) -> None:
             {"tls_certificate": "missing.pem", "tls_key": "text"},
             r"client.tls_certificate: .*missing.pem.*: No such file",
         ),
-        ({"tls_certificate": "text", "tls_key": "missing.pem"}, r"client.tls_key: '.*missing.pem' are no pair"),
-        ({"tls_certificate": "text", "tls_key": "text"}, r"client.tls_certificate: .* are no pair"),
+        ({"tls_certificate": "text", "tls_key": "missing.pem"}, r"client.tls_key: '.*missing.pem' are not a pair"),
+        ({"tls_certificate": "text", "tls_key": "text"}, r"client.tls_certificate: .* are not a pair"),
         ({"tls_certificate": "text"}, "set both or neither"),
     ],
 )

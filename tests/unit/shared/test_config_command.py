@@ -95,7 +95,7 @@ def test_one_section_of_a_named_file(capsys: pytest.CaptureFixture[str], elsewhe
     [
         ("[graph]\nmax_order = 99\n", {}, "config: speculant.toml: graph.max_order: must be less than or equal to 10"),
         ("[draft]\nbeam_width = 4\n", {}, "speculant.toml: there is no setting draft.beam_width; --help lists"),
-        ("k = 4\n", {}, "config: 'speculant.toml': k stands in no section; write it below one, such as [draft]"),
+        ("k = 4\n", {}, "config: 'speculant.toml': k is in no section; write it under one, such as [draft]"),
         ("[server.graphs]\ndocs = 3\n", {}, "config: speculant.toml: server.graphs.docs: must be a path (got 3)"),
         ("[grahp]\n", {}, "a table of 'speculant.toml' is for an unknown section [grahp]; it may be: graph, draft"),
         ("", {"SPECULANT_DRAFT__K__X": "3"}, "config: draft.k: must be a whole number\n"),

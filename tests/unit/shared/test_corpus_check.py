@@ -31,18 +31,18 @@ def encrypted_pdf() -> bytes:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "binary.ts": (bytes.fromhex("474011100042") * 100, "looks binary; leave it out"),
-    "broken.pdf": (b"%PDF-1.4 and nothing more", "is no PDF that can be read"),
-    "locked.pdf": (encrypted_pdf(), "is encrypted or needs a password; save it without"),
-    "cut.json": (b'[{"text": "a"}, {"te', "is no JSON (it is cut off"),
+    "broken.pdf": (b"%PDF-1.4 and nothing more", "is not a readable PDF"),
+    "locked.pdf": (encrypted_pdf(), "is encrypted or needs a password; decrypt it"),
+    "cut.json": (b'[{"text": "a"}, {"te', "is not JSON (it is cut off"),
     "deep.json": (b"[" * 100_000, "is nested too deeply; correct it"),
-    "lines.json": (b'{"text": "a"}\n{"text": "b"}\n', "is no JSON (Extra data"),
+    "lines.json": (b'{"text": "a"}\n{"text": "b"}\n', "is not JSON (Extra data"),
     "other.jsonl": (b'{"body": "a"}\n', "line 1: no field 'text' (there are: body); set graph.text_field"),
     "others.json": (b'[{"body": "a"}, {"body": "b"}]', "record 1: no field 'text'"),
     "packed.txt.gz": (b"no archive", "damaged archive"),
     "doubt.c": ("año\n".encode("cp1252"), "in doubt; name the encoding (graph.encoding)"),
 }
 BAD_RECORDS = {
-    "cut.jsonl": (b'{"text": "a"}\n{"text": "b', "line 2: is no JSON (it is cut off", 1),
+    "cut.jsonl": (b'{"text": "a"}\n{"text": "b', "line 2: is not JSON (it is cut off", 1),
     "null.jsonl": (b'{"text": null}\n{"text": "b"}\n{"text": 3}\n', "line 1: field 'text' is null", 2),
     "kinds.json": (b'[{"text": "a"}, {"body": "b"}, {"text": ["c"]}]', "record 2: no field 'text'", 2),
     "bytes.jsonl": (
@@ -50,7 +50,7 @@ BAD_RECORDS = {
         "line 21: is not UTF-8 (byte 0xff)",
         1,
     ),
-    "zeros.jsonl": (b'{"text": "a"}\n\0\0\0\0\n{"text": "b"}\n', "line 2: is no JSON", 1),
+    "zeros.jsonl": (b'{"text": "a"}\n\0\0\0\0\n{"text": "b"}\n', "line 2: is not JSON", 1),
     "deep.jsonl": (b'"a"\n' + b"[" * 100_000 + b"\n", "line 2: is nested too deeply", 1),
 }
 

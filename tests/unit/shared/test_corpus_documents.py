@@ -77,11 +77,11 @@ def test_text_is_what_the_file_has_with_plain_line_ends(
     [
         ("a.txt", b"fine \xff", r"a\.txt: is not UTF-8 \(invalid start byte\); set graph\.encoding"),
         ("a.txt", b"\x7fELF\x02\0\0", r"looks binary; leave it out, or convert it"),
-        ("a.jsonl", b'"good"\n{oops', r"a\.jsonl: line 2: is no JSON \(Exp.* at character 2\); correct"),
+        ("a.jsonl", b'"good"\n{oops', r"a\.jsonl: line 2: is not JSON \(Exp.* at character 2\); correct"),
         ("a.jsonl", b'"good"\n' + b"[" * 100_000, r"line 2: is nested too deeply; correct it"),
         ("a.jsonl", b'{"b": 1, "c": 2}', r"line 1: no field 'a\.b' \(there are: b, c\); set graph\.text_field"),
         ("a.json", b'["one", "half \\ud83d"]', r"record 2: half of a surrogate pair .* correct"),
-        ("a.pdf", b"%PDF-1.4 and nothing more", r"a\.pdf: is no PDF that can be read"),
+        ("a.pdf", b"%PDF-1.4 and nothing more", r"a\.pdf: is not a readable PDF"),
         ("gone.txt", None, r"can't be read \(No such file or directory\); check"),
     ],
 )

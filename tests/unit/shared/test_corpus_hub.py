@@ -57,6 +57,6 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(
         )
     revision, unknown, no_name = map(json.loads, ran.stdout.splitlines())
     assert (revision, ran.stderr) == (COMMIT, "")
-    assert unknown.startswith("there is no folder somebody/else here, and the hub does not give it (")
+    assert unknown.startswith("there is no folder somebody/else here, and it can't be fetched from the hub (")
     assert reason in unknown
     assert "set graph.tokenizer_name to" in no_name

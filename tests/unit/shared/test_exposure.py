@@ -12,7 +12,7 @@ from speculant_graph.serving.listening import warn_of_exposure
 
 ACCESS, CERTIFICATE = {"file": Path("access.toml")}, {"tls_certificate": Path("s.pem"), "tls_key": Path("s.key")}
 AUTHORITY = {"tls_client_ca": Path("ca.pem")}
-KEYS, OPEN = "keys can be read by others on their way to {}; set access.tls_certificate", "{} is open to everyone"
+KEYS, OPEN = "others can read keys on their way to {}; set access.tls_certificate", "{} is open to everyone"
 
 
 @pytest.mark.parametrize(

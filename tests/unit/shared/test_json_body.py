@@ -83,11 +83,11 @@ def test_types() -> None:
         (b'{"text": "\\ud800"}', "text has half of a surrogate pair"),
         ('{"text": "a"}'.encode("utf-16"), "the body is in UTF-16"),
         (b"[" * 9_999, "more than 100 lists"),
-        (b'{"seed": 1, "seed": 2, "text": ""}', "seed stands twice"),
+        (b'{"seed": 1, "seed": 2, "text": ""}', "seed occurs twice"),
         (b'{"seed": ' + b"1" * 5_000 + b"}", "more than 4300 digits"),
-        (b"{", "the body is no JSON: it breaks at character 2"),
+        (b"{", "the body is not valid JSON at character 2"),
         (b"", "the body is empty"),
-        (b"[]", "this is no question; send one JSON object"),
+        (b"[]", "this is not a question; send one JSON object"),
     ],
 )
 def test_questions_of_the_explorer(body: bytes, says: str) -> None:

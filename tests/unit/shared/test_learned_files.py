@@ -170,5 +170,5 @@ def test_other_formats_are_refused_and_left_alone(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "shared.sqlite")) as database:
         database.execute("PRAGMA user_version = 2")
     before = (tmp_path / "shared.sqlite").read_bytes()
-    assert "format 2 of learned text and this release reads 1; update" in refusal(tmp_path)
+    assert "format 2 of learned text but this release reads 1; update" in refusal(tmp_path)
     assert (tmp_path / "shared.sqlite").read_bytes() == before

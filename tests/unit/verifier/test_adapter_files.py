@@ -86,7 +86,7 @@ def _truncate(folder: Path) -> None:
         (_spoil_config("base_model_name_or_path", "models/another"), "is for the model 'models/another'"),
         (_spoil_config("use_qalora", True), "sets use_qalora"),
         (_spoil_config("target_modules", ["no_such"]), "can't be added"),
-        (_spoil_weights(lambda tensors, name: tensors.pop(name)), "has other weights"),
+        (_spoil_weights(lambda tensors, name: tensors.pop(name)), "do not fit the layers"),
         (_spoil_weights(lambda tensors, name: tensors[name].view(-1)[3:4].fill_(float("inf"))), "can't be added"),
         (_truncate, "can't be added"),
         (shutil.rmtree, "holds no adapter"),

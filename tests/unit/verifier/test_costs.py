@@ -195,7 +195,7 @@ def test_long_measurements_are_told(gpt_oss, monkeypatch, tmp_path):
     logger.remove(sink)
     assert told[0][0] == 0.0
     assert "about 6 s" in told[0][1]
-    assert any("measuring what passes cost: " in message for _, message in told[1:])
+    assert any("measuring the cost of passes: " in message for _, message in told[1:])
 
 
 def test_a_table_of_one_width_is_measured_anew(gpt_oss, tmp_path, warnings):

@@ -84,7 +84,7 @@ def test_caches_are_cleared_and_parts_are_reduced_in_order_and_restored_last_fir
     assert seen == [(0, 0), (0, 0), (0, 1), (0, 1), (0, 2), (1, 2)]
     assert totals.num_reductions_in_force == 0
     short = [line for line in messages if "memory is short" in line]
-    again = [line for line in messages if "memory again" in line]
+    again = [line for line in messages if "memory is free again" in line]
     assert len(short) == len(again) == 3
 
 

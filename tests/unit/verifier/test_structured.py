@@ -128,10 +128,10 @@ def test_masks_at_nodes_are_those_of_their_paths(llama):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"json_schema": "{"}, "json_schema is no JSON"),
+        ({"json_schema": "{"}, "json_schema is not JSON"),
         ({"json_schema": "{}", "grammar": "start: /a/"}, "json_schema and grammar exclude each other"),
-        ({"grammar": grammar_of_regex("(")}, "the output's form can't be kept to"),
-        ({"json_schema": '{"allOf": [{"type": "string"}, {"type": "number"}]}'}, "the output's form can't be kept to"),
+        ({"grammar": grammar_of_regex("(")}, "the output's form can't be enforced"),
+        ({"json_schema": '{"allOf": [{"type": "string"}, {"type": "number"}]}'}, "the output's form can't be enforced"),
         ({"grammar": "start: /a/", "ignore_end_tokens": True}, "needs an end; leave out ignore_end_tokens"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_form_that_is_too_much_ends_its_own_request_alone(decoder, settings, i
     if odd.error:
         assert is_kept_to is not True
         assert odd.error.kind == "wrong_request"
-        assert re.search("form is too complex|form can't be kept to", str(odd.error))
+        assert re.search("form is too complex|form can't be enforced", str(odd.error))
         assert len(str(odd.error)) < 400
     else:
         assert is_kept_to is not False or odd.finish_reason == "length"

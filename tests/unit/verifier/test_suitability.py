@@ -106,5 +106,5 @@ def test_requests_are_told_of_a_rule_that_does_not_fit() -> None:
             config = GenerationConfig(max_tokens=30, rule=rule, speculation="on", ignore_end_tokens=True)
             [result] = decoder.generate([[5, 6, 7, 5, 6, 7, 5, 6]], config)
             assert sum(result.drafted_by_depth) > 0
-            expected = f"rule {rule} does not fit drafts by strategy tree, which were followed; "
+            expected = f"rule {rule} does not fit drafts by strategy tree and verified them like rule follow; "
             assert result.warning.startswith(expected) if has_warning else not result.warning

@@ -83,7 +83,7 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
         command(*given, "--tenant", "b", "--epochs", 4), capture_output=True, text=True, check=False
     )
     assert repaired.returncode == 0, repaired.stderr
-    assert "what is published can't be used" in repaired.stderr
+    assert "the published adapter can't be used" in repaired.stderr
     assert "held out: loss" in repaired.stdout
     assert "\ngate, " in repaired.stdout
     with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
@@ -128,7 +128,7 @@ def test_a_killed_training_leaves_the_adapter_that_serves(tmp_path: Path, checkp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "the records are of 2 tenants; name one with --tenant"),
+        ((), "the records belong to 2 tenants; name one with --tenant"),
         (("--tenant", "a", "--draft-model", ""), "name one with --draft-model"),
         (("--tenant", "a", "--draft-model", "./missing"), "set draft_model.name"),
         (("--tenant", "a", "-o", "."), "was not published by"),

@@ -163,7 +163,7 @@ def test_what_went_well_before_must_go_on(good, bad, checkpoint, written) -> Non
         ([60] * 9 + [40], 1.0, 10, 60, "may be chance"),
         ([50] * 5 + [60] * 5, 1.0, 10, 60, ""),
         ([50] * 5 + [60] * 5, 1.0, 2, 60, "may be chance"),  # the whole gain comes from one document
-        ([50] * 10, 2.0, 10, 60, "tokens a second fall"),
+        ([50] * 10, 2.0, 10, 60, "tokens per second fall"),
         ([50] * 10, 1.0, 10, 62, "requests that went well"),
         ([50] * 10, 1.0, 10, 61, ""),
     ],

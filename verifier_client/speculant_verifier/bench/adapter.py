@@ -41,7 +41,7 @@ class BenchAdapterSettings(ReportingSettings):
     limit: Annotated[int, Field(ge=1)] = 24
     """Prompts of each kind."""
     max_tokens: Annotated[int, Field(ge=8)] = 96
-    """Most new tokens of each, at least 8."""
+    """Maximum number of new tokens per prompt, at least 8."""
 
 
 def run(arguments: Sequence[str]) -> int:

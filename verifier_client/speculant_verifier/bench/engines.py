@@ -51,8 +51,8 @@ class BenchEnginesSettings(ReportingSettings):
 
     Engines come from 'make engines'; missing ones are skipped. Every prompt runs twice: new, and again when drafters
     may have learned from the first time. vLLM runs its V1 model runner; V2 has no figure here. The exit status is 1 if
-    any drafts changed a token (this is no fault of vLLM in bfloat16), or if an installed engine, or one named by
-    --only, got no result without drafts or with ours.
+    drafts changed a token (except with vLLM in bfloat16), or if an installed engine, or one named by --only, got no
+    result without drafts or with ours.
     """
 
     model: Path
@@ -71,9 +71,9 @@ class BenchEnginesSettings(ReportingSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of vLLM. In bfloat16 near ties may resolve differently with any drafts."""
     limit: Annotated[int, Field(ge=1)] = 24
-    """Most prompts."""
+    """Maximum number of prompts to continue."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
-    """Most new tokens of each, at least 2."""
+    """Maximum number of new tokens per prompt, at least 2."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -103,7 +103,7 @@ def run(arguments: Sequence[str]) -> int:
                         results += _measure(engine, batch, settings, folder, requests)
     for result in results:
         for each in result.get("differences", ()):
-            where = f"request {each['request']} differs from its token {each['token']} on"
+            where = f"request {each['request']} differs from token {each['token']} on"
             gap = f"the two best were {each['logprob_gap']:.2g} apart"
             sys.stderr.write(f"{result['engine']}, {result['method']}: {where}, where {gap}\n")
     print_report("engines", {"results": results}, arguments, as_json=settings.json_output)

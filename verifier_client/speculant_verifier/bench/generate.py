@@ -61,7 +61,7 @@ class BenchGenerateSettings(ReportingSettings):
     batch: Annotated[int, Field(ge=1, le=256)] = 1
     """Requests decoded together. Transformers takes part only at 1, because its speculation supports no more."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Most requests of each file, the first ones; by default 10 of recorded outputs."""
+    """Decode at most this many requests of each file, the first ones; by default 10 for recorded outputs."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
     draft: DraftConfig = DraftConfig()

@@ -48,11 +48,11 @@ class BenchOffloadSettings(ReportingSettings):
     ram_budget: ByteSize = ByteSize(1_000_000_000)
     """Memory limit of the process."""
     nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
-    """Most nodes of trees, separated by commas."""
+    """Maximum number of nodes per tree, separated by commas."""
     limit: Annotated[int, Field(ge=1)] = 4
-    """Outputs of each file."""
+    """Number of outputs to decode from each file."""
     max_tokens: Annotated[int, Field(ge=8)] = 200
-    """Most tokens of each, at least 8."""
+    """Maximum number of tokens of each output, at least 8."""
 
 
 def run(arguments: Sequence[str]) -> int:

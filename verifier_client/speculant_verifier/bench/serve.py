@@ -53,7 +53,7 @@ class BenchServeSettings(ReportingSettings):
     rounds: Annotated[int, Field(ge=1, le=100)] = 2
     """Rounds without drafts, and with drafts."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
-    """Tokens of each answer; the model's end is ignored."""
+    """Tokens of each answer; the model's end token is ignored."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature."""
     kill_drafter: bool = False
@@ -167,7 +167,7 @@ def _require_url(url: str) -> None:
     except httpx2.InvalidURL:
         is_right = False
     if not is_right:
-        raise ConfigError(f"--url: {url!r} is no URL of a server; write http://host:port/v1")
+        raise ConfigError(f"--url: {url!r} is not the URL of a server; write http://host:port/v1")
 
 
 async def _model(session: httpx2.AsyncClient) -> str:

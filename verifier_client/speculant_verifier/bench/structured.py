@@ -40,9 +40,9 @@ class BenchStructuredSettings(ReportingSettings):
     records: Annotated[int, Field(ge=1)] = 16
     """Number of records to write."""
     batch: Annotated[int, Field(ge=1)] = 8
-    """Rows."""
+    """Sequences decoded together."""
     nodes: Annotated[int, Field(ge=1)] = 8
-    """Most drafted tokens per row."""
+    """Maximum number of drafted tokens per row."""
     conversation: Annotated[int, Field(ge=64)] = 4000
     """Tokens of the long conversation, at least 64."""
 

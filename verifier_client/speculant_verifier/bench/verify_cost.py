@@ -31,7 +31,7 @@ class BenchVerifyCostSettings(ReportingSettings):
     ]  # fmt: skip
     """Tokens per row, separated by commas; 1 is plain decoding."""
     context: Annotated[int, Field(ge=0, le=1 << 20)] = 200
-    """Tokens of every row in the cache."""
+    """Cached tokens per row."""
     time: Annotated[float, Field(gt=0.0, le=3_600.0)] = 30.0
     """Longest time of the measurement, in seconds."""
     output: Path | None = None

@@ -42,7 +42,7 @@ class BenchRequest:
     prompt: tuple[TokenId, ...]
     """Tokens of the prompt, at least one."""
     max_tokens: int
-    """Most tokens to decode."""
+    """Maximum number of tokens to decode."""
     teacher_forced: tuple[TokenId, ...] | None = None
     """Forced output of ``max_tokens`` tokens; None: the model chooses."""
     grammar: Grammar | None = None
@@ -110,7 +110,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
         return TargetModel.load(config)
     size = config.model_name.removeprefix(RANDOM)
     if size != _REAL and not _SIZE.fullmatch(size):
-        raise ConfigError(f"--model: '{size}' is no size of a random model; write {RANDOM}150M or {RANDOM}{_REAL}")
+        raise ConfigError(f"--model: '{size}' is not the size of a random model; write {RANDOM}150M or {RANDOM}{_REAL}")
     if config.tokenizer_name is None:
         raise ConfigError(f"--model {config.model_name} needs a tokenizer; name its folder with --tokenizer")
     device = device_named(config.device)

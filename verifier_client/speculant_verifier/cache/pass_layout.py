@@ -24,11 +24,11 @@ _WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 _LEAST_COLUMN_STEP = 256
 """Recorded passes read a multiple of this number of slots, or of a quarter of the next power of two."""
 _MOST_BUSY = 256
-"""Most thread blocks of one attention kernel, about twice the number of multiprocessors of large GPUs."""
+"""Maximum number of thread blocks of one attention kernel, about twice the number of multiprocessors of large GPUs."""
 _FEWEST_COLUMNS = 128
 """Fewest slots of a part, because combining two parts takes as long as reading this many slots."""
 _MOST_MASKED = 1 << 27
-"""Most elements of a mask that is repeated for every head."""
+"""Maximum number of elements of a mask that is repeated for every head."""
 _MOST_FOLDED = 64
 """Wider passes do not repeat masks, because one kernel call per group then costs little."""
 

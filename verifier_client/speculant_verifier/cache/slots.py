@@ -51,7 +51,7 @@ class SlotCache(Cache):
         Args:
             layout: the model's layout.
             num_rows: number of sequences.
-            widest_pass: most nodes per row in one pass, which sets the ring size; None: any number, without rings.
+            widest_pass: maximum nodes per row in one pass, which sets the ring size; None: any number, without rings.
         """
         self.layout, self.num_rows, self.capacity = layout, num_rows, 0
         self.max_slots: int | None = None
@@ -71,7 +71,7 @@ class SlotCache(Cache):
 
     @property
     def most_slots(self) -> int | None:
-        """Most slots of a row within the limit; None for any number."""
+        """Maximum number of slots of a row within the limit; None for any number."""
         if self.max_slots is None or not self.num_rows:
             return None
         return self.max_slots // self.num_rows // self.layout.step * self.layout.step

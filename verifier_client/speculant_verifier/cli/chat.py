@@ -36,7 +36,7 @@ COMMANDS = {
     "/clear": "forget the conversation, not the system message",
     "/stats": "show statistics of drafting",
     "/train": "train the draft model on the records, and draft with the result if it is better",
-    "/eval": "compare the present adapter with the draft model without adapter",
+    "/eval": "compare the current adapter with the draft model without one",
     "/quit": "end, as Ctrl-D does",
 }
 """Commands and their descriptions."""
@@ -46,14 +46,14 @@ class ChatGenerationConfig(GenerationConfig):
     """How tokens are chosen in a conversation, whose answers may be long."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Most new tokens of an answer."""
+    """Maximum number of new tokens of an answer."""
 
 
 class ChatSettings(DecodingSettings):
     """Chat with a model, with the flags of 'generate'. A line is a message, typed or from a pipe; /help lists commands.
 
     Ctrl-C stops an answer, Ctrl-D ends. Answers go to standard output, all else to standard error. The exit status is 1
-    if a line of a pipe failed.
+    if a piped line failed.
     """
 
     system: str = ""
@@ -109,7 +109,7 @@ class Input:
         try:
             line = sys.stdin.readline()
         except UnicodeDecodeError as error:
-            raise ConfigError(f"standard input is no text ({error.reason}); give UTF-8") from error
+            raise ConfigError(f"standard input is not text ({error.reason}); give UTF-8") from error
         if not line:
             raise EOFError
         return line.removesuffix("\n").removesuffix("\r")

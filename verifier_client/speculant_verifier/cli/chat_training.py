@@ -68,7 +68,7 @@ class ChatTraining:
         adapters = self._decoder.adapters
         folder = "" if adapters is None else adapters.state.present.folder
         if not folder or self._record.folder is None:
-            raise ConfigError("no adapter drafts, or recording is off; /train makes one from the records of --record")
+            raise ConfigError("no adapter is used, or recording is off; /train makes one from the records of --record")
         self._run(f"--evaluate={folder}", present="")
 
     def statistics(self) -> str:
@@ -80,7 +80,7 @@ class ChatTraining:
         lines = [f"{totals.num_tokens} tokens in {totals.num_rows} passes, {num_accepted} of {num_drafted} drafted"]
         lines[0] += " tokens accepted"
         if (rolling := engine.acceptance.of("")) is not None:
-            lines.append(f"of the latest requests' tokens that had drafts {rolling:.0%} were accepted")
+            lines.append(f"{rolling:.0%} of the latest requests' tokens that had drafts were accepted")
         if self._decoder.adapters is not None:
             state = self._decoder.adapters.state
             share = "" if state.acceptance is None else f", right about {state.acceptance:.0%} of {state.num_judged}"

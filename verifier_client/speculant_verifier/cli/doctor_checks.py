@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def check_devices() -> Iterator[CheckResult]:
     """Report the GPUs that torch sees."""
     if not torch.cuda.is_available():
-        yield CheckResult("gpu", "ok", f"none: the model runs on the processor (torch {torch.__version__})")
+        yield CheckResult("gpu", "ok", f"none: the model runs on the CPU (torch {torch.__version__})")
         return
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
@@ -146,6 +146,6 @@ def _size(
         return CheckResult("model size", "fail", detail, "choose a smaller model, or --dtype bfloat16")
     if needed > 0.8 * free:
         return CheckResult(
-            "model size", "warn", detail, "lower verifier.max_kv_tokens, keys and values need memory, too"
+            "model size", "warn", detail, "lower verifier.max_kv_tokens, because keys and values need memory, too"
         )
     return CheckResult("model size", "ok", detail)

@@ -37,7 +37,7 @@ _REPORTED = (
 
 
 class GenerateSettings(DecodingSettings):
-    """Continue prompts with a model, sooner with drafts.
+    """Continue prompts with a model, faster with drafts.
 
     The text goes to standard output during generation. A line of statistics goes to standard error, also after Ctrl-C.
     The exit status is 1 if a prompt failed.
@@ -47,7 +47,7 @@ class GenerateSettings(DecodingSettings):
     """Text to continue; several are decoded together. Without one and without --prompts, or for '-', all of standard
     input."""
     prompts: Path | None = None
-    """File with more prompts, one on each line; '-' is standard input. In a file named .jsonl a line is a text, or an
+    """File with more prompts, one per line; '-' is standard input. In a file named .jsonl a line is a text, or an
     object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names the document that the
     prompt belongs to, for records."""
     chat: bool = False

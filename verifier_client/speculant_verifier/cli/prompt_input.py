@@ -47,7 +47,7 @@ def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
     if list(texts) == [str(STANDARD_INPUT)] or (not texts and path is None):
         texts = [_standard_input().removesuffix("\n")]
         if not texts[0]:
-            raise ConfigError("there is no prompt; give one as an argument, by --prompts or on standard input")
+            raise ConfigError("there is no prompt; give one as an argument, with --prompts or on standard input")
     locations = [f"prompt {i}" if len(texts) > 1 or path else "" for i in range(1, len(texts) + 1)]
     given = [PromptLine(text, [], location) for text, location in zip(texts, locations, strict=True)]
     if path is not None:
@@ -61,7 +61,7 @@ def _standard_input() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"standard input is no text ({error.reason}); give UTF-8") from error
+        raise ConfigError(f"standard input is not text ({error.reason}); give UTF-8") from error
 
 
 def _from_file(path: Path) -> Iterator[PromptLine]:
@@ -84,7 +84,7 @@ def _from_json(line: str, location: str) -> PromptLine:
     except DoubledNameError as error:
         raise ConfigError(f"{location}: {error}; leave one of them out") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f'{location} is no JSON; write {{"prompt": "..."}}, or name the file .txt') from error
+        raise ConfigError(f'{location} is not JSON; write {{"prompt": "..."}}, or name the file .txt') from error
     record: dict[str, Any] = value if isinstance(value, dict) else {"prompt": value}
     if "prompt" in record and "messages" in record:
         raise ConfigError(f"{location} has a 'prompt' and 'messages'; leave one of them out")
@@ -92,11 +92,11 @@ def _from_json(line: str, location: str) -> PromptLine:
         raise ConfigError(f"{location} has no 'prompt' (text or token ids) and no 'messages'; give one of them")
     if "generation" in record:
         raise ConfigError(
-            f"{location}: prompts have no settings of their own; give them by flags, without 'generation'"
+            f"{location}: prompts have no settings of their own; give them as flags, without 'generation'"
         )
     document = record.get("document", "")
     if not isinstance(document, str):
-        raise ConfigError(f"{location}: the document is no text; name the prompt's document")
+        raise ConfigError(f"{location}: the document is not text; name the prompt's document")
     if "messages" in record:
         return PromptLine(None, record["messages"], location, document)
     prompt = record["prompt"]

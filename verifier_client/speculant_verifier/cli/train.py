@@ -166,7 +166,7 @@ def _print_gate(verdict: Verdict) -> None:
         if compared is not None:
             low, high = compared.interval_after_minus_before
             sys.stdout.write(
-                f"gate, {compared.num_requests} {name} of {compared.num_documents} documents: tokens a pass "
+                f"gate, {compared.num_requests} {name} of {compared.num_documents} documents: tokens per pass "
                 f"{compared.tokens_per_pass_before:.3f} -> {compared.tokens_per_pass_after:.3f} "
                 f"({low:+.3f} to {high:+.3f}), tokens/s {compared.tokens_per_s_before:.1f} -> "
                 f"{compared.tokens_per_s_after:.1f}\n"
@@ -189,7 +189,7 @@ def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrain
     try:
         return with_adapter(model, draft_model.name, output)[1].folder
     except ConfigError as error:
-        logger.warning("what is published can't be used, so a new adapter must be better than none: {}", error)
+        logger.warning("the published adapter can't be used, so a new one must be better than none: {}", error)
         return None
 
 
@@ -208,7 +208,7 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
         whose = "" if settings.tenant is None else f" of tenant '{settings.tenant}'"
         raise ConfigError(f"there are no records{whose} in {settings.records}; name the folder of --record (--records)")
     if (num_tenants := len({record.tenant for record in records})) > 1:
-        raise ConfigError(f"the records are of {num_tenants} tenants; name one with --tenant")
+        raise ConfigError(f"the records belong to {num_tenants} tenants; name one with --tenant")
     return records
 
 

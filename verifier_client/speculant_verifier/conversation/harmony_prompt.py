@@ -217,7 +217,7 @@ def _of_assistant(message: Mapping[str, Any], author: str, text: str, calls: _Ca
     thoughts = next((thought for name in _THOUGHTS if (thought := text_of(message.get(name)))), "")
     made = message.get("tool_calls") or ()
     if not isinstance(made, list | tuple) or not all(isinstance(call, Mapping) for call in made):
-        raise GenerationRequestError("tool_calls is no list of calls; give one")
+        raise GenerationRequestError("tool_calls is not a list of calls; give one")
     if thoughts:
         yield HarmonyMessage(author, thoughts, channel="analysis")
     if text or not (thoughts or made):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _DEEPEST = 32
-"""Most levels of a schema; deeper levels have the type ``any``."""
+"""Maximum number of levels of a schema; deeper levels have the type ``any``."""
 
 _Schema = Mapping[str, Any]
 _ALIASES = {"integer": "number"}

@@ -158,7 +158,7 @@ def load_weights(adapted: Module, base_name: str, info: AdapterInfo) -> None:
         raise _unusable(info.folder, base_name, error) from error
     if not needed <= tensors.keys() or loaded.unexpected_keys:
         raise ConfigError(
-            f"the adapter {info.folder} has other weights than '{base_name}' needs; {_another(base_name)}"
+            f"the weights of the adapter {info.folder} do not fit the layers of '{base_name}'; {_another(base_name)}"
         )
 
 

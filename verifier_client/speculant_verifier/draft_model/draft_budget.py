@@ -20,7 +20,7 @@ from speculant_graph.budget import PassCost, StepBudget
 from speculant_graph.budget.allowance import Allowance
 
 MOST_NODES = 16
-"""Most nodes of a row in one pass of the model."""
+"""Maximum number of nodes of a row in one pass of the model."""
 _READ_FOR_LATER = 8
 """A step is not charged for reading more pending tokens than this, because later steps benefit equally."""
 WIDEST = MOST_NODES + _READ_FOR_LATER - 1

@@ -13,7 +13,7 @@ from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.sampling import top_logprobs
 
 _MOST_HITS = 16
-"""Most pending tokens per pass that are compared with the model's top token."""
+"""Maximum number of pending tokens per pass that are compared with the model's top token."""
 
 
 @dataclass(frozen=True, slots=True)

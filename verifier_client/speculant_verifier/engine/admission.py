@@ -23,8 +23,8 @@ class Admission:
         Args:
             target: the model, whose context length bounds every row.
             config: limits of rows and tokens.
-            most_nodes: most nodes of a draft; they need slots during verification.
-            prefill_chunk: most prompt tokens in a pass.
+            most_nodes: maximum number of nodes of a draft; they need slots during verification.
+            prefill_chunk: maximum number of prompt tokens in a pass.
         """
         self._target = target
         self._num_rows = self._most_rows = config.max_batch_size
@@ -33,14 +33,14 @@ class Admission:
         # Experts need several copies of a prompt's tokens, and memory is short when experts are streamed.
         most_read = plan.most_nodes if plan is not None and plan.unit == "expert" else prefill_chunk
         self.prefill_chunk = min(prefill_chunk, most_read)
-        """Most prompt tokens in a pass."""
+        """Maximum number of prompt tokens in a pass."""
         self.cache = target.new_cache(0, widest_pass=max(self.prefill_chunk, self._widest_step))
         """The KV cache; the rows in use come first."""
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         if plan is not None:
             most = min(most, plan.kv_tokens)
         self.max_tokens = self.cache.max_slots = config.max_kv_tokens or most
-        """Most tokens to reserve: running sequences times the greatest length that any of them may reach."""
+        """Maximum tokens to reserve: running sequences times the greatest length that any of them may reach."""
         # Streamed weights profit more from the memory than a prefix cache, unless the settings ask for one.
         is_asked = plan is None or "prefix_cache" in config.model_fields_set
         self.prefixes = PrefixCache(self.cache, config.prefix_cache if is_asked else 0)

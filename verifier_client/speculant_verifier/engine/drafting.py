@@ -156,7 +156,7 @@ class Drafting:
             sequence: has a constraint, and a rule that accepts modified drafts.
             nodes: indices of the draft's nodes in the drafter's response.
             draft: the usable part of the response.
-            most: most nodes of the draft after forced tokens are appended.
+            most: maximum number of nodes of the draft after forced tokens are appended.
 
         Returns:
             Indices and draft for verification. Appended nodes come last and have no index.
@@ -193,7 +193,7 @@ class Drafting:
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
-            logger.warning("the drafter fails, going on without its drafts: {!r}; fix it, or leave it out", error)
+            logger.warning("the drafter fails, continuing without its drafts: {!r}; fix it, or leave it out", error)
             self._has_warned = True
 
     def _limit(self, sequence: ActiveSequence, most_depth: int) -> int:

@@ -70,7 +70,7 @@ class Engine:
             require_same_tokenizer: raise if the drafter's tokenizer differs at the first request.
             record: which finished requests are recorded, and where; None, or without a folder: none are.
             identity: what records hold that does not come from the engine; the caller may change it at any time.
-            prefill_chunk: most tokens of prompts that are read between two steps of the sequences that are running.
+            prefill_chunk: maximum tokens of prompts that are read between two steps of the sequences that are running.
 
         Raises:
             ConfigError: the records folder can't be created.
@@ -301,13 +301,13 @@ class Engine:
             if self._require_same_tokenizer and not self._has_emitted:
                 raise
             if not self._has_warned:
-                logger.warning("the drafter has another tokenizer, going on without drafts: {}", error)
+                logger.warning("the drafter has another tokenizer, continuing without drafts: {}", error)
             self._has_warned = True
         except SpeculantError as error:  # the drafter is configured to be strict
             self._failed.append(_failure(sequence, error))
             self._leave(sequence)
         except Exception as error:  # drafters may be third-party code
-            logger.warning("the drafter can't begin a session, going on without drafts: {!r}; fix it", error)
+            logger.warning("the drafter can't open a session, continuing without drafts: {!r}; fix it", error)
 
     def _decode(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         times = self.totals.times

@@ -36,11 +36,11 @@ class LogitsCache:
 
         Args:
             model: identifies the model and all else that determines its logits.
-            num_bytes: most bytes of rows; if a single row is larger, nothing is kept. Keys add about 200 bytes per row.
+            num_bytes: maximum size of all rows; if a single row is larger, nothing is kept. Keys add some 200 bytes each.
         """
         self._model = model
         self.bound = num_bytes
-        """Most bytes of rows; if 0, nothing is kept, and callers can skip the lookup."""
+        """Maximum number of bytes of rows; if 0, nothing is kept, and callers can skip the lookup."""
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # least recently used first
         self._row_bytes = 0
         self.hits = self.evicted = 0
@@ -118,7 +118,7 @@ class LogitsCache:
                     self._rows[key] = new[key].detach().clone()
                 self._rows.move_to_end(key)
         except RuntimeError as error:  # decoding continues without the cache
-            logger.warning("no memory for target_cache, going on without; set it lower: {}", error)
+            logger.warning("no memory for target_cache, continuing without it; set it lower: {}", error)
             self.clear()
             self.bound = 0
 

@@ -79,7 +79,7 @@ class MemoryPressure:
         try:
             self._adapt(now_s)
         except GenerationError as error:  # weights can't be read; requests that need them fail
-            logger.warning("what is kept in memory can't be changed: {}", error)
+            logger.warning("memory use can't be adjusted: {}", error)
 
     def _adapt(self, now_s: float) -> None:
         spare = self._spare()
@@ -95,7 +95,7 @@ class MemoryPressure:
                 self._calm_s = now_s + _CALM_S
                 part.restore()
                 self._totals.num_reductions_in_force -= 1
-                logger.info("there is memory again: more {}", part.degradable)
+                logger.info("memory is free again: more {}", part.degradable)
 
     def shed(self) -> bool:
         """Clear the caches, or reduce the first part that has something left; False if there is nothing to give up."""
@@ -114,7 +114,7 @@ class MemoryPressure:
         for part in self._parts:
             if (num_bytes := part.reduce()) is not None:
                 logger.warning(
-                    "memory is short, of the machine, its container or verifier.memory_budget: fewer {} until "
+                    "memory is short (of the machine, its container or verifier.memory_budget): fewer {} until "
                     "there is more; see docs/offloading.md",
                     part.degradable,
                 )

@@ -21,7 +21,7 @@ _Item = StepOutput | Exception
 _Event = TypeVar("_Event")
 
 _CLOSED = "the decoder was closed; make a new one"
-_INTERRUPTED = "the step was interrupted in the thread that did it for all; try again"
+_INTERRUPTED = "the thread that ran this step for all calls was interrupted; try again"
 
 
 class _OutputQueue:

@@ -21,7 +21,7 @@ from speculant_verifier.speculation.controller import AcceptanceHistory
 from speculant_verifier.structured import Grammar
 
 MOST_PENDING = 8
-"""Most pending tokens that a pass reads together with a draft; more are prefilled first, like a prompt."""
+"""Maximum number of pending tokens that a pass reads together with a draft; more are prefilled first, like a prompt."""
 StopCheck = Callable[[Sequence[TokenId]], int | None]
 """Takes newly emitted tokens and returns how many to keep if the text ends within them, otherwise None. It is stateful,
 so pass every token once."""

@@ -15,7 +15,7 @@ _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 WINDOW = 100
 """Number of a tenant's latest requests that count; requests without drafts do not."""
 MOST_TENANTS = 1_000
-"""Most tenants to remember; the least recently active one is forgotten."""
+"""Maximum number of tenants to remember; the least recently active one is forgotten."""
 
 
 class Histogram:
@@ -124,7 +124,7 @@ class RollingAcceptance:
 
         Args:
             window: number of a tenant's latest requests that count.
-            most_tenants: most tenants to remember.
+            most_tenants: maximum number of tenants to remember.
         """
         self._window, self._most_tenants = window, most_tenants
         self._tenants: OrderedDict[str, _Requests] = OrderedDict()

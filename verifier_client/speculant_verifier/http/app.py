@@ -53,7 +53,7 @@ _ANTHROPIC = "/v1/messages"
 API = ("/v1/",)
 """Path prefixes under access control."""
 MAX_REQUESTS = 1_024
-"""Most requests at a time, over either API."""
+"""Maximum number of requests at a time, over either API."""
 MAX_BODY_BYTES = 4 << 20
 """Longest body or message in bytes; the text of a context of 131,072 tokens takes about half a megabyte."""
 _ENDPOINTS = (

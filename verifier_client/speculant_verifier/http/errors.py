@@ -36,7 +36,7 @@ _EXPECTED = {
     "output": _TEXTUAL,
     "summary": _TEXTUAL,
     "tool_choice": "give 'none', 'auto', 'required', or one of the tools by its type and name",
-    "background": "not served other than false; leave it out",
+    "background": "only false is served; leave it out",
 }
 """Advice for fields that accept several types; pydantic's message for each type would confuse."""
 _BRANCH = re.compile(r"(str|bool|int|(constrained-)?(str|int)|(dict|list)\[.*)$")
@@ -122,7 +122,7 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         found = problem["ctx"]["names"]
         return unsupported(found[0], problem["msg"], found[1:])
     if not path:
-        return wrong("the body is JSON, but no object", fix="send one")
+        return wrong("the body is JSON, but not an object", fix="send one")
     param = ".".join(path)
     if problem["type"] == NO_SHAPE:
         return wrong(f"{{field}}: {problem['msg']}", param)

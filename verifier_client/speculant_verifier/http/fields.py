@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from speculant_graph.similar import similar
 
 _MAX_UNKNOWN = 8
-"""Most refused fields that are reported, so that a body full of errors delays no other request."""
+"""Maximum number of refused fields that are reported, so that a body full of errors delays no other request."""
 _MAX_NAMED = 32
 _MAX_COMPARED = 64
 _LONGEST_COMPARED = 40

@@ -62,7 +62,7 @@ _TAKEN = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template
 """Parameters of ``apply_chat_template``, which can't be template variables."""
 
 _MOST_LENGTHS = 64
-"""Most cached lengths of instructions and tools."""
+"""Maximum number of cached lengths of instructions and tools."""
 
 
 class RequestMapping:
@@ -176,7 +176,7 @@ class RequestMapping:
         if taken := sorted(options.keys() & _TAKEN):
             raise ApiError(
                 "unsupported_parameter",
-                "{field} is no variable of a template",
+                "{field} is not a variable of a template",
                 fix="leave it out",
                 field=f"chat_template_kwargs.{taken[0]}",
             )
@@ -186,7 +186,7 @@ class RequestMapping:
         if effort is None or (effort == "none" and not self._decoder.chat_format.takes_effort):
             return {key: value for key, value in options.items() if key != "reasoning_effort"}
         if not self._decoder.chat_format.takes_effort:
-            raise unsupported(name, "leave it out", reason=", the model's chat template does not take it")
+            raise unsupported(name, "leave it out", reason=", because the model's chat template does not take it")
         if effort not in _EFFORTS:
             raise wrong(f"{{field}} must be one of {', '.join(_EFFORTS)}", name)
         return options | {"reasoning_effort": _EFFORTS[effort]}
@@ -212,7 +212,7 @@ class RequestMapping:
             return session_options(principal, "", "", None)
         if options.graph and options.graphs:
             raise GenerationRequestError(
-                "{field} and speculant.graph both say what to draft from", fix="leave one out", field="speculant.graphs"
+                "{field} and speculant.graph exclude each other", fix="leave one out", field="speculant.graphs"
             )
         graph = options.graph or "+".join(options.graphs or ())
         return session_options(principal, options.tenant or "", graph, options.learn)
@@ -290,7 +290,7 @@ def _template_refusal(error: GenerationError) -> ApiError:
     cause = error.__cause__
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
         return error.as_class(partial(ApiError, "wrong_request"), "messages")
-    message = "the model's chat template can't make anything of the messages"
+    message = "the model's chat template can't render the messages"
     return wrong(message, "messages", fix="change their roles or contents")
 
 
@@ -387,7 +387,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     if messages[index].role == "user" and (found := unreadable_part(messages[index].content)):
         raise ApiError(
             "unsupported_parameter",
-            f"not supported here: '{found[1].type}' in the latest message, as only text can be read",
+            f"not supported here: '{found[1].type}' in the latest message, because only text can be read",
             fix="send text alone",
             field=f"messages.{index}.content.{found[0]}",
         )

@@ -132,7 +132,7 @@ def _messages(request: TokenCountRequest) -> list[Fields]:
         messages.append({"role": "system", "content": "\n".join(filter(None, told))})
     last = len(request.messages) - 1
     if request.messages[last].role == "assistant":
-        what = "not supported here: a beginning of the answer"
+        what = "not supported here: a prefilled answer"
         raise wrong(what, "messages", fix="let the last message be the user's")
     for index, message in enumerate(request.messages):
         if message.role == "assistant":
@@ -201,7 +201,7 @@ def _as_json(value: object) -> str:
 def _require_none(blocks: Sequence[Block], kind: str, author: str, param: str) -> None:
     for number, block in enumerate(blocks):
         if block.type == kind:
-            message = f"{{field}}: a block of type '{kind}' belongs into messages of {author}"
+            message = f"{{field}}: a block of type '{kind}' belongs in messages of {author}"
             raise wrong(message, f"{param}.{number}", fix="move it")
 
 

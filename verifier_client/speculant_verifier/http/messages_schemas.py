@@ -161,7 +161,7 @@ class MessagesRequest(SpeculantRequest, TokenCountRequest):
     """A conversation to continue."""
 
     max_tokens: NumTokens
-    """Most new tokens, thoughts included."""
+    """Maximum number of new tokens, thoughts included."""
     stream: bool | None = None
     """Stream the answer as server-sent events."""
     stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None

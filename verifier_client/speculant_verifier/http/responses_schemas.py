@@ -175,7 +175,7 @@ class ResponsesRequest(AnyRequest):
     store: bool = True
     """Keep this response in memory, so that later ones can continue it."""
     max_output_tokens: NumTokens | None = None
-    """Most new tokens, thoughts included."""
+    """Maximum number of new tokens, thoughts included."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Tools that the model may call."""
     tool_choice: ToolChoice | None = None

@@ -16,7 +16,7 @@ from speculant_graph.serving.access import Principal
 from speculant_verifier.http.responses_schemas import Item
 
 _MAX_CHARACTERS = 64_000_000
-"""Most characters of all stored items, as JSON."""
+"""Maximum number of characters of all stored items, as JSON."""
 _VERSION = "s1"
 
 
@@ -43,7 +43,7 @@ class ResponseStore:
         """Begin empty.
 
         Args:
-            max_characters: most stored characters; the oldest responses are dropped first.
+            max_characters: maximum number of stored characters; the oldest responses are dropped first.
         """
         self._capacity = max_characters
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -76,7 +76,7 @@ class ResponseStore:
         if kept is None or kept.tenant != tenant:
             raise ApiError(
                 "previous_response_not_found",
-                "{field} is not known, or no longer: responses are kept in memory, unless store is false",
+                "{field} is unknown or expired: responses are kept in memory, unless store is false",
                 fix="send the whole conversation as input",
                 field="previous_response_id",
             )
@@ -97,7 +97,7 @@ class ResponseStore:
         """
         kept = self._kept.get(response_id)
         if kept is None or not principal.owns_tenant(kept.tenant):
-            message = "there is no such response, or no longer: they are kept in memory, unless store is false"
+            message = "this response does not exist or has expired: responses are kept in memory, unless store is false"
             raise ApiError("response_not_found", message, fix="ask for another", field="response_id")
         return kept
 

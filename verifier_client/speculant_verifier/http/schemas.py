@@ -92,7 +92,7 @@ class SpeculantOptions(Schema):
     speculation: Literal["auto", "on", "off"] | None = None
     """When drafts are used."""
     node_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Most tokens drafted per step; at most the server's draft.k."""
+    """Maximum number of tokens drafted per step; at most the server's draft.k."""
     max_depth: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """Longest drafted path in tokens; at most the server's draft.max_depth."""
     draft_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -104,7 +104,7 @@ class SpeculantOptions(Schema):
     draft_stop_if_unknown: bool | None = None
     """Whether a draft by 'nasd' ends at an unknown context."""
     tenant: Name | None = None
-    """The text's tenant; drafts come only from text that this tenant's earlier requests accepted."""
+    """The text's tenant; of learned text, drafts use only that of this tenant's earlier requests."""
     graph: Name | None = None
     """Name of the drafter's graph, instead of the server's choice."""
     graphs: Annotated[list[Name], Field(min_length=1)] | None = None
@@ -214,7 +214,7 @@ class GenerationRequest(AnyRequest):
     stream_options: StreamOptions | None = None
     """Options of a stream."""
     max_tokens: NumTokens | None = None
-    """Most new tokens."""
+    """Maximum number of new tokens."""
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Samples of each prompt; sample i uses the seed + i."""
     stop: _Stop | None = None
@@ -232,7 +232,7 @@ class GenerationRequest(AnyRequest):
     repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Above 1, tokens already in the sequence become less probable."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Fewest new tokens before an end token may come."""
+    """Fewest new tokens before an end token is allowed."""
     ignore_eos: bool = False
     """Continue after the model's end tokens."""
     stop_token_ids: Annotated[list[_Token], Field(max_length=128, fail_fast=True)] | None = None

@@ -90,12 +90,12 @@ def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTo
     if choice == "none" or not tools:
         return []
     if style is None:
-        reason = ", the model's chat template takes none, or calls of an unknown kind"
+        reason = ", because the model's chat template takes none, or writes calls in an unknown form"
         raise unsupported("tools", "leave them out", reason=reason)
     if style.name != "harmony" and any(tool.grammar is not None for tool in tools):
         raise ApiError(
             "unsupported_parameter",
-            "not supported here: a grammar of a custom tool, as this model writes its calls in JSON",
+            "not supported here: a grammar of a custom tool, because this model writes its calls in JSON",
             fix="leave it out",
             field="tools",
         )
@@ -115,7 +115,7 @@ def _usable(index: int, tool: Tool) -> UsableTool:
     function = tool.function
     if (function.parameters or {}).get("type", "object") != "object":
         param = f"tools.{index}.function.parameters"
-        raise wrong("{field} is the schema of an object, which has the arguments", param, fix="fix it")
+        raise wrong("{field} must be the schema of an object, which has the arguments", param, fix="fix it")
     return UsableTool(function.name, function.description or "", function.parameters, is_strict=bool(function.strict))
 
 
@@ -159,7 +159,7 @@ def with_form(
     form = form_of(config)
     if must_call(request):
         if form:
-            message = "an answer that must call a tool takes no other form"
+            message = "an answer that must call a tool can't have another form"
             raise wrong(message, "tool_choice", fix="leave one out")
         choice = request.tool_choice
         wanted = choice.chosen_name if isinstance(choice, ChosenTool) and choice.allowed is None else ""
@@ -168,7 +168,7 @@ def with_form(
         return config.model_copy(update={"grammar": grammar})
     final = json.loads(form) if form else ANY_TEXT
     if "grammars" in final:
-        message = "tools take one grammar with them, not several"
+        message = "tools can be combined with one grammar, not several"
         raise wrong(message, "structured_outputs", fix="give one, or leave the tools out")
     if form or any(tool.grammar is not None for tool in tools):
         calls = [(tool.name, _form_of(tool, LOOSE)) for tool in tools]

@@ -174,12 +174,12 @@ def device_named(name: str) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"unknown device '{name}'", fix=f"{usable} ({{field}})", field=_DEVICE) from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"models are not run on '{name}'", fix=f"{usable} ({{field}})", field=_DEVICE)
+        raise ConfigError(f"models can't run on '{name}'", fix=f"{usable} ({{field}})", field=_DEVICE)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}' was asked for but torch sees no GPU", fix="use {field} cpu", field=_DEVICE)
+        raise ConfigError(f"device '{name}' was requested but torch sees no GPU", fix="use {field} cpu", field=_DEVICE)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device '{name}' was asked for but torch sees {torch.cuda.device_count()} GPUs",
+            f"device '{name}' was requested but torch sees {torch.cuda.device_count()} GPUs",
             fix="use {field} auto",
             field=_DEVICE,
         )
@@ -222,7 +222,7 @@ def check_architecture(model: PreTrainedModel, name: str) -> None:
     config = model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False) or getattr(config, "attn_logit_softcapping", None):
         raise ConfigError(
-            f"model '{name}' ({type(model).__name__}) has an attention that can't verify drafts exactly yet; "
+            f"model '{name}' ({type(model).__name__}) has attention that can't verify drafts exactly yet; "
             "choose a model of the gpt-oss, Llama, Mistral or Qwen families"
         )
 

@@ -22,7 +22,7 @@ from speculant_verifier.cache.pass_layout import Placement
 NUM_UNSTEADY = 2
 """Number of passes of a shape before replays begin: the very first pass runs normally, and one pass is recorded."""
 _MOST_RECORDINGS = 96
-"""Most recordings of one cache; the least recently used is dropped."""
+"""Maximum number of recordings of one cache; the least recently used is dropped."""
 
 Compute = Callable[[Tensor, ForwardPlan, SlotCache], Tensor]
 """Runs a pass: token ids ``[n, T]``, its plan and the cache to logits ``[n, T, V]``."""

@@ -35,7 +35,7 @@ from speculant_verifier.offload import OFFLOAD, Offload
 from speculant_verifier.structured import Grammar, Grammars, form_of
 
 PREFILL_CHUNK = 512
-"""Most prompt tokens that are prefilled between two steps of the running sequences."""
+"""Maximum number of prompt tokens that are prefilled between two steps of the running sequences."""
 _UNTOUCHED = 256e6
 """Bytes to keep free for temporary allocations."""
 _UNTOUCHED_SHARE = 0.05
@@ -218,7 +218,7 @@ class TargetModel:
 
         Args:
             num_rows: number of sequences.
-            widest_pass: most tokens per row in one pass; with this limit, sliding layers keep little more than the
+            widest_pass: maximum tokens per row in one pass; with this limit, sliding layers keep little more than the
                 window. None: any number.
         """
         return SlotCache(self.layout, num_rows, widest_pass=widest_pass)

@@ -99,8 +99,8 @@ class NGramStorage(INgramStorage):
         Args:
             n: tokens of the longest n-gram, one more than its context.
             vocab_size: size of the model's vocabulary, and upper bound of random tokens at unknown contexts.
-            max_contexts: most contexts stored, about 450 bytes each; beyond it the least recently learned contexts of
-                the largest order are dropped.
+            max_contexts: maximum contexts stored, about 450 bytes each; beyond it the least recently learned contexts
+                of the largest order are dropped.
 
         Raises:
             ConfigError: n is not an integer of at least 2, or another argument is not an integer of at least 1.
@@ -254,12 +254,12 @@ def ngram_assisted_speculative_generate(
         ngramstorage: the storage for drafts: :class:`NGramStorage` or a custom one.
         target: a causal model in evaluation mode.
         tokenizer: converts tokens to text for ``debug``; not used otherwise.
-        gamma: most drafted tokens per pass.
+        gamma: maximum number of drafted tokens per pass.
         filler_top_k: number of the target's most probable tokens learned at every position; with 1 or less, only
             emitted tokens are learned.
         logits_processor: chooses the target's token: one of the two classes here, or another class with the same two
             methods.
-        max_gen_len: most tokens to generate; fewer at the end of the target's context.
+        max_gen_len: maximum number of tokens to generate; fewer at the end of the target's context.
         eos_tokens_id: the end token or end tokens.
         pad_token_id: fills the buffer after the sequence; it is never read.
         use_cache: keep a KV cache between passes, which requires that all layers are attention layers; otherwise each
@@ -292,7 +292,7 @@ def ngram_assisted_speculative_generate(
         ) from error
     if not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary_size:
         raise GenerationRequestError(
-            f"the {{field}} is empty, or has tokens outside of the model's {vocabulary_size}",
+            f"the {{field}} is empty, or has tokens outside the model's {vocabulary_size}",
             fix="use its own tokenizer",
             field="prompt",
         )

@@ -42,8 +42,8 @@ class NGramCounts:
         Args:
             n: tokens of the longest n-gram, one more than its context, at least 2.
             shortest_context: tokens of the shortest context, at most n - 1.
-            max_contexts: most contexts stored, at least 1; beyond it the least recently learned contexts of the largest
-                order are dropped.
+            max_contexts: maximum contexts stored, at least 1; beyond it the least recently learned contexts of the
+                largest order are dropped.
         """
         self.n, self.max_contexts = n, max_contexts
         self._shortest = shortest_context
@@ -108,9 +108,9 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
 
 
 _MAX_CONTEXTS = 250_000
-"""Most contexts of a tenant, about 120 MB."""
+"""Maximum number of contexts of a tenant, about 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
-"""Most contexts of all tenants together. Beyond it, the counts of idle tenants are dropped, the least recently used
+"""Maximum contexts of all tenants together. Beyond it, the counts of idle tenants are dropped, the least recently used
 first."""
 
 

@@ -32,9 +32,9 @@ _KV_SHARE = 0.4
 _FREE_SHARE = 0.9
 """Share of the free memory used if no budget is set."""
 _WIDEST = 256
-"""Most nodes of a tree; larger trees have hardly ever helped."""
+"""Maximum number of nodes of a tree; larger trees have hardly ever helped."""
 _MOST_SLOTS = 4096
-"""Most experts in a pool: transformers counts their tokens with a float32 histogram, which is exact up to this
+"""Maximum experts in a pool: transformers counts their tokens with a float32 histogram, which is exact up to this
 number."""
 _NUM_SLABS = 2
 """Slabs for streamed layers: one is computed while the other is read."""
@@ -159,7 +159,7 @@ def plan_for(
     """
     if device.type == "cpu" and verifier.host_budget:
         raise ConfigError(
-            "{field} is memory besides that of a GPU, and the model runs on the CPU",
+            "{field} limits memory besides the GPU's, but the model runs on the CPU",
             fix="leave {field} out: verifier.memory_budget bounds this machine's memory",
             field="verifier.host_budget",
         )
@@ -208,7 +208,7 @@ def plan_for(
     num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
         raise ConfigError(
-            f"of model '{verifier.model_name}' {_readable(fixed)} must stay in memory, and with all else that takes "
+            f"{_readable(fixed)} of model '{verifier.model_name}' must stay in memory; with all else, that takes "
             f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}",
             fix="raise {field}, lower verifier.max_kv_tokens if it is set, or choose fewer bytes per weight "
             "(verifier.dtype bfloat16)",

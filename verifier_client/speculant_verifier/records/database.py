@@ -27,7 +27,7 @@ DATABASE = "records.sqlite"
 REPLAY = 400
 """Replay requests kept per tenant, more than a training epoch uses with hundreds of failures."""
 MAX_WAITING = 4_000_000
-"""Most numbers queued in memory while the disk is slow, about 40 bytes each; further requests are lost."""
+"""Maximum number of numbers queued in memory while the disk is slow, about 40 bytes each; further requests are lost."""
 
 _LOCK_TIMEOUT_S = 30.0
 _SCHEMA = (
@@ -80,7 +80,7 @@ def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[Reques
     Args:
         folder: the verifier's folder of records.
         tenant: the tenant; None: all tenants together.
-        count: most requests to return. The sample is uniform up to :data:`REPLAY` requests.
+        count: maximum number of requests to return. The sample is uniform up to :data:`REPLAY` requests.
 
     Raises:
         ConfigError: the file can't be read.

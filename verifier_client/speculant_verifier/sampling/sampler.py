@@ -111,7 +111,9 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
     for token, bias in config.logit_bias.items():
         if not 0 <= token < vocabulary_size:
             raise GenerationRequestError(
-                f"{{field}} names token {token}, the model has {known}", fix="use its own tokenizer", field="logit_bias"
+                f"{{field}} names token {token}, but the model has {known}",
+                fix="use its own tokenizer",
+                field="logit_bias",
             )
         if math.isnan(bias) or bias == math.inf:
             raise GenerationRequestError(
@@ -122,7 +124,7 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
     for token in config.end_token_ids or ():
         if not 0 <= token < vocabulary_size:
             raise GenerationRequestError(
-                f"{{field}} names token {token}, the model has {known}",
+                f"{{field}} names token {token}, but the model has {known}",
                 fix="use its own tokenizer",
                 field="end_token_ids",
             )

@@ -113,7 +113,7 @@ class Learning:
                     return
                 self._process = self._started()
         except OSError as error:
-            self._complain(f"a training can't be started ({error}); check {self._output.parent}")
+            self._complain(f"training can't be started ({error}); check {self._output.parent}")
             return
         shown, complaints = self._process.communicate()
         if self._closing.is_set():
@@ -124,7 +124,7 @@ class Learning:
             logger.info("trained the draft model: {}", "; ".join(lines))
             self._load()
         else:  # a process killed by a signal, e.g. when out of memory, prints no reason
-            self._complain(lines[-1] if lines and status > 0 else f"the training ended with status {status}")
+            self._complain(lines[-1] if lines and status > 0 else f"training ended with status {status}")
 
     def _started(self) -> subprocess.Popen[str]:
         """Start a training process with the lowest priority."""

@@ -32,46 +32,46 @@ _Numbers = Callable[[SpeculativeDecoder], Iterable[tuple[str, float]]]
 
 _COUNTERS = (
     ("prompt_tokens", "totals.num_prompt_tokens", "Tokens of prompts."),
-    ("prefix_cache_tokens", "totals.num_from_prefix_cache", "Those of them that an earlier sequence had read."),
+    ("prefix_cache_tokens", "totals.num_from_prefix_cache", "Prompt tokens that an earlier sequence had read."),
     ("tokens", "totals.num_tokens", "Tokens emitted."),
     ("passes", "totals.num_passes", "Forward passes over drafts."),
-    ("pass_rows", "totals.num_rows", "Sequences in those passes, one for each pass that it is in."),
-    ("pass_nodes", "totals.num_nodes", "Nodes in those passes: drafted ones, and one for each sequence."),
-    ("drafts", "totals.num_drafts", "Drafts that were verified, one for each sequence of a pass that had one."),
+    ("pass_rows", "totals.num_rows", "Sequences in those passes, counted once per pass."),
+    ("pass_nodes", "totals.num_nodes", "Nodes in those passes: the drafted ones, and one per sequence."),
+    ("drafts", "totals.num_drafts", "Verified drafts, at most one per sequence and pass."),
     ("drafted_nodes", "totals.drafted_by_depth", "Drafted nodes that were verified."),
     ("accepted_tokens", "totals.accepted_by_depth", "Drafted tokens that were emitted."),
-    ("target_cache_hits", "target_cache.hits", "Tokens without a pass, from the target cache."),
+    ("target_cache_hits", "target_cache.hits", "Tokens emitted from the target cache, without a pass."),
     ("target_cache_evictions", "target_cache.evicted", "Rows of the target cache that were evicted."),
-    ("drafter_steps", "drafter.steps", "Steps that drafts were asked for."),
-    ("drafter_failed_steps", "drafter.failed_steps", "Steps without an answer in time, also those not sent."),
-    ("drafter_skipped_steps", "drafter.skipped_steps", "Steps not sent as the drafter was known to be down."),
-    ("drafter_late_answers", "drafter.late_answers", "Answers that came after their step."),
-    ("drafter_reopened_sessions", "drafter.reopened_sessions", "Sessions that a sidecar had lost."),
-    ("steps_without_drafter", "totals.num_steps_without_drafter", "Sequences' steps without a draft, as none came."),
+    ("drafter_steps", "drafter.steps", "Steps for which drafts were requested."),
+    ("drafter_failed_steps", "drafter.failed_steps", "Steps without an answer in time, including those not sent."),
+    ("drafter_skipped_steps", "drafter.skipped_steps", "Steps not sent because the drafter was known to be down."),
+    ("drafter_late_answers", "drafter.late_answers", "Answers that arrived after their step."),
+    ("drafter_reopened_sessions", "drafter.reopened_sessions", "Sessions reopened in the same or another sidecar."),
+    ("steps_without_drafter", "totals.num_steps_without_drafter", "Steps of sequences for which no draft arrived."),
     ("draft_model_passes", "draft_model.num_passes", "Passes of the draft model; 0 without one."),
-    ("draft_model_seconds", "draft_model.passes_s", "Time of these passes, in seconds."),
+    ("draft_model_seconds", "draft_model.passes_s", "Time of the draft model's passes, in seconds."),
     ("offload_seconds", "offload.stall_s", "Time that passes waited for weights, in seconds."),
     ("offload_bytes", "offload.num_bytes", "Bytes of weights read from the disk."),
-    ("offload_experts", "offload.num_wanted", "Experts that passes wanted, of a model whose experts are streamed."),
-    ("offload_experts_found", "offload.num_found", "Those of them that were in memory."),
+    ("offload_experts", "offload.num_wanted", "Experts that passes needed, if the model's experts are streamed."),
+    ("offload_experts_found", "offload.num_found", "Needed experts that were already in memory."),
 )  # fmt: skip
 """Name, path of the number (see :func:`_sources`), and description."""
 _GAUGES = (
     ("running_sequences", "engine.num_running", "Sequences in the batch."),
-    ("waiting_sequences", "engine.num_waiting", "Sequences that wait for a slot in the batch."),
+    ("waiting_sequences", "engine.num_waiting", "Sequences waiting for a slot in the batch."),
     ("batch_size", "settings.max_batch_size", "Most sequences in the batch."),
-    ("kv_tokens", "engine.num_kv_tokens", "Tokens that keys and values are kept of."),
+    ("kv_tokens", "engine.num_kv_tokens", "Tokens whose keys and values are cached."),
     ("kv_reserved_tokens", "engine.num_reserved_kv_tokens",
-     "Tokens that the running sequences may come to need keys and values of."),
-    ("kv_limit_tokens", "admission.max_tokens", "Bound of these; requests wait at it."),
+     "Tokens whose keys and values the running sequences may need."),
+    ("kv_limit_tokens", "admission.max_tokens", "Limit of reserved tokens; requests wait when it is reached."),
     ("kv_bytes", "engine.num_kv_bytes", "Memory of keys and values, free rows included, in bytes."),
     ("prefix_cache_bytes", "prefix_cache.num_bytes", "Memory of the prefix cache, in bytes."),
     ("target_cache_bytes", "target_cache.num_bytes", "Memory of the target cache, in bytes."),
-    ("drafter_paused", "drafter.is_paused", "1 while the sidecar is not asked, as it failed."),
+    ("drafter_paused", "drafter.is_paused", "1 while requests to the sidecar pause after failures."),
     ("draft_model_judged_tokens", "draft_model.num_judged",
-     f"Latest tokens by which the present adapter is judged, at most {HIT_WINDOW}; it begins again with every swap."),
+     f"Latest tokens by which the current adapter is judged, at most {HIT_WINDOW}; every swap resets it."),
     ("draft_model_acceptance", "draft_model.acceptance",
-     f"Share of these tokens, at most {HIT_WINDOW}, that it was right about; 0 before any."),
+     f"Share of these tokens, at most {HIT_WINDOW}, that it predicted; 0 if there are none."),
     ("memory_reductions_in_force", "totals.num_reductions_in_force", "Reductions that have not been taken back."),
 )  # fmt: skip
 _LABELLED_COUNTERS: tuple[tuple[str, str, str, _Numbers], ...] = (
@@ -81,19 +81,19 @@ _LABELLED_COUNTERS: tuple[tuple[str, str, str, _Numbers], ...] = (
      lambda it: _by_depth(it.totals.drafted_by_depth)),
     ("accepted_by_depth", "Nodes accepted at a depth of the draft.", "depth",
      lambda it: _by_depth(it.totals.accepted_by_depth)),
-    ("accepted_by_source", "Drafted tokens that were emitted, by what proposed them, where there is a draft model.",
+    ("accepted_by_source", "Drafted tokens that were emitted, by source, if there is a draft model.",
      "source", lambda it: it.totals.accepted_by_source.items()),
     ("phase_seconds", "Time of the engine, by phase.", "phase",
      lambda it: [(phase, getattr(it.totals.times, f"{phase}_s")) for phase in _PHASES]),
-    ("memory_reductions", "What was reduced as memory was short, and how often.", "what",
+    ("memory_reductions", "Reductions made because memory was short, by what was reduced.", "what",
      lambda it: it.totals.num_reductions.items()),
 )  # fmt: skip
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[SpeculativeDecoder], Histogram]], ...] = (
     ("queue_seconds", "Time until a sequence got its slot.", lambda it: it.totals.queue_times),
     ("first_token_seconds", "Time from arrival to the first token.", lambda it: it.totals.first_token_times),
-    ("token_seconds", "Time between tokens; those of a step share it.", lambda it: it.totals.token_times),
+    ("token_seconds", "Time between tokens; the tokens of a step share it.", lambda it: it.totals.token_times),
     ("request_seconds", "Time from arrival to the end.", lambda it: it.totals.request_times),
-    ("draft_seconds", "Time until the drafts of a step were there.", lambda it: it.totals.draft_times),
+    ("draft_seconds", "Time until the drafts of a step arrived.", lambda it: it.totals.draft_times),
     ("pass_seconds", "Time of forward passes over drafts.", lambda it: it.totals.pass_times),
 )
 
@@ -121,15 +121,15 @@ class _VerifierCollector(Collector):
         yield InfoMetricFamily(_PREFIX + "build", "Version of speculant-graph.", {"version": VERSION})
         requests = CounterMetricFamily(
             _PREFIX + "requests",
-            "Requests that are over, by API (http, grpc), endpoint or method, and status.",
+            "Ended requests, by API (http, grpc), endpoint or method, and status.",
             labels=["api", "endpoint", "code"],
         )
         for labels, count in sorted(self._requests.items()):
             requests.add_metric(labels, count)
         yield requests
         num_open = 0 if decoder is None else decoder.num_sequences
-        yield _gauge("open_sequences", "Sequences of requests that are decoded or wait.", num_open)
-        yield _counter("refused_requests", "Requests refused for want of capacity.", self._load.num_refused)
+        yield _gauge("open_sequences", "Sequences of requests, running or waiting.", num_open)
+        yield _counter("refused_requests", "Requests refused for lack of capacity.", self._load.num_refused)
         if decoder is None:
             return
         sources = _sources(decoder)
@@ -143,7 +143,7 @@ class _VerifierCollector(Collector):
         for name, text, read_times in _HISTOGRAMS:
             times = read_times(decoder)
             yield HistogramMetricFamily(_PREFIX + name, text, buckets=_buckets(times), sum_value=times.total)
-        state = GaugeMetricFamily(_PREFIX + "drafter_state", "1 for the drafter's state.", labels=["state"])
+        state = GaugeMetricFamily(_PREFIX + "drafter_state", "1 for the drafter's current state.", labels=["state"])
         for each in ("ok", "unavailable", "off"):
             state.add_metric([each], int(decoder.drafter.state == each))
         yield state

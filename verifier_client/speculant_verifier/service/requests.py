@@ -26,7 +26,7 @@ from speculant_verifier.results import StepEvent
 
 _RETRY_S = 1.0
 _MAX_SAMPLES = 16
-"""Most samples of one request, over all its prompts."""
+"""Maximum number of samples of one request, over all its prompts."""
 
 
 class Load:
@@ -37,7 +37,7 @@ class Load:
 
         Args:
             config: limits the waiting sequences.
-            max_batch_size: most sequences decoded together.
+            max_batch_size: maximum number of sequences decoded together.
         """
         self._most = max_batch_size + config.max_waiting
         self._most_samples = min(_MAX_SAMPLES, self._most)
@@ -104,7 +104,7 @@ class Load:
         if self.num_sequences + num_sequences > self._most:
             self.num_refused += 1
             raise OverloadError(
-                "too many requests wait or are being answered", _RETRY_S, fix=f"try again in {_RETRY_S:g} s"
+                "too many requests are waiting or running", _RETRY_S, fix=f"try again in {_RETRY_S:g} s"
             )
 
 

@@ -52,7 +52,7 @@ class VerifierServer:
             config: addresses and limits.
             defaults: default settings of requests.
             make_decoder: loads the model; called in a thread.
-            max_batch_size: most sequences that the decoder runs together.
+            max_batch_size: maximum number of sequences that the decoder runs together.
             make_learning: starts training the draft model while the server runs; None for no training.
             access: which clients may call.
 
@@ -175,7 +175,7 @@ class VerifierServer:
         try:
             self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
         except ConfigError as error:
-            logger.error("the access file is not read again: {}", error)
+            logger.error("the access file is not reloaded: {}", error)
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
         endpoint = GrpcEndpoint(

@@ -116,7 +116,7 @@ def parsed(kind: Any, payload: bytes) -> Any:
     try:
         return kind.FromString(payload)
     except DecodeError as error:
-        raise DraftRequestError(f"the message is no {kind.DESCRIPTOR.name}; send one") from error
+        raise DraftRequestError(f"the message is not a {kind.DESCRIPTOR.name}; send one") from error
 
 
 def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list[TokenId]:
@@ -225,7 +225,7 @@ def _rule(number: int) -> RuleName:
         return RULE_OF_NUMBER[number]
     except KeyError:
         raise GenerationRequestError(
-            f"there is no rule {number}", fix="see VerificationRule for those there are", field="rule"
+            f"there is no rule {number}", fix="VerificationRule lists the rules", field="rule"
         ) from None
 
 
@@ -274,7 +274,7 @@ class VerifierAdminService:
 def _load(adapters: Adapters, request: pb.LoadAdapterRequest) -> None:
     """Load an adapter by name; an operator can't choose which files the server reads."""
     if request.name and request.name not in adapters.names:
-        known = ", ".join(adapters.names) or "none, name some by draft_model.adapters"
+        known = ", ".join(adapters.names) or "none, name some in draft_model.adapters"
         raise DraftRequestError(f"there is no adapter of this name; those of the settings are: {known}")
     adapters.load(request.name)
 

@@ -112,7 +112,7 @@ class DraftLengthController:
 
         Args:
             histories: the history of every row; None for rows that use their limit.
-            limits: most nodes of every row.
+            limits: maximum number of nodes of every row.
         """
         self._step += 1
         fixed = [limit if history is None else 0 for history, limit in zip(histories, limits, strict=True)]

@@ -67,7 +67,7 @@ def load_or_measure(
         target: the model.
         batches: rows, see :func:`measure_costs`.
         folder: folder to use instead of :func:`cache_folder`.
-        most_nodes: most nodes of a draft; the pass that verifies it is measured early, and is the widest.
+        most_nodes: maximum number of nodes of a draft; the pass that verifies it is measured early, and is the widest.
     """
     batches = tuple(dict.fromkeys(batches))
     conditions = [sorted(batches), TOKENS, most_nodes, CONTEXT, *_conditions(target)]
@@ -240,7 +240,7 @@ class _Measurement:
         self._num_passes += 1
         if time.perf_counter() - self._told_s > _SILENCE_S:
             self._told_s = time.perf_counter()
-            logger.info("measuring what passes cost: {} passes in {:.0f} s", self._num_passes, self._spent_s)
+            logger.info("measuring the cost of passes: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
         """Yield other passes' predicted times, from the measured reading speed; none is below a measured time."""

@@ -15,7 +15,7 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
 _MOST_FORCED = 2_048
-"""Most forced tokens per query, because longer runs take too long in every step."""
+"""Maximum number of forced tokens per query, because longer runs take too long in every step."""
 
 
 class Constraint:
@@ -136,7 +136,7 @@ def reason_of(matcher: LLMatcher) -> str:
     """Return why a matcher stopped, in one short line, without its state and grammar."""
     lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()] or ["it is too large"]
     if lines[0] == "NoExtensionBias":
-        return "nothing is of this form"
+        return "no output has this form"
     more = next((line for line in lines[1:] if line.startswith("error: ")), "")
     return f"{lines[0]} {more}".strip()[:200]
 

@@ -60,7 +60,7 @@ def form_of(config: GenerationConfig) -> str:
             return json.dumps({"json_schema": {"x-guidance": LOOSE, **schema} if isinstance(schema, dict) else schema})
         except (ValueError, RecursionError) as error:
             raise GenerationRequestError(
-                f"{{field}} is no JSON ({error})", fix="give a schema as JSON text", field="json_schema"
+                f"{{field}} is not JSON ({error})", fix="give a schema as JSON text", field="json_schema"
             ) from error
     if config.grammar.startswith("{"):
         try:
@@ -69,7 +69,7 @@ def form_of(config: GenerationConfig) -> str:
         except (ValueError, RecursionError, LookupError, TypeError):
             pass
         raise GenerationRequestError(
-            "{field} begins with '{', but is no JSON with a list of 'grammars'", fix="fix it", field="grammar"
+            "{field} begins with '{', but is not JSON with a list of 'grammars'", fix="fix it", field="grammar"
         )
     return json.dumps({"lark_grammar": config.grammar}) if config.grammar else ""
 
@@ -178,10 +178,10 @@ class Grammars:
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
         probe = matcher.deep_copy()
         if not matcher.is_error() and not any(probe.compute_bitmask()) and not probe.is_accepting():
-            raise GenerationRequestError("the output's form can't be kept to: nothing is of this form; fix it")
+            raise GenerationRequestError("the output's form can't be enforced: no output has this form; fix it")
         if probe.is_error() or matcher.is_error():
             reason = reason_of(matcher if matcher.is_error() else probe)
-            raise GenerationRequestError(f"the output's form can't be kept to: {reason}; fix it, or give a simpler one")
+            raise GenerationRequestError(f"the output's form can't be enforced: {reason}; fix or simplify it")
         grammar = Grammar(matcher, self._vocabulary_size, self._ends)
         with self._lock:
             self._known[text] = grammar

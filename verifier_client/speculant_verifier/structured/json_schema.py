@@ -19,7 +19,7 @@ _KNOWN_FORMATS = frozenset(
 )
 """Formats that llguidance supports."""
 _MOST_ARRANGED = 4
-"""Most values whose arrangements are enumerated: 4 values have 65 arrangements."""
+"""Maximum number of values whose arrangements are enumerated: 4 values have 65 arrangements."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value is an object of schemas."""
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")

@@ -56,7 +56,7 @@ def make_example(record: RequestRecord, max_tokens: int) -> Example:
 
     Args:
         record: the request.
-        max_tokens: most tokens; the start of a longer request is cut off.
+        max_tokens: maximum number of tokens; the start of a longer request is cut off.
     """
     token_ids = (*record.prompt, *record.output)[-max_tokens:]
     num_labels = min(len(record.output), len(token_ids) - 1)

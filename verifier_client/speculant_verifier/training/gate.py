@@ -131,7 +131,7 @@ def judge(
     num_failures = len(failures)
     compared, remembered = compare(failures, runs[:num_failures]), compare(replay, runs[num_failures:])
     reason = objection(everything, compared, remembered)
-    why = reason or "tokens a pass rise and tokens a second do not fall"
+    why = reason or "tokens per pass rise and tokens per second do not fall"
     return Verdict(not reason, why, everything, compared, remembered)
 
 
@@ -236,13 +236,13 @@ def _judges(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list
 def objection(everything: Comparison, failures: Comparison, replay: Comparison) -> str:
     """Return why a candidate is rejected; empty if it is accepted."""
     if min(everything.gain, failures.gain) <= 0.0:
-        return "tokens a pass do not rise"
+        return "tokens per pass do not rise"
     if everything.interval_after_minus_before[0] <= 0.0:
-        return f"tokens a pass rise by {everything.gain:.3f}, which may be chance"
+        return f"tokens per pass rise by {everything.gain:.3f}, which may be chance"
     if everything.tokens_per_s_after < everything.tokens_per_s_before:
-        return "tokens a second fall"
+        return "tokens per second fall"
     if -replay.gain > MOST_LOSS * replay.tokens_per_pass_before:
-        return f"more than {MOST_LOSS:.0%} of the tokens a pass are lost on requests that went well"
+        return f"more than {MOST_LOSS:.0%} of the tokens per pass are lost on requests that went well"
     return ""
 
 

@@ -50,7 +50,7 @@ STRENGTH = 0.5
 GROUP = 8
 """Requests per optimiser step."""
 LONGEST = 2_048
-"""Most tokens of a request; the start of a longer prompt is cut off."""
+"""Maximum number of tokens of a request; the start of a longer prompt is cut off."""
 _NUM_EVALUATIONS = 10
 _WARM_UP = 0.05
 _LARGEST_NORM = 1.0
@@ -122,7 +122,7 @@ def train_adapter(
     # The first output token without a prompt has no context, so it has no label.
     usable = [record for record in records if len(record.prompt) + len(record.output) > 1 and record.output]
     if len(usable) < 2:
-        raise ConfigError("a training needs two requests at least, one of them to judge by; record more of them")
+        raise ConfigError("training needs at least two requests, one of them to judge by; record more")
     own, held_out = split(usable)
     failures = [make_example(each, longest) for each in own if each.is_failure]
     replay = [make_example(each, longest) for each in own if not each.is_failure]
@@ -232,7 +232,7 @@ class Trainer:
             loss = self._accumulate(group)
             norm = nn.utils.clip_grad_norm_(self._weights, _LARGEST_NORM)
             if not math.isfinite(loss) or not norm.isfinite():
-                logger.warning("the loss is not a number any more, and the training ends; lower train.learning_rate")
+                logger.warning("the loss is no longer a number, so training stops; lower train.learning_rate")
                 break
             optimiser.step()
             schedule.step()

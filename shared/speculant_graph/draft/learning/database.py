@@ -84,7 +84,7 @@ class Database:
                 self._connection.executescript(_TABLES)
             elif found != FORMAT:
                 raise ConfigError(
-                    f"{path} has format {found} of learned text and this release reads {FORMAT}; "
+                    f"{path} has format {found} of learned text but this release reads {FORMAT}; "
                     "update speculant-graph or name another folder"
                 )
             self._num_bytes = self._counted()

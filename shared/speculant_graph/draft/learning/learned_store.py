@@ -93,7 +93,7 @@ class LearnedStore:
             TokenizerMismatchError: the folder has text learned with another tokenizer.
         """
         if folder is not None and tokenizer is None:
-            raise ConfigError(f"{folder} is for the ids of one tokenizer; give its fingerprint")
+            raise ConfigError(f"{folder} holds ids of one tokenizer; give its fingerprint")
         self._max_tokens = max_tokens
         if fold.enabled and folder is not None:
             # Only a fold removes text from memory.
@@ -278,7 +278,7 @@ def load_calibration(saved: bytes) -> Calibration:
             weights = np.concatenate([tables[0], calibration.weights[len(tables[0]) :]])  # new kinds come last
             calibration.restore(weights, _widened(tables[1], calibration.bins))
     except Exception as error:
-        raise ConfigError("the saved calibration is damaged or of another release; delete it to start anew") from error
+        raise ConfigError("the saved calibration is damaged or of another release; delete it to start over") from error
     return calibration
 
 
@@ -318,4 +318,4 @@ def load_rows(memory: LearnedMemory, saved: bytes) -> None:
             raise ValueError("rows")
         memory.restore_target_rows(slots, keys, rows.astype(np.int32).reshape(-1))
     except Exception as error:
-        raise ConfigError("the saved rows are damaged or of another release; they will be learned again") from error
+        raise ConfigError("the saved target top-k is damaged or of another release; it is learned again") from error

@@ -91,7 +91,7 @@ def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | 
         known = NgramGraph.load(learned.layers[-1].path).metadata.tokenizer
         if tokenizer is not None and tokenizer.sha256 != known.sha256:
             raise TokenizerMismatchError(
-                f"the learned text is of tokenizer {known.name} ({known.sha256[:12]}), not of {tokenizer.name} "
+                f"the learned text has tokenizer {known.name} ({known.sha256[:12]}), not {tokenizer.name} "
                 f"({tokenizer.sha256[:12]}); name the first, or none"
             )
         tokenizer = known

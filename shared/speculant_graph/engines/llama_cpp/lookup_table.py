@@ -66,13 +66,13 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
     if min_count < 1:
         raise ConfigError(f"{{field}} = {min_count} is below 1", fix="take 1 to keep every context", field="min_count")
     if not 0.0 <= min_share <= 1.0:
-        raise ConfigError(f"{{field}} = {min_share} is no share", fix="take a number from 0 to 1", field="min_share")
+        raise ConfigError(f"{{field}} = {min_share} is not a share", fix="take a number from 0 to 1", field="min_share")
     num_contexts, length = 0, min(LONGEST, graph.max_order)
 
     def check(written: Path) -> None:
         words = np.memmap(written, _WORD, "r") if num_contexts else np.empty(0, _WORD)
         if words.size != num_contexts * _RECORD_WORDS or np.any(words[LONGEST::_RECORD_WORDS] != 1):
-            raise ValueError("it holds other records than were written")
+            raise ValueError("it does not hold the records that were written")
 
     with replacing(Path(path), check) as temporary, temporary.open("wb") as file:
         for first, bounds in _portions(graph, length):

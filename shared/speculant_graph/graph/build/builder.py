@@ -335,7 +335,7 @@ def _ids(token_ids: Sequence[TokenId] | UInt32Array) -> UInt32Array:
     array = np.asarray(token_ids)
     is_whole = array.dtype.kind in "iu" or (array.dtype.kind == "O" and all(isinstance(x, int) for x in array.flat))
     if array.size and (array.ndim != 1 or not is_whole):
-        raise GraphError("token ids must be whole numbers in one row; check what you pass")
+        raise GraphError("token ids must be a flat list of whole numbers; check what you pass")
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < DOCUMENT_SEPARATOR:
-        raise GraphError("token ids must be 0 or more and inside the vocabulary; check the tokenizer")
+        raise GraphError("token ids must be 0 or more and within the vocabulary; check the tokenizer")
     return array.astype(np.uint32, copy=False)

@@ -170,7 +170,7 @@ def prune_graph(
         raise GraphError(f"pruning to counts of {min_count} removes nothing; take at least {least}")
     highest = int(graph.counts(1).max())
     if min_count > highest:
-        raise GraphError(f"no n-gram occurs {min_count} times, the most frequent one {highest}; prune to less")
+        raise GraphError(f"no n-gram occurs {min_count} times, the most frequent one {highest}; prune to a lower count")
     layout = KeyLayout.of(graph.vocabulary_size, graph.max_order)
     metadata = dataclasses.replace(graph.metadata, min_count=min_count)
     stream = keys_of(graph.trie, layout, min_count)
@@ -191,7 +191,7 @@ def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
             f"the graphs have orders up to {ours.max_order} and {theirs.max_order}; build both with one graph.max_order"
         )
     if ours.document_boundaries != theirs.document_boundaries:
-        raise GraphError("only one of the graphs has document boundaries; build both with or both without them")
+        raise GraphError("only one of the graphs has document boundaries; build both with them or both without")
     if ours.special_tokens != theirs.special_tokens:
         raise GraphError("only one of the graphs has parsed special tokens; build both with one graph.special_tokens")
     _require_whole(ours)
@@ -203,7 +203,7 @@ def _require_alike(first: NgramGraph, second: NgramGraph) -> None:
 
 def _require_whole(metadata: GraphMetadata) -> None:
     if metadata.min_count > 1:
-        raise GraphError("a pruned graph lost counts that can't be added up again; combine first, prune afterwards")
+        raise GraphError("a pruned graph has lost counts that the result needs; combine first, prune afterwards")
 
 
 def _calibration_size(facts: GraphMetadata) -> int:

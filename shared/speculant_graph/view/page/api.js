@@ -26,7 +26,7 @@ async function ask(path, options = {}) {
     response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, "the sidecar does not answer; see whether it runs");
+    throw new Refusal(0, "the sidecar does not answer; check that it is running");
   }
   const content = await response.json().catch(() => ({}));
   if (!response.ok) throw new Refusal(response.status, content.error ?? `the sidecar answered ${response.status}`);

@@ -73,7 +73,7 @@ function showError(error, repeat = null) {
   byId("problem").hidden = !message;
   byId("retry").hidden = !attempt;
   main.classList.toggle("stale", Boolean(message));
-  if (message) byId("told").textContent = answer ? "No answer for this text: what is shown below is of an earlier one." : "";
+  if (message) byId("told").textContent = answer ? "No answer for this text: the results below are for an earlier one." : "";
   if (attempt) waiting = setTimeout(attempt, RETRY_MS);
 }
 byId("retry").addEventListener("click", () => attempt?.());
@@ -121,14 +121,14 @@ function matchNote() {
   if (!number) return `No text yet: the most frequent tokens of the graph are listed.${problem}`;
   const cut = state.isCut ? ` ${cutNote()}` : "";
   const known = order
-    ? `the last ${order === 1 ? "one is" : `${order} are`} the longest end that the graph knows`
-    : "no end of them is in the graph";
+    ? `the last ${order === 1 ? "one is" : `${order} are`} the longest context that the graph knows`
+    : "the graph knows none of their contexts";
   return `${counted(number, "token")}; ${known}.${cut}${problem}`;
 }
 
 function cutNote() {
   const { characters, tokens } = about.limits;
-  return `Only the end is looked at: at most ${whole(characters)} characters and ${whole(tokens)} tokens.`;
+  return `Only the end is used: at most ${whole(characters)} characters and ${whole(tokens)} tokens.`;
 }
 
 const canFind = () => snapshot === null && answer.matched_order > 0 && answer.text !== null;
@@ -159,7 +159,7 @@ function drawSuccessors() {
     mark = "var(--strong)";
   } else if (order === "anywhere") {
     successors = answer.anywhere;
-    note = "Shares of all tokens, wherever they stand.";
+    note = "Shares of all tokens, in any context.";
     mark = "var(--unordered)";
   } else {
     const summary = answer.orders[order - 1];
@@ -172,15 +172,15 @@ function drawSuccessors() {
 }
 
 const BLENDS = {
-  longest: "What followed the longest known context, shorter ones aside. Strategies of the graph alone draft from it.",
-  calibrated: "All known contexts and the text itself, weighted by how far each kind was right. The other strategies draft from it.",
+  longest: "What followed the longest known context; shorter ones are ignored. Strategies that draft only from the graph use this.",
+  calibrated: "All known contexts and the text itself, weighted by how often each kind was right. The other strategies use this.",
 };
 
 function draftNote() {
   const { strategy, nodes, ended_early: ended, budget } = answer.draft;
   const what = `${about.capabilities[strategy].summary}.`.replace(/^./, (first) => first.toUpperCase());
-  if (!nodes.length) return `${what} Empty: nothing is known here that it could draft from.`;
-  const number = ended ? `${counted(nodes.length, "node")} of ${budget}: no more is known.` : `${counted(nodes.length, "node")}.`;
+  if (!nodes.length) return `${what} Empty: there is nothing here to draft from.`;
+  const number = ended ? `${counted(nodes.length, "node")} of ${budget}: nothing more is known.` : `${counted(nodes.length, "node")}.`;
   return `${what} ${number}`;
 }
 
@@ -236,7 +236,7 @@ function question() {
 
 for (const radio of document.querySelectorAll('input[name="mode"]')) {
   radio.addEventListener("change", () => {
-    typed.placeholder = mode() === "ids" ? "Token ids, such as 17 4 9" : "Type or paste text: what does the graph expect after it?";
+    typed.placeholder = mode() === "ids" ? "Token ids, such as 17 4 9" : "Type or paste text to see what the graph expects next";
     if (answer) fillTyped();
   });
 }
@@ -321,7 +321,7 @@ function freeze() {
   for (const control of document.querySelectorAll("header select, .ask button, .fields select, .fields input")) {
     control.disabled = true;
   }
-  byId("version").textContent += " · saved by speculant view; the explorer of a sidecar goes on from here";
+  byId("version").textContent += " · saved by speculant view; a sidecar's explorer can continue from here";
 }
 
 async function start() {

@@ -4,10 +4,10 @@ import { byId, counted, html } from "./words.js";
 
 const list = byId("places"), note = byId("places-note"), find = byId("find");
 const STATES = {
-  missing: "is not there",
+  missing: "is missing",
   changed: "has changed since the build",
   unreadable: "can't be read",
-  "not kept": "came by a pipe",
+  "not kept": "came through a pipe",
 };
 
 /** Show no places, for a context of which none were asked for. */
@@ -30,7 +30,7 @@ export function showPlaces(found) {
   const number = places.length ? counted(places.length, "place") : "No place";
   const rest = isComplete ? "" : " The search ended there; there may be more.";
   const left = unsearched.length ? ` Not searched: ${counted(unsearched.length, "file")}.` : "";
-  note.textContent = `${number} in the corpus files; it was counted ${counted(seen, "time")}.${rest}${left}`;
+  note.textContent = `${number} in the corpus files; counted ${counted(seen, "time")}.${rest}${left}`;
   list.replaceChildren(
     ...places.map(({ file, page, line, column, text }) => html("li", {},
       html("span", { class: "where" }, `${file}:${page ? `page ${page}:` : ""}${line}:${column}`), " ",
