@@ -287,7 +287,7 @@ class ClientCore:
         """Take the outcome of an opening."""
         if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
             outcome = TokenizerMismatchError(
-                f"tokenizer {self._tokenizer_name} does not match the drafter at {self._address}: {outcome}"
+                f"the drafter at {self._address} refuses tokenizer {self._tokenizer_name}: {outcome}"
             )
         if isinstance(outcome, OpenResponse):
             self._vocabulary_size = outcome.tokenizer.vocabulary_size

@@ -36,7 +36,7 @@ class LogitsCache:
 
         Args:
             model: identifies the model and all else that determines its logits.
-            num_bytes: maximum size of all rows; if a single row is larger, nothing is kept. Keys add some 200 bytes each.
+            num_bytes: maximum size of all rows; if a single row is larger, nothing is kept. Keys add 200 bytes each.
         """
         self._model = model
         self.bound = num_bytes
