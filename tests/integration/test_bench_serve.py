@@ -12,7 +12,7 @@ from speculant_graph.cli.main import main
 from support.http_api import serving, tiny_decoder
 
 SMALL = ["--streams", "3", "--requests", "5", "--rounds", "1", "--max-tokens", "12", "--json"]
-WAYS = ("plain", "speculative")
+VARIANTS = ("plain", "speculative")
 
 
 def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -33,9 +33,9 @@ def test_a_running_service_is_measured(tmp_path: Path, capsys: pytest.CaptureFix
     assert figures["identical"] is True
     assert totals.num_tokens == (2 * 5 + 4) * 12  # both modes, and the warm-up
     assert figures["steps_without_drafter"] == figures["drafter_kills"] == 0
-    for way in WAYS:
-        assert figures[f"{way}_tokens_per_s"] > 0
-        assert 0 < figures[f"{way}_ttft_ms_p50"] <= figures[f"{way}_ttft_ms_p99"]
+    for variant in VARIANTS:
+        assert figures[f"{variant}_tokens_per_s"] > 0
+        assert 0 < figures[f"{variant}_ttft_ms_p50"] <= figures[f"{variant}_ttft_ms_p99"]
     assert figures["mean_accepted_tokens"] >= 1
 
 

@@ -89,16 +89,16 @@ def require_strategy(strategy: StrategyName, sources: Sources, rule: RuleName = 
         problem = f"rule {rule} does not fit drafts by strategy {strategy}"
     if not problem:
         return
-    ways: list[str] = []
+    fixes: list[str] = []
     if usable := sources.usable(rule)[:_MOST_ADVISED]:
-        ways.append(f"choose {_listed(f'draft.strategy {each}' for each in usable)}")
+        fixes.append(f"choose {_listed(f'draft.strategy {each}' for each in usable)}")
     if strategy in FITTING[rule]:
-        ways += [way for other, way in sources.variations() if not other.problem(strategy)]
+        fixes += [fix for other, fix in sources.variations() if not other.problem(strategy)]
     elif not sources.problem(strategy):
-        ways.append("choose generation.rule follow")
-    if not ways:
-        ways.append(f"choose generation.rule follow and draft.strategy {sources.usable('follow')[0]}")
-    raise ConfigError(problem, fix=", or ".join(ways), field="draft.strategy")
+        fixes.append("choose generation.rule follow")
+    if not fixes:
+        fixes.append(f"choose generation.rule follow and draft.strategy {sources.usable('follow')[0]}")
+    raise ConfigError(problem, fix=", or ".join(fixes), field="draft.strategy")
 
 
 def suited(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -> DraftConfig:
@@ -130,9 +130,9 @@ def _fitting(draft: DraftConfig, generation: GenerationConfig, sources: Sources)
         return draft
     usable = sources.usable(rule)
     if not usable:
-        ways = [way for other, way in sources.variations() if other.usable(rule)]
+        fixes = [fix for other, fix in sources.variations() if other.usable(rule)]
         problem = f"rule {rule} needs drafts by strategy {_listed(FITTING[rule][:_MOST_ADVISED])}"
-        raise ConfigError(problem, fix=", or ".join([*ways, "choose generation.rule follow"]), field="generation.rule")
+        raise ConfigError(problem, fix=", or ".join([*fixes, "choose generation.rule follow"]), field="generation.rule")
     return draft.model_copy(update={"strategy": usable[0]})
 
 

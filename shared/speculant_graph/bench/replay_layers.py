@@ -28,7 +28,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
-WAYS = {
+VARIANTS = {
     "static": "without learning",
     "learning": "a memory that forgets",
     "folding": "older text folded into graphs",
@@ -77,7 +77,7 @@ def layer_figures(
             )
     if not draft.max_learned_tokens:
         raise ConfigError("{field} is 0, so nothing is learned", fix="raise it", field="draft.max_learned_tokens")
-    runs = {way: _run(way, graphs, workloads, tokenizer, draft, fold, num_slices) for way in WAYS}
+    runs = {variant: _run(variant, graphs, workloads, tokenizer, draft, fold, num_slices) for variant in VARIANTS}
     folding = runs["folding"]
     results = []
     for key, steps in folding.slices.items():
@@ -87,7 +87,7 @@ def layer_figures(
             "workload": name,
             "slice": number + 1,
             "output_tokens": sum(step.num_tokens for step in steps),
-            **{way: _tokens_a_step(runs[way].slices[key]) for way in WAYS},
+            **{variant: _tokens_a_step(runs[variant].slices[key]) for variant in VARIANTS},
             "graphs": len(files),
             "graph_tokens": sum(files),
         })  # fmt: skip
@@ -108,14 +108,14 @@ def curves_of(figures: dict[str, Any]) -> list[Panel]:
     """Return the panels to draw: one for each workload, with a curve for each variant."""
     panels: dict[str, list[Curve]] = {}
     for each in figures["results"]:
-        curves = panels.setdefault(each["workload"], [Curve(label, []) for label in WAYS.values()])
-        for curve, way in zip(curves, WAYS, strict=True):
-            curve.values.append(each[way])
+        curves = panels.setdefault(each["workload"], [Curve(label, []) for label in VARIANTS.values()])
+        for curve, variant in zip(curves, VARIANTS, strict=True):
+            curve.values.append(each[variant])
     return [Panel(name, curves) for name, curves in panels.items()]
 
 
 def _run(
-    way: str,
+    variant: str,
     graphs: Sequence[NgramGraph],
     workloads: Sequence[Workload],
     tokenizer: Fingerprint,
@@ -126,7 +126,7 @@ def _run(
     run = _Run()
     with ExitStack() as stack:
         store = LearnedStore(fold.young_tokens)
-        if way == "folding":
+        if variant == "folding":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="speculant-"))
             store = LearnedStore(
                 draft.max_learned_tokens,
@@ -137,7 +137,7 @@ def _run(
             )
         stack.enter_context(store)
         drafter = SessionDrafter(graphs, draft, learned=store)
-        tell = begin(f"{WAYS[way]}: {', '.join(workload.name for workload in workloads)}")
+        tell = begin(f"{VARIANTS[variant]}: {', '.join(workload.name for workload in workloads)}")
         for number in range(num_slices):
             for workload in workloads:
                 low, high = (len(workload.traces) * edge // num_slices for edge in (number, number + 1))
@@ -147,7 +147,7 @@ def _run(
                     workload.traces[low:high],
                     draft.k,
                     tenant=workload.name,
-                    learn=way != "static",
+                    learn=variant != "static",
                     tell=lambda _done, _all: store.wait_for_folds(),
                 )
                 run.slices[key] = [step for steps in replayed for step in steps]
@@ -159,10 +159,10 @@ def _run(
 def _summary(name: str, runs: dict[str, _Run], num_slices: int) -> dict[str, Any]:
     """Return the figures of a workload over all slices."""
     found: dict[str, Any] = {"workload": name}
-    for way, run in runs.items():
+    for variant, run in runs.items():
         steps = [step for number in range(num_slices) for step in run.slices[name, number]]
-        found[way] = _tokens_a_step(steps)
-        found[f"{way}_draft_us_p50"] = round(float(np.percentile([step.draft_ns for step in steps], 50)) / 1e3, 2)
+        found[variant] = _tokens_a_step(steps)
+        found[f"{variant}_draft_us_p50"] = round(float(np.percentile([step.draft_ns for step in steps], 50)) / 1e3, 2)
     found["folding_over_static"] = round(found["folding"] / found["static"], 4)
     found["folding_over_learning"] = round(found["folding"] / found["learning"], 4)
     return found

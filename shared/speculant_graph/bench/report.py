@@ -46,22 +46,24 @@ def show_build() -> Callable[[BuildProgress], None]:
     return lambda build: tell(build.done, build.total)
 
 
-def alternate(ways: Mapping[str, Callable[[int], T]], rounds: int, tell: Progress | None = None) -> dict[str, list[T]]:
+def alternate(
+    variants: Mapping[str, Callable[[int], T]], rounds: int, tell: Progress | None = None
+) -> dict[str, list[T]]:
     """Call every variant once per round, with the round's index, so that noise affects all of them.
 
     The variants rotate, so that each is equally often first, second, ...
 
     Args:
-        ways: the variants by name, at least one.
+        variants: the variants by name, at least one.
         rounds: number of rounds.
         tell: called with the number of finished rounds.
     """
-    names = list(ways)
+    names = list(variants)
     results: dict[str, list[T]] = {name: [] for name in names}
     for index in range(rounds):
         first = index % len(names)
         for name in (*names[first:], *names[:first]):
-            results[name].append(ways[name](index))
+            results[name].append(variants[name](index))
         if tell is not None:
             tell(index + 1, rounds)
     return results

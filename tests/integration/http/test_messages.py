@@ -229,7 +229,7 @@ def test_text_is_that_of_a_chat_and_says_why_it_ended(api: Api) -> None:
         ({"stop_sequence": ["END"]}, 400, "invalid_request_error", "stop_sequence"),
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
-        ({"messages": [{"role": "assistant", "content": "It"}]}, 400, "invalid_request_error", "beginning"),
+        ({"messages": [{"role": "assistant", "content": "It"}]}, 400, "invalid_request_error", "prefilled"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
          400, "invalid_request_error", "tool_use"),

@@ -71,38 +71,38 @@ def _measured(settings: BenchAdapterSettings, folder: Path) -> dict[str, Any]:
         _MODEL: SpeculativeDecoder(None, config, draft, draft_model=model, target=target),
         _BOTH: SpeculativeDecoder(graph, config, draft_model=model, target=target),
     }
-    ways = {
-        way: EngineDecoding(
+    variants = {
+        variant: EngineDecoding(
             target, decoder.drafter, decoder.draft_config, 1,
             budget=StepBudget(ObservedCosts(decoder.costs)) if decoder.costs is not None else None,
         ).decode
-        for way, decoder in decoders.items()
+        for variant, decoder in decoders.items()
     }  # fmt: skip
-    for decode in ways.values():
+    for decode in variants.values():
         decode([request for requests in kinds.values() for request in requests[settings.limit :]])
     trials = {
-        kind: interleaved(ways, requests[: settings.limit], _REQUESTS_AT_A_TIME, begin(f"decoding: {kind}"))
+        kind: interleaved(variants, requests[: settings.limit], _REQUESTS_AT_A_TIME, begin(f"decoding: {kind}"))
         for kind, requests in kinds.items()
     }
     for decoder in decoders.values():
         decoder.close()
     together = reduce(add, trials.values())
     return {
-        "identical": all(together.is_identical(way, _PLAIN) for way in ways),
+        "identical": all(together.is_identical(variant, _PLAIN) for variant in variants),
         "prompts": settings.limit,
         "kinds": [{"kind": kind, **_figures(each)} for kind, each in trials.items()],
-        **{f"{way}_tokens_per_s": round(together.statistics(way).tokens_per_s, 3) for way in ways},
+        **{f"{variant}_tokens_per_s": round(together.statistics(variant).tokens_per_s, 3) for variant in variants},
     }
 
 
 def _figures(trials: Trials) -> dict[str, Any]:
-    by_way = {way: trials.statistics(way) for way in trials.runs}
-    rates = {way: each.tokens_per_s for way, each in by_way.items()}
+    by_variant = {variant: trials.statistics(variant) for variant in trials.runs}
+    rates = {variant: each.tokens_per_s for variant, each in by_variant.items()}
     figures: dict[str, Any] = {}
-    for way, each in by_way.items():
+    for variant, each in by_variant.items():
         figures |= {
-            f"{way}_tokens_per_pass": round(each.mean_accepted_tokens, 4),
-            f"{way}_speedup": round(rates[way] / rates[_PLAIN], 4),
+            f"{variant}_tokens_per_pass": round(each.mean_accepted_tokens, 4),
+            f"{variant}_speedup": round(rates[variant] / rates[_PLAIN], 4),
         }
     return figures | {"both_over_better": round(rates[_BOTH] / max(rates[_NGRAMS], rates[_MODEL]), 4)}
 

@@ -181,19 +181,19 @@ class Trials:
     runs: Mapping[str, Sequence[Decoded]]
     """The runs of each variant, one per batch."""
 
-    def statistics(self, way: str) -> DecodingStatistics:
+    def statistics(self, variant: str) -> DecodingStatistics:
         """Return the statistics of one variant."""
-        return DecodingStatistics(self.runs[way])
+        return DecodingStatistics(self.runs[variant])
 
-    def rows(self, way: str) -> list[DecodedRow]:
+    def rows(self, variant: str) -> list[DecodedRow]:
         """Return one variant's result for each request."""
-        return [row for run in self.runs[way] for row in run.rows]
+        return [row for run in self.runs[variant] for row in run.rows]
 
-    def is_identical(self, way: str, reference: str) -> bool:
+    def is_identical(self, variant: str, reference: str) -> bool:
         """Return whether a variant's output equals the records, or another variant's output if there are no records."""
-        return not self.differences(way, reference)
+        return not self.differences(variant, reference)
 
-    def differences(self, way: str, reference: str) -> list[tuple[int, int]]:
+    def differences(self, variant: str, reference: str) -> list[tuple[int, int]]:
         """Return where a variant's output differs from the records, or from another variant if there are no records.
 
         Returns:
@@ -201,7 +201,7 @@ class Trials:
         """
         found = []
         for index, (request, row, plain) in enumerate(
-            zip(self.requests, self.rows(way), self.rows(reference), strict=True)
+            zip(self.requests, self.rows(variant), self.rows(reference), strict=True)
         ):
             expected = plain.token_ids if request.teacher_forced is None else list(request.teacher_forced)
             if row.token_ids != expected:
@@ -211,17 +211,17 @@ class Trials:
 
     def __add__(self, other: Trials) -> Trials:
         """Return the combined trials; both have the same variants."""
-        runs = {way: (*runs, *other.runs[way]) for way, runs in self.runs.items()}
+        runs = {variant: (*runs, *other.runs[variant]) for variant, runs in self.runs.items()}
         return Trials((*self.requests, *other.requests), runs)
 
 
 def interleaved(
-    ways: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Progress | None = None
+    variants: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Progress | None = None
 ) -> Trials:
     """Decode requests with every variant, interleaved.
 
     Args:
-        ways: the decoding variants, at least one.
+        variants: the decoding variants, at least one.
         requests: at least one.
         batch: number of requests per batch.
         tell: called with the number of decoded batches.
@@ -230,5 +230,5 @@ def interleaved(
     def turns(decode: Decode) -> Callable[[int], Decoded]:
         return lambda index: decode(requests[index * batch : (index + 1) * batch])
 
-    by_way = {way: turns(decode) for way, decode in ways.items()}
-    return Trials(requests, alternate(by_way, -(-len(requests) // batch), tell))
+    by_variant = {variant: turns(decode) for variant, decode in variants.items()}
+    return Trials(requests, alternate(by_variant, -(-len(requests) // batch), tell))

@@ -237,10 +237,10 @@ def _measure(
                 running[method].decode([replace(requests[0], max_tokens=4)])
         if _NONE not in running:
             return results
-        ways = {method: candidate.decode for method, candidate in running.items()}
+        variants = {method: candidate.decode for method, candidate in running.items()}
         for round_number in _ROUNDS:
-            trials = interleaved(ways, requests, batch, begin(f"{engine}, round {round_number}"))
-            for method in ways:
+            trials = interleaved(variants, requests, batch, begin(f"{engine}, round {round_number}"))
+            for method in variants:
                 each, differing = trials.statistics(method), _differences(trials, method, running[_NONE])
                 results.append({
                     **head, "method": method, "round": round_number, "identical": not differing,

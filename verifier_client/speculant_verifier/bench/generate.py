@@ -37,9 +37,9 @@ _LIMIT = 10
 _PROMPT_LOOKUP_TOKENS = 10
 """``prompt_lookup_num_tokens``, as in transformers' documentation."""
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 8
-_WAYS = ("plain", "speculative", "transformers", "prompt_lookup")
+_VARIANTS = ("plain", "speculative", "transformers", "prompt_lookup")
 _COLUMNS = (
-    "workload", "requests", "tokens", *(f"{way}_tokens_per_s" for way in _WAYS), "speedup",
+    "workload", "requests", "tokens", *(f"{variant}_tokens_per_s" for variant in _VARIANTS), "speedup",
     "mean_accepted_tokens", "prompt_lookup_mean_accepted_tokens", "identical",
 )  # fmt: skip
 
@@ -104,18 +104,19 @@ def _measured(settings: BenchGenerateSettings) -> dict[str, Any]:
         draft_model=settings.draft_model, target=target,
     ) as decoder:  # fmt: skip
         budget = StepBudget(ObservedCosts(decoder.costs)) if decoder.costs is not None else None
-        ways: dict[str, Decode] = {
+        variants: dict[str, Decode] = {
             "plain": EngineDecoding(target, NullDrafter(), DraftConfig(k=0), batch, generation, budget=budget).decode,
             "speculative": EngineDecoding(target, decoder.drafter, draft, batch, generation, budget=budget).decode,
         }
         if batch == 1:
-            ways["transformers"] = by_transformers = partial(decode_transformers, target, config=generation)
-            ways["prompt_lookup"] = partial(by_transformers, prompt_lookup_num_tokens=_PROMPT_LOOKUP_TOKENS)
+            variants["transformers"] = by_transformers = partial(decode_transformers, target, config=generation)
+            variants["prompt_lookup"] = partial(by_transformers, prompt_lookup_num_tokens=_PROMPT_LOOKUP_TOKENS)
         begin("warming up")
-        for decode in ways.values():
+        for decode in variants.values():
             decode([_warm_up(target)] * batch)
         trials = {
-            name: interleaved(ways, requests, batch, begin(f"{name}: decoding")) for name, requests in groups.items()
+            name: interleaved(variants, requests, batch, begin(f"{name}: decoding"))
+            for name, requests in groups.items()
         }
     # With sampling, transformers' output differs, because its random numbers differ.
     compared = {"speculative"} if generation.temperature else {"speculative", "transformers"}
@@ -143,13 +144,13 @@ def _warm_up(target: TargetModel) -> BenchRequest:
 
 
 def _figures(trials: Trials, compared: set[str]) -> dict[str, Any]:
-    by_way = {way: trials.statistics(way) for way in trials.runs}
-    plain, speculative = by_way["plain"], by_way["speculative"]
-    is_identical = {way: trials.is_identical(way, "plain") for way in by_way}
+    by_variant = {variant: trials.statistics(variant) for variant in trials.runs}
+    plain, speculative = by_variant["plain"], by_variant["speculative"]
+    is_identical = {variant: trials.is_identical(variant, "plain") for variant in by_variant}
     figures: dict[str, Any] = {
         "requests": len(trials.requests),
         "tokens": plain.num_tokens,
-        "identical": all(is_identical[way] for way in compared & by_way.keys()) and is_identical["plain"],
+        "identical": all(is_identical[variant] for variant in compared & by_variant.keys()) and is_identical["plain"],
         "identical_by_way": is_identical,
         "speedup": round(speculative.tokens_per_s / plain.tokens_per_s, 4),
         "mean_accepted_tokens": round(speculative.mean_accepted_tokens, 4),
@@ -158,8 +159,8 @@ def _figures(trials: Trials, compared: set[str]) -> dict[str, Any]:
         "steps": speculative.num_steps,
         "steps_without_drafter": speculative.num_steps_without_drafter,
     }
-    for way in _WAYS:
-        each = by_way.get(way)
-        figures[f"{way}_tokens_per_s"] = None if each is None else round(each.tokens_per_s, 3)
-        figures[f"{way}_mean_accepted_tokens"] = None if each is None else round(each.mean_accepted_tokens, 4)
+    for variant in _VARIANTS:
+        each = by_variant.get(variant)
+        figures[f"{variant}_tokens_per_s"] = None if each is None else round(each.tokens_per_s, 3)
+        figures[f"{variant}_mean_accepted_tokens"] = None if each is None else round(each.mean_accepted_tokens, 4)
     return figures | speculative.timing() | {"phase_ms": speculative.phase_ms(), "plain_phase_ms": plain.phase_ms()}

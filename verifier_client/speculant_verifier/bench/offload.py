@@ -68,13 +68,13 @@ def run(arguments: Sequence[str]) -> int:
         )  # fmt: skip
         _in_process(runs.write_weights, plan)
         figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}
-        for way, label in (
+        for variant, label in (
             (runs.streamed, "decoding with a part of the weights in memory: some minutes"),
             (runs.accelerate, "decoding with accelerate's offloading"),
             (runs.resident, "decoding with all weights in memory"),
         ):
             begin(label)
-            figures |= _in_process(way, plan)
+            figures |= _in_process(variant, plan)
     for name in ("pass", "wide_pass"):
         larger = max(figures[f"resident_{name}_ms"], figures[f"read_{name}_ms"])
         figures[f"{name}_over_bound"] = figures[f"stream_{name}_ms"] / larger
@@ -82,9 +82,9 @@ def run(arguments: Sequence[str]) -> int:
     return int(not figures["identical"])
 
 
-def _in_process(way: Callable[[OffloadPlan], dict[str, Any]], plan: OffloadPlan) -> dict[str, Any]:
+def _in_process(variant: Callable[[OffloadPlan], dict[str, Any]], plan: OffloadPlan) -> dict[str, Any]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.submit(way, plan).result()
+            return pool.submit(variant, plan).result()
         except BrokenProcessPool as error:
-            raise SpeculantError(f"the process that was {way.__name__} was killed; lower --size") from error
+            raise SpeculantError(f"the process that was {variant.__name__} was killed; lower --size") from error

@@ -26,7 +26,7 @@ from speculant_verifier.bench.workload import read_prompts
 from speculant_verifier.demo import MODEL_FOLDER
 from speculant_verifier.demo.corpus import beginnings, standard_library_files
 
-_WAYS: dict[str, dict[str, Any]] = {"plain": {"speculant": {"speculation": "off"}}, "speculative": {}}
+_VARIANTS: dict[str, dict[str, Any]] = {"plain": {"speculant": {"speculation": "off"}}, "speculative": {}}
 _COUNTS = ("steps", "drafted", "accepted", "steps_without_drafter")
 _NUM_WARM_UP = 4
 _DEADLINE_MS = 100
@@ -122,7 +122,7 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
     else:
         prompts = read_prompts(settings.prompts, None)
     key = settings.api_key.get_secret_value()
-    rounds: dict[str, list[list[Answer]]] = {way: [] for way in _WAYS}
+    rounds: dict[str, list[list[Answer]]] = {variant: [] for variant in _VARIANTS}
     async with httpx2.AsyncClient(
         base_url=url,
         headers={"authorization": f"Bearer {key}"} if key else {},
@@ -139,8 +139,8 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
         for index in range(settings.rounds):
             first = index * settings.requests
             asked = [prompts[i % len(prompts)] for i in range(first, first + settings.requests)]
-            for way, extra in _WAYS.items():
-                show = begin(f"{way}, round {index + 1}")
+            for variant, extra in _VARIANTS.items():
+                show = begin(f"{variant}, round {index + 1}")
                 may_kill = asyncio.Event()
 
                 def tell(done: int, total: int, show: Progress = show, may_kill: asyncio.Event = may_kill) -> None:
@@ -149,9 +149,9 @@ async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | No
                         may_kill.set()
 
                 async with asyncio.TaskGroup() as group:
-                    if settings.kill_drafter and way == "speculative" and drafter is not None:
+                    if settings.kill_drafter and variant == "speculative" and drafter is not None:
                         group.create_task(_kill(drafter, may_kill))
-                    rounds[way].append(await _ask_all(session, asked, {**fields, **extra}, settings.streams, tell))
+                    rounds[variant].append(await _ask_all(session, asked, {**fields, **extra}, settings.streams, tell))
     return rounds
 
 
@@ -249,15 +249,15 @@ def _figures(rounds: Mapping[str, list[list[Answer]]], settings: BenchServeSetti
     figures: dict[str, Any] = settings.model_dump(
         include={"streams", "requests", "rounds", "max_tokens", "temperature"}
     )
-    failures = [each.failure for way in rounds.values() for one in way for each in one if each.failure]
-    texts = [[[answer.text for answer in one] for one in way] for way in rounds.values()]
+    failures = [each.failure for variant in rounds.values() for one in variant for each in one if each.failure]
+    texts = [[[answer.text for answer in one] for one in variant] for variant in rounds.values()]
     figures |= {"failed": len(failures), "failures": sorted(set(failures))[:5]}
     figures["identical"] = not failures and all(each == texts[0] for each in texts)
-    for way, played in rounds.items():
+    for variant, played in rounds.items():
         whole = [one for answers in played if (one := [each for each in answers if not each.failure])]
         seconds = sum(max(each.ended_s for each in one) - min(each.started_s for each in one) for one in whole)
         answers = [each for one in whole for each in one]
-        figures[f"{way}_tokens_per_s"] = sum(each.num_tokens for each in answers) / seconds if whole else 0.0
+        figures[f"{variant}_tokens_per_s"] = sum(each.num_tokens for each in answers) / seconds if whole else 0.0
         spoken = [each for each in answers if each.text]
         times = {
             "ttft_ms": [each.first_s - each.started_s for each in spoken],
@@ -266,7 +266,7 @@ def _figures(rounds: Mapping[str, list[list[Answer]]], settings: BenchServeSetti
         for key, values in times.items():
             for percent in (50, 99):
                 value = 1e3 * float(np.percentile(values, percent)) if values else None
-                figures[f"{way}_{key}_p{percent}"] = value
+                figures[f"{variant}_{key}_p{percent}"] = value
     # The last variant has drafts.
     counts = {key: sum(each.statistics.get(key, 0) for each in answers) for key in _COUNTS}
     plain = figures["plain_tokens_per_s"]

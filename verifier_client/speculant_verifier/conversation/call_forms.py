@@ -32,15 +32,15 @@ def call_form(
         lines.insert(0, "start: calls")
     else:
         header = '<|channel|> "final" (" "? <|constrain|> "json")? <|message|> ' if style.name == "harmony" else ""
-        thoughts = "thought{0,4} " if style.name == "harmony" else ""
-        lines = ["start: calls | final", f"final: {thoughts}{header}@final", *lines]
+        reasoning = "thought{0,4} " if style.name == "harmony" else ""
+        lines = ["start: calls | final", f"final: {reasoning}{header}@final", *lines]
     grammars = [{"name": f"arguments_{index}", **form} for index, (_, form) in enumerate(calls)]
     grammars += [] if final is None else [{"name": "final", **final}]
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *grammars]})
 
 
 def _of_harmony(calls: Sequence[tuple[str, Form]], is_free: bool) -> list[str]:
-    """Return the rules of a message to a tool after thoughts.
+    """Return the rules of a message to a tool after reasoning.
 
     If a call is required, the header has a single spelling, so that it can be forced; if a call is optional, the header
     has all spellings that models use.

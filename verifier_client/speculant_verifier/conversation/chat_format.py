@@ -1,4 +1,4 @@
-"""One model's chat format: converts messages to token ids, and answers to thoughts, content and calls."""
+"""One model's chat format: converts messages to token ids, and answers to reasoning, content and calls."""
 
 from __future__ import annotations
 

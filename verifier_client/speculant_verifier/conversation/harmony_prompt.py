@@ -34,7 +34,7 @@ _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be incl
 _CALLS_GO_TO = "\nCalls to these tools must go to the commentary channel: 'functions'."
 INSTRUCTING = ("system", "developer")
 """Roles of messages with instructions."""
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TAKEN = {
     "model_identity", "knowledge_cutoff", "conversation_start_date", "reasoning_effort", "add_generation_prompt",
 }  # fmt: skip
@@ -110,9 +110,9 @@ class HarmonyPrompt:
 def harmony_messages(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> list[HarmonyMessage]:
-    """Return the messages of a conversation in harmony's form, without old thoughts.
+    """Return the messages of a conversation in harmony's form, without old reasoning.
 
-    Thoughts before the last final message are dropped, as OpenAI documents. Later thoughts stay, because a chain of
+    Reasoning before the last final message is dropped, as OpenAI documents. Later reasoning stays, because a chain of
     calls depends on them.
 
     Raises:
@@ -214,13 +214,13 @@ def _rendered(message: Mapping[str, Any], index: int, calls: _Calls) -> Iterator
 
 
 def _of_assistant(message: Mapping[str, Any], author: str, text: str, calls: _Calls) -> Iterator[HarmonyMessage]:
-    thoughts = next((thought for name in _THOUGHTS if (thought := text_of(message.get(name)))), "")
+    reasoning = next((thought for name in _REASONING_FIELDS if (thought := text_of(message.get(name)))), "")
     made = message.get("tool_calls") or ()
     if not isinstance(made, list | tuple) or not all(isinstance(call, Mapping) for call in made):
         raise GenerationRequestError("tool_calls is not a list of calls; give one")
-    if thoughts:
-        yield HarmonyMessage(author, thoughts, channel="analysis")
-    if text or not (thoughts or made):
+    if reasoning:
+        yield HarmonyMessage(author, reasoning, channel="analysis")
+    if text or not (reasoning or made):
         yield HarmonyMessage(author, text, channel="commentary" if made else "final")
     for call in made:
         name, body, is_json = call_of(call)

@@ -54,8 +54,8 @@ class _Outcome:
 def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
     """Return the figures that every demo object has, from the medians of each prompt."""
     plain_s, speculative_s = (
-        sum(median(result.times.total_s for result in results) for results in ways)
-        for ways in ([each.plain for each in outcomes], [each.speculative for each in outcomes])
+        sum(median(result.times.total_s for result in results) for results in variants)
+        for variants in ([each.plain for each in outcomes], [each.speculative for each in outcomes])
     )
     num_tokens = sum(len(each.plain[0].token_ids) for each in outcomes)
     last = [each.speculative[-1] for each in outcomes]
@@ -168,8 +168,8 @@ def _measure(
         round_trips_s.extend(statistics.round_trip_s[-steps:] if steps else ())
         return result
 
-    ways = {"plain": lambda _: plain.generate(prompt, settings.generation), "speculative": with_drafts}
-    results = alternate(ways, settings.rounds)
+    variants = {"plain": lambda _: plain.generate(prompt, settings.generation), "speculative": with_drafts}
+    results = alternate(variants, settings.rounds)
     return _Outcome(shown, results["plain"], results["speculative"], round_trips_s)
 
 

@@ -38,7 +38,7 @@ from speculant_verifier.http.builders import (
 from speculant_verifier.http.errors import anthropic_fields, error_of, no_such_model, openai_fields
 from speculant_verifier.http.json_route import JsonRoute
 from speculant_verifier.http.mapping import RequestMapping
-from speculant_verifier.http.messages import count_tokens, map_messages, shows_thoughts
+from speculant_verifier.http.messages import count_tokens, map_messages, shows_reasoning
 from speculant_verifier.http.messages_answers import MessagesBuilder
 from speculant_verifier.http.messages_schemas import MessagesRequest, TokenCountRequest
 from speculant_verifier.http.responses import ResponsesBuilder, map_responses
@@ -166,7 +166,7 @@ def create_app(
         context = await map_messages(
             mapping, request, connection.scope[PRINCIPAL], takes_effort=decoder.chat_format.takes_effort
         )
-        builder = MessagesBuilder(context, model, shows_thoughts=shows_thoughts(request))
+        builder = MessagesBuilder(context, model, shows_reasoning=shows_reasoning(request))
         return respond(builder, is_stream=bool(request.stream))
 
     @app.post("/v1/messages/count_tokens")

@@ -371,7 +371,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     """
     for index, message in enumerate(messages):
         problem = None
-        is_said = message.role == "assistant" and (message.tool_calls or message.thoughts or message.refusal)
+        is_said = message.role == "assistant" and (message.tool_calls or message.any_reasoning or message.refusal)
         if message.content is None and not message.tool_calls and not is_said:
             problem = "content", MISSING, "give it"
         elif message.tool_calls and message.role != "assistant":

@@ -107,7 +107,7 @@ def _within(error: ValidationError, *path: str) -> ApiError:
     return of_validation([{**each, "loc": ("body", *path, *each["loc"])} for each in error.errors()])
 
 
-def shows_thoughts(request: TokenCountRequest) -> bool:
+def shows_reasoning(request: TokenCountRequest) -> bool:
     """Tell whether an answer has thinking blocks: only clients that ask for them expect any."""
     return request.thinking is not None and request.thinking.type != "disabled"
 
@@ -145,7 +145,7 @@ def _messages(request: TokenCountRequest) -> list[Fields]:
 
 def _of_assistant(blocks: Sequence[Block], param: str) -> Fields:
     _require_none(blocks, "tool_result", "the user", param)
-    thoughts = [block.thinking for block in blocks if block.type == "thinking" and block.thinking]
+    reasoning = [block.thinking for block in blocks if block.type == "thinking" and block.thinking]
     texts = [text for block in blocks if block.type not in ("thinking", "tool_use") and (text := _text_of(block))]
     calls = [
         {
@@ -157,8 +157,8 @@ def _of_assistant(blocks: Sequence[Block], param: str) -> Fields:
         if block.type == "tool_use"
     ]
     message: Fields = {"role": "assistant", "content": "\n".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
+    if reasoning:
+        message["reasoning_content"] = "\n".join(reasoning)
     if calls:
         message["tool_calls"] = calls
     return message

@@ -27,16 +27,16 @@ class MessagesBuilder(AnswerBuilder):
 
     prefix, ending = "msg", b""
 
-    def __init__(self, context: RequestContext, model: ServedModel, *, shows_thoughts: bool) -> None:
+    def __init__(self, context: RequestContext, model: ServedModel, *, shows_reasoning: bool) -> None:
         """Begin to answer a request.
 
         Args:
             context: the request.
             model: the model.
-            shows_thoughts: whether the answer has thinking blocks.
+            shows_reasoning: whether the answer has thinking blocks.
         """
         super().__init__(context, model)
-        self._shows_thoughts = shows_thoughts
+        self._shows_reasoning = shows_reasoning
         self._blocks: list[Fields] = []
         self._kind = ""  # of the open block
         self._text = ""
@@ -61,7 +61,7 @@ class MessagesBuilder(AnswerBuilder):
             choice.take(kind, text)
             if kind == "name":
                 yield from self._begin("arguments", {"id": _call_id(choice.calls[-1]["id"]), "name": text})
-            elif kind != "reasoning" or self._shows_thoughts:
+            elif kind != "reasoning" or self._shows_reasoning:
                 if kind != self._kind:
                     yield from self._begin(kind, {})
                 yield from self._add(text)

@@ -107,10 +107,10 @@ class ToolChoice(Schema):
 
 
 class Thinking(Schema):
-    """Whether thoughts are returned."""
+    """Whether reasoning is returned."""
 
     type: Annotated[str, Field(min_length=1)]
-    """With 'disabled', thoughts are not returned, and the reasoning effort is 'low' unless it is set."""
+    """With 'disabled', reasoning is not returned, and the reasoning effort is 'low' unless it is set."""
 
 
 class OutputFormat(Schema):
@@ -145,7 +145,7 @@ class TokenCountRequest(Schema):
     tool_choice: ToolChoice | None = None
     """Whether the model may, must or must not call a tool."""
     thinking: Thinking | None = None
-    """Whether thoughts are returned."""
+    """Whether reasoning is returned."""
     output_config: OutputConfig | None = None
     """Options of the answer."""
     refused: ClassVar[frozenset[str]] = REFUSED | {"container", "mcp_servers"}
@@ -161,7 +161,7 @@ class MessagesRequest(SpeculantRequest, TokenCountRequest):
     """A conversation to continue."""
 
     max_tokens: NumTokens
-    """Maximum number of new tokens, thoughts included."""
+    """Maximum number of new tokens, reasoning included."""
     stream: bool | None = None
     """Stream the answer as server-sent events."""
     stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None

@@ -46,7 +46,7 @@ class Conversation:
     keep: Keep
     """Called when the response is finished."""
     seal: Callable[[str], str] | None
-    """Seals thoughts; None if the client does not ask for sealed thoughts."""
+    """Seals reasoning; None if the client does not ask for sealed reasoning."""
     origins: Mapping[str, ToolOrigin]
     """Origins of tools, by their names in the prompt."""
 
@@ -205,14 +205,14 @@ class ResponsesBuilder(AnswerBuilder):
     def _tokens(self, result: GenerationResult) -> Fields:
         """Return token counts; reasoning tokens are counted by encoding their text."""
         parts = (part for item in self._output.items if item["type"] == "reasoning" for part in item["content"])
-        thoughts = "".join(part["text"] for part in parts)
+        reasoning = "".join(part["text"] for part in parts)
         num_read, num_written = len(result.prompt_token_ids), len(result.token_ids)
-        num_thoughts = min(num_written, len(self._model.target.encode(thoughts))) if thoughts else 0
+        num_reasoning = min(num_written, len(self._model.target.encode(reasoning))) if reasoning else 0
         return {
             "input_tokens": num_read,
             "input_tokens_details": {"cached_tokens": result.num_from_prefix_cache, "cache_write_tokens": 0},
             "output_tokens": num_written,
-            "output_tokens_details": {"reasoning_tokens": num_thoughts},
+            "output_tokens_details": {"reasoning_tokens": num_reasoning},
             "total_tokens": num_read + num_written,
         }
 

@@ -78,15 +78,15 @@ def _described(tool: FlatTool, name: str) -> Fields:
 def resolved(
     items: Sequence[Item], store: ResponseStore, seal: Seal, tenant: str, before: Sequence[Item] = ()
 ) -> list[Item]:
-    """Return a conversation's items, with references resolved and sealed thoughts opened.
+    """Return a conversation's items, with references resolved and sealed reasoning opened.
 
-    The conversation continues without references to unknown items, without thoughts that another server sealed, and
+    The conversation continues without references to unknown items, without reasoning that another server sealed, and
     without outputs of other servers' tools that have no call.
 
     Args:
         items: the request's items.
         store: has the items of earlier responses.
-        seal: opens sealed thoughts.
+        seal: opens sealed reasoning.
         tenant: the conversation's tenant.
         before: the conversation's earlier items.
 
@@ -104,9 +104,9 @@ def resolved(
                 continue
             kept = referred
         if kept.type == "reasoning" and kept.encrypted_content is not None:
-            thoughts = seal.opened(tenant, kept.encrypted_content)
-            if thoughts is not None:
-                kept = kept.model_copy(update={"content": thoughts})
+            reasoning = seal.opened(tenant, kept.encrypted_content)
+            if reasoning is not None:
+                kept = kept.model_copy(update={"content": reasoning})
         found.append(kept)
     called = {item.call_id for item in found if item.type in _CALLS}
     for index, item in enumerate(items):
@@ -172,7 +172,7 @@ def own_name(field: str) -> str:
 def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
     """Return the messages of a conversation.
 
-    Leading system and developer messages become one message. So do consecutive items of the assistant: thoughts, then
+    Leading system and developer messages become one message. So do consecutive items of the assistant: reasoning, then
     a text, then calls.
     """
     messages: list[Fields] = [{"role": "system", "content": instructions}] if instructions else []
@@ -207,8 +207,8 @@ def _parts(item: Item) -> Any:
 def _add(message: Fields, item: Item) -> None:
     """Add an item of the assistant to its message."""
     if item.type == "reasoning":
-        thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
-        message["reasoning_content"] = "\n".join([*thoughts, text_of(item.content or item.summary)])
+        reasoning = [message["reasoning_content"]] if "reasoning_content" in message else []
+        message["reasoning_content"] = "\n".join([*reasoning, text_of(item.content or item.summary)])
     elif item.type in _CALLS:
         name = flat_name(item.namespace, item.name or "")
         call: Fields = {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": item.arguments}}

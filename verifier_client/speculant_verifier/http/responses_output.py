@@ -46,7 +46,7 @@ class Output:
 
         Args:
             origins: origins of tools, by their names in the prompt.
-            seal: seals thoughts; None: thoughts are returned only as text.
+            seal: seals reasoning; None: reasoning is returned only as text.
         """
         self.items: list[Fields] = []
         """Finished items."""

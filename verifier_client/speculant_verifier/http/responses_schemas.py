@@ -25,7 +25,7 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 
 class Item(Schema):
-    """One item of a conversation: a message, a call, its output, or thoughts.
+    """One item of a conversation: a message, a call, its output, or reasoning.
 
     Items of other types, which clients have from other servers, are converted to the nearest of these or left out.
     """
@@ -35,12 +35,12 @@ class Item(Schema):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     """Role of a message's author."""
     content: Content | None = None
-    """Content of a message, or text of thoughts; the texts of parts are joined by line feeds. Thoughts are for models
+    """Content of a message, or text of reasoning; the texts of parts are joined by line feeds. Reasoning is for models
     whose chat template uses them."""
     summary: Content | None = None
-    """Summary of thoughts, used if there is no content."""
+    """Summary of reasoning, used if there is no content."""
     encrypted_content: str | None = None
-    """Thoughts that this server sealed; used instead of content and summary."""
+    """Reasoning that this server sealed; used instead of content and summary."""
     call_id: Name | None = None
     """Id of a call; its output has the same one."""
     name: Name | None = None
@@ -175,7 +175,7 @@ class ResponsesRequest(AnyRequest):
     store: bool = True
     """Keep this response in memory, so that later ones can continue it."""
     max_output_tokens: NumTokens | None = None
-    """Maximum number of new tokens, thoughts included."""
+    """Maximum number of new tokens, reasoning included."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Tools that the model may call."""
     tool_choice: ToolChoice | None = None

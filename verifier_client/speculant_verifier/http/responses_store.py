@@ -1,4 +1,4 @@
-"""Stores responses in memory so that later ones can continue them, and seals thoughts for clients to keep."""
+"""Stores responses in memory so that later ones can continue them, and seals reasoning for clients to keep."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ class ResponseStore:
 
 
 class Seal:
-    """Signs thoughts, so that clients can store them and send them back but can't forge them.
+    """Signs reasoning, so that clients can store it and send it back but can't forge it.
 
-    Each process draws its key, so it rejects thoughts that another process sealed. The seal does not keep thoughts
+    Each process draws its key, so it rejects reasoning that another process sealed. The seal does not keep reasoning
     secret: they are also returned as plain text.
     """
 
@@ -128,13 +128,13 @@ class Seal:
         """Draw a key."""
         self._key = secrets.token_bytes(32)
 
-    def closed(self, tenant: str, thoughts: str) -> str:
-        """Seal thoughts; only :meth:`opened` with the same tenant accepts the result."""
-        content = thoughts.encode(errors="replace")
+    def closed(self, tenant: str, reasoning: str) -> str:
+        """Seal reasoning; only :meth:`opened` with the same tenant accepts the result."""
+        content = reasoning.encode(errors="replace")
         return f"{_VERSION}.{base64.urlsafe_b64encode(self._sign(tenant, content) + content).decode()}"
 
     def opened(self, tenant: str, sealed: str) -> str | None:
-        """Return the thoughts; None if this process did not seal them for this tenant."""
+        """Return the reasoning; None if this process did not seal it for this tenant."""
         version, _, text = sealed.partition(".")
         if version != _VERSION:
             return None

@@ -319,7 +319,7 @@ class ChatMessage(Schema):
     refused = frozenset({"function_call", "audio"})
 
     @property
-    def thoughts(self) -> str | None:
+    def any_reasoning(self) -> str | None:
         """Reasoning, under either name."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
@@ -328,8 +328,8 @@ class ChatMessage(Schema):
         content = text_of(self.content) or self.refusal or ""
         known = {"role", "name", "tool_call_id"}
         message = {**self.model_dump(exclude_none=True, include=known), "content": content}
-        if self.thoughts is not None:
-            message |= {"reasoning_content": self.thoughts, "thinking": self.thoughts}  # the name in harmony's template
+        if (reasoning := self.any_reasoning) is not None:
+            message |= {"reasoning_content": reasoning, "thinking": reasoning}  # the name in harmony's template
         return message
 
 
