@@ -54,7 +54,7 @@ struct DraftSettings {
 /// One sequence of a batch: the request, and its draft.
 struct SequenceDraft {
   std::shared_ptr<Sequence> sequence = {};
-  int budget = 0;  // most nodes; more than kMaxNodes are never drafted
+  int budget = 0;  // maximum number of nodes; at most kMaxNodes are drafted
   std::uint64_t seed = 0;
   std::optional<std::uint64_t> position = {};  // of the first token drafted; none: the end of the sequence
   double least_probability = 0.0;              // of a path; nodes below it are not drafted
@@ -70,8 +70,8 @@ using ReadSettings = std::function<DraftSettings(const std::string& options)>;
 /// only for short parts of a call.
 class Drafter {
  public:
-  /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: most tokens of a sequence that drafts use. Trees
-  /// of a batch are made on `num_threads` threads; the number does not change the trees.
+  /// `vocabulary_size`: ids below it are tokens. `max_session_tokens`: maximum tokens of a sequence that drafts use.
+  /// Trees of a batch are made on `num_threads` threads; the number does not change the trees.
   Drafter(Graphs graphs, Token vocabulary_size, std::shared_ptr<Calibration> calibration,
           std::int64_t max_session_tokens, int num_threads, ReadSettings read_settings)
       : graphs(std::move(graphs)),

@@ -89,8 +89,8 @@ class TreeDraws {
 
  private:
   void find_q(Node& parent) {
-    masses_.read(*trie_, parent.context, options_);
-    parent.q = masses_.append_to(out_, options_);
+    weights_.read(*trie_, parent.context, options_);
+    parent.q = weights_.append_to(out_, options_);
     parent.has_q = true;
     is_drawn_.resize(out_.tokens.size(), false);
     const auto size = static_cast<int>(std::min(parent.q.size(), kMostChildren));
@@ -125,7 +125,7 @@ class TreeDraws {
   const DistributionOptions& options_;
   const DrawnTreeShape& shape_;
   Distributions& out_;
-  Masses masses_;
+  Weights weights_;
   std::vector<Node> nodes_;
   std::vector<bool> is_drawn_;  // per entry of `out_`
 };

@@ -54,7 +54,7 @@ void draft_greedy(std::span<GraphDraft> sequences) {
 
 void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& options, bool is_coupled,
                  std::size_t max_entries, Distributions& out) {
-  Masses masses;
+  Weights weights;
   int deepest = 0;
   const std::size_t start = out.tokens.size();
   for (const GraphDraft& each : sequences) {
@@ -73,10 +73,10 @@ void draw_chains(std::span<GraphDraft> sequences, const DistributionOptions& opt
     }
     for (GraphDraft& each : sequences) {
       if (!goes_on(each)) continue;
-      masses.read(*each.trie, each.context, options);
+      weights.read(*each.trie, each.context, options);
       const std::size_t kept = out.tokens.size();
-      if (max_entries > 0 && kept - start + masses.max_entries(options) > max_entries) continue;
-      const Distributions::Span q = masses.append_to(out, options);
+      if (max_entries > 0 && kept - start + weights.max_entries(options) > max_entries) continue;
+      const Distributions::Span q = weights.append_to(out, options);
       if (q.size() == 0) continue;
       const std::uint64_t position = each.position + static_cast<std::uint64_t>(depth);
       const std::size_t entry =

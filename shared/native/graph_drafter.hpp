@@ -13,18 +13,18 @@ namespace speculant {
 
 /// Options of q.
 struct DistributionOptions {
-  std::int64_t max_candidates = 0;  // most tokens kept, the most probable, ties by lowest id; 0: all
+  std::int64_t max_candidates = 0;  // maximum number of tokens kept, the most probable, ties by lowest id; 0: all
   double temperature = 1.0;         // q is raised to the power of 1 / temperature, and then capped
 };
 
 /// Unnormalised probabilities of a range of records. Reuses its memory for the next context.
-class Masses {
+class Weights {
  public:
   /// Take the successors of a context of order 1 to N.
   void read(const Trie& trie, Context context, const DistributionOptions& options);
   /// Maximum number of entries that the distribution can have.
   std::size_t max_entries(const DistributionOptions& options) const;
-  /// Append the capped distribution; nothing if the masses are invalid.
+  /// Append the capped distribution; nothing if the weights are invalid.
   Distributions::Span append_to(Distributions& out, const DistributionOptions& options);
 
  private:
@@ -41,7 +41,7 @@ class Masses {
 struct GraphDraft {
   const Trie* trie;            // the graph
   Context context = {};        // at its end; a chain advances it
-  int budget = 0;              // most nodes
+  int budget = 0;              // maximum number of nodes
   std::uint64_t seed = 0;      // of the draws
   std::uint64_t position = 0;  // of the first token drafted
   Draft draft = {};

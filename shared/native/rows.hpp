@@ -36,7 +36,7 @@ struct MatchedRows {
 
 class RowTracker {
  public:
-  /// `most_new`: most tokens that a step adds to a row.
+  /// `most_new`: maximum tokens that a step adds to a row.
   explicit RowTracker(std::size_t most_new) : most_new_(most_new) {}
 
   /// Find the sequence of every row of a whole batch, and store their texts.

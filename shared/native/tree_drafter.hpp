@@ -50,9 +50,9 @@ inline constexpr int kMaxNodes = 2048, kMaxBranches = 64;
 
 /// Limits of a tree.
 struct TreeShape {
-  int budget;        // most nodes
+  int budget;        // maximum number of nodes
   int max_depth;     // longest path
-  int max_branches;  // most children of a node; 1 is a chain
+  int max_branches;  // maximum children of a node; 1 is a chain
 };
 
 /// Drafts trees, and learns from the tokens that the target generated. Reuses its buffers from one draft to the next;

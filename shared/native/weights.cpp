@@ -20,7 +20,7 @@ Range bounded_children(const Trie& trie, Context context) {
 
 }  // namespace
 
-void Masses::read(const Trie& trie, Context context, const DistributionOptions& options) {
+void Weights::read(const Trie& trie, Context context, const DistributionOptions& options) {
   level_ = &trie.level(context.order + 1);
   const Range children = bounded_children(trie, context);
   low_ = children.low;
@@ -32,8 +32,8 @@ void Masses::read(const Trie& trie, Context context, const DistributionOptions& 
   if (options.temperature != 1.0) temper(options.temperature);
 }
 
-/// Raise masses to the power of 1 / temperature, and scale the largest one to 1.
-void Masses::temper(double temperature) {
+/// Raise weights to the power of 1 / temperature, and scale the largest one to 1.
+void Weights::temper(double temperature) {
   total_ = 0.0;
   double largest = 0.0;
   for (double value : values_) largest = std::max(largest, value);
@@ -44,12 +44,12 @@ void Masses::temper(double temperature) {
   }
 }
 
-std::size_t Masses::max_entries(const DistributionOptions& options) const {
+std::size_t Weights::max_entries(const DistributionOptions& options) const {
   const std::size_t size = values_.size();
   return options.max_candidates > 0 ? std::min(size, static_cast<std::size_t>(options.max_candidates)) : size;
 }
 
-Distributions::Span Masses::append_to(Distributions& out, const DistributionOptions& options) {
+Distributions::Span Weights::append_to(Distributions& out, const DistributionOptions& options) {
   const std::size_t first = out.tokens.size(), num_kept = max_entries(options);
   std::size_t last_kept = values_.size();  // the smallest of the kept entries
   double threshold = -1.0;
