@@ -82,7 +82,7 @@ def test_types() -> None:
     [
         (b'{"text": "\\ud800"}', "text has half of a surrogate pair"),
         ('{"text": "a"}'.encode("utf-16"), "the body is in UTF-16"),
-        (b"[" * 9_999, "more than 100 lists"),
+        (b"[" * 9_999, "more than 100 levels"),
         (b'{"seed": 1, "seed": 2, "text": ""}', "seed occurs twice"),
         (b'{"seed": ' + b"1" * 5_000 + b"}", "more than 4300 digits"),
         (b"{", "the body is not valid JSON at character 2"),
