@@ -70,7 +70,7 @@ void StepHandler::check(Step& step, StepCallbacks& host) {
     const std::uint64_t id = request.session_ids[index];
     Step::Part& part = step.parts[index];
     if (id != 0 && !part.session && !seen.insert(id).second) {
-      throw RequestError("a session is twice in one step; send one sequence for each");
+      throw RequestError("a session appears twice in one step; send one sequence for each");
     }
     part.first_token = token, part.first_row = row;
     part.budget = static_cast<int>(std::min<std::uint32_t>(budgets[index], kMaxNodes));

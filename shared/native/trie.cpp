@@ -24,12 +24,12 @@ Trie::Trie(std::span<const std::uint32_t> words, std::span<const std::int64_t> t
   const auto entry = [&](std::int64_t index) { return table[static_cast<std::size_t>(index)]; };
   for (std::int64_t length = 1; length <= max_order_ + 1; ++length) {
     const std::int64_t start = entry(2 * length - 2), size = entry(2 * length - 1);
-    if (size < 0 || size >= std::int64_t{1} << 32) throw std::invalid_argument("a level's size can't be true");
+    if (size < 0 || size >= std::int64_t{1} << 32) throw std::invalid_argument("a level's size is impossible");
     const std::int64_t width = length <= max_order_ ? kInnerWords : kLeafWords;
     levels_.push_back({part(words, start, (size + 1) * width).data(), size, width});
   }
   const std::int64_t start = entry(2 * max_order_ + 2), size = entry(2 * max_order_ + 3);
-  if (size < 0 || size > kMaxVocabulary) throw std::invalid_argument("the vocabulary's size can't be true");
+  if (size < 0 || size > kMaxVocabulary) throw std::invalid_argument("the vocabulary's size is impossible");
   unigram_index_ = part(words, start, size + 1).data();
   vocabulary_size_ = static_cast<Token>(size);
 }

@@ -167,7 +167,7 @@ def is_model(model_words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), o
 def propose(model_words: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], others: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list[tuple[int, int]]:
     """
     Return what a neural model finds probable after some tokens, of its most frequent tokens and ``others``:
-    (token, ten-thousandths of a probability), best first. ValueError where the words are no model's.
+    (token, ten-thousandths of a probability), best first. ValueError if the words are not a model.
     """
 
 def train_neural(token_ids: numpy.typing.NDArray[numpy.uint32], left_out: numpy.typing.NDArray[numpy.int64], vocabulary_size: int, num_positions: int, start: numpy.typing.NDArray[numpy.uint32] | None, goes_on: Callable[[int, int], bool]) -> numpy.typing.NDArray[numpy.uint32]:

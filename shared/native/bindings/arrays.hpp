@@ -72,7 +72,7 @@ struct GraphView : Graph {
 /// Python's graphs, kept alive as long as drafters use them.
 inline std::vector<Graphs::Shared> shared(const std::vector<std::shared_ptr<const GraphView>>& graphs) {
   if (std::find(graphs.begin(), graphs.end(), std::shared_ptr<const GraphView>()) != graphs.end())
-    throw RequestError("None is no graph");
+    throw RequestError("a graph is missing: None");
   return {graphs.begin(), graphs.end()};
 }
 

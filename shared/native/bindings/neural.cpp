@@ -61,7 +61,7 @@ void bind_neural(nb::module_& module) {
   module.def(
       "propose", &propose, "model_words"_a, "token_ids"_a, "others"_a,
       "Return what a neural model finds probable after some tokens, of its most frequent tokens and ``others``:\n"
-      "(token, ten-thousandths of a probability), best first. ValueError where the words are no model's.");
+      "(token, ten-thousandths of a probability), best first. ValueError if the words are not a model.");
   module.def(
       "train_neural", &train, "token_ids"_a, "left_out"_a, "vocabulary_size"_a, "num_positions"_a, "start"_a.none(),
       "goes_on"_a,

@@ -72,7 +72,7 @@ static_assert(sizeof(Weights) == sizeof(float) * (kNumFeatures * (kWidth + 1) + 
 Weights read_weights(std::span<const float> values) {
   const auto is_usual = [](float value) { return value >= -kLargestWeight && value <= kLargestWeight; };
   if (values.size() != kNumWeights || !std::all_of(values.begin(), values.end(), is_usual)) {
-    throw std::invalid_argument("these are no weights of the mixer");
+    throw std::invalid_argument("not weights of the mixer");
   }
   Weights weights;
   std::memcpy(&weights, values.data(), sizeof weights);

@@ -81,7 +81,7 @@ Layout::Layout(std::size_t vocabulary_size, std::size_t num_rows) {
 }
 
 Model::Model(std::span<const std::uint32_t> words) {
-  const auto refuse = [] { throw std::invalid_argument("the words are no neural model of this release"); };
+  const auto refuse = [] { throw std::invalid_argument("not a neural model of this release"); };
   if (words.size() < kHeaderSize || words[kHeaderVersion] != kVersion) refuse();
   if (words[kVocabularySize] > static_cast<std::uint32_t>(kMaxVocabulary)) refuse();
   if (words[kNumRows] == 0 || words[kNumRows] > kMaxRows) refuse();
