@@ -79,7 +79,7 @@ class ServedGraph:
 
 
 def loading() -> UnavailableError:
-    """Return the error for requests before the graphs are loaded."""
+    """Return the error for requests that arrive before the graphs are loaded."""
     return UnavailableError("graphs are being loaded", fix="try again in a moment")
 
 

@@ -173,7 +173,7 @@ def _require_times(curve: CostCurve, workloads: Sequence[Workload], settings: Be
 
 @contextmanager
 def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
-    """Yield the settings of an engine's drafts; the graph of a corpus exists inside the block."""
+    """Build a graph if a corpus is given, and yield the engine's draft settings; the graph is deleted at the end."""
     if settings.client.address:
         yield {"client": settings.client.model_dump(exclude_unset=True)}
         return

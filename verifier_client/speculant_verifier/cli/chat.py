@@ -97,7 +97,7 @@ class Input:
         self._session = _session(is_colored=is_colored) if self.is_typed else None
 
     def read(self) -> str:
-        """Return the next line without its end.
+        """Return the next line without its line break.
 
         Raises:
             EOFError: the input has ended.

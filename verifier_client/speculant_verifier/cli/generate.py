@@ -55,8 +55,8 @@ class GenerateSettings(DecodingSettings):
     system: str = ""
     """With --chat: a system message before it."""
     json_output: bool = False
-    """Print one JSON object per line for every result, with text, token ids, statistics and any error, and with
-    log-probabilities if requested, instead of the text."""
+    """Instead of plain text, print each result as one line of JSON: text, token ids, statistics, any error and, if
+    requested, log-probabilities."""
     color: Literal["auto", "never", "always"] = "auto"
     """Colour accepted drafts and the model's own tokens: 'auto' does on a terminal, unless NO_COLOR is set."""
 

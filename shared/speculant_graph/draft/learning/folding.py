@@ -118,7 +118,7 @@ class Folding:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a fold runs or is due."""
+        """Whether a fold is running or due."""
         return self._fold is not None or bool(self._wanted)
 
     def close(self, name: str) -> None:
