@@ -66,6 +66,13 @@ def test_no_python_file_is_longer_than_400_lines() -> None:
             assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
 
 
+def test_no_merge_is_half_done() -> None:
+    for path in tracked_files():
+        if path.suffix in {".py", ".md", ".hpp", ".cpp", ".proto", ".toml", ".yml"}:
+            found = re.search(r"^(<{7} |>{7} )", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert found is None, path
+
+
 def test_few_tests_compare_sentences() -> None:
     """Tests check an error's kind and field. They compare a sentence only if it is a promise, with a comment."""
     kept = 0
