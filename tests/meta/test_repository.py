@@ -93,3 +93,11 @@ def test_no_address_of_a_registry_or_hub() -> None:
             continue
         found = pattern.search(path.read_text(encoding="utf-8"))
         assert found is None, f"{path}: {found and found.group()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/perf").glob("*.py")), ids=lambda path: path.stem)
+def test_perf_scripts_start(path: Path) -> None:
+    command = [sys.executable, str(path), "--help"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr

@@ -1,17 +1,20 @@
 """Measures time, memory and disk of folding learned text into graphs, and its effect on another client.
 
     python tests/perf/folds.py [--tenants 10] [--tokens 5000000] [--corpus FILE ... --tokenizer FOLDER] [--steps 3000]
+        [--own-core]
 
 First a client sends steps of eight rows, alone and while another tenant's text arrives at the sidecar. Steps during a
-fold are reported separately. Then a sidecar receives the text of several tenants over gRPC, tenant by tenant. More text
-arrives only when no fold runs, so every fold takes half of the young text. The text is the corpus, by default Python's
-standard library, in pieces of 600 tokens with a tenth of them replaced. The last line is a JSON object.
+fold are reported separately. With ``--own-core`` folds run on the last core, and everything else on the
+others. Then a sidecar receives the text of several tenants over gRPC, tenant by tenant. More text arrives only when no
+fold runs, so every fold takes half of the young text. The text is the corpus, by default Python's standard library, in
+pieces of 600 tokens with a tenth of them replaced. The last line is a JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import threading
 import time
@@ -34,7 +37,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.machine import describe_machine
 from speculant_graph.rpc import convert
 from speculant_graph.rpc.channel import connect_channel
-from speculant_graph.rpc.step_messages import OpenRequest, SequenceRequest, StepRequest
+from speculant_graph.rpc.step_messages import OpenRequest
 from speculant_graph.rpc.v1 import drafter_pb2 as pb
 from speculant_graph.types import Fingerprint
 
@@ -111,8 +114,9 @@ def teach(address: str, tenant: str, texts: Iterator[list[int]]) -> Iterator[int
             call["OpenSession"](opening)
             for start, stop in ((0, 1), (1, len(text))):
                 # All tokens up to the first step with a node budget belong to the prompt.
-                row = SequenceRequest(tuple(text[start:stop]), SESSION, start, node_budget=1 - min(start, 1))
-                call["Draft"](convert.encode_step(None, StepRequest((row,))))
+                request = convert.request_writer()
+                request.add(text[start:stop], SESSION, start, 1 - min(start, 1))
+                call["Draft"](request.payload())
             call["CloseSession"](pb.CloseSessionRequest(session_id=SESSION, tenant=tenant).SerializeToString())
             yield len(text) - 1
 
@@ -167,9 +171,10 @@ def timed_steps(address: str, texts: list[list[int]], num_steps: int) -> list[tu
         start = 0
         for step in range(num_steps):
             stop = 200 + TOKENS_PER_STEP * step
-            rows = zip(texts, ids, strict=True)
-            request = StepRequest(tuple(SequenceRequest(text[start:stop], number, start, K) for text, number in rows))
-            payload = convert.encode_step(None, request)
+            request = convert.request_writer()
+            for text, number in zip(texts, ids, strict=True):
+                request.add(text[start:stop], number, start, K)
+            payload = request.payload()
             start, start_s = stop, time.perf_counter()
             call["Draft"](payload)
             times.append((start_s, 1e3 * (time.perf_counter() - start_s)))
@@ -181,14 +186,25 @@ def timed_steps(address: str, texts: list[list[int]], num_steps: int) -> list[tu
     return times[WARM_UP:]
 
 
-def watch_folds(served: Sidecar, is_over: threading.Event, seen: list[tuple[float, bool]]) -> None:
-    """Record at short intervals whether a fold runs."""
+def watch_folds(
+    served: Sidecar, is_over: threading.Event, seen: list[tuple[float, bool]], cores: set[int] | None
+) -> None:
+    """Record at short intervals whether a fold runs, and move folds to their cores."""
     while not is_over.wait(WATCH_S):
-        seen.append((time.perf_counter(), bool(served.folds())))
+        folds = served.folds()
+        seen.append((time.perf_counter(), bool(folds)))
+        for pid in folds if cores else ():
+            with suppress(OSError):  # it has ended
+                os.sched_setaffinity(pid, cores or ())
 
 
-def measure_steps(graph: Path, corpus: np.ndarray[Any, Any], num_steps: int, deadline_ms: float) -> dict[str, object]:
+def measure_steps(
+    graph: Path, corpus: np.ndarray[Any, Any], num_steps: int, deadline_ms: float, *, own_core: bool
+) -> dict[str, object]:
     """Measure another client's steps alone, and while text arrives, during folds and between them."""
+    cores = sorted(os.sched_getaffinity(0))
+    if own_core:
+        os.sched_setaffinity(0, cores[:-1])  # also for the sidecar, which this process starts
     texts = drawn_texts(NgramGraph.load(graph), ROWS, max(200 + TOKENS_PER_STEP * num_steps, 2_000))
     with tempfile.TemporaryDirectory() as temporary, sidecar(graph, Path(temporary), folds=True) as served:
         alone = [each for _, each in timed_steps(served.address, texts, num_steps)]
@@ -200,7 +216,10 @@ def measure_steps(graph: Path, corpus: np.ndarray[Any, Any], num_steps: int, dea
                 if is_over.wait(FEED_PAUSE_S):
                     return
 
-        threads = [threading.Thread(target=feed), threading.Thread(target=watch_folds, args=(served, is_over, seen))]
+        threads = [
+            threading.Thread(target=feed),
+            threading.Thread(target=watch_folds, args=(served, is_over, seen, {cores[-1]} if own_core else None)),
+        ]
         for thread in threads:
             thread.start()
         while num_taught[0] < YOUNG:
@@ -211,6 +230,7 @@ def measure_steps(graph: Path, corpus: np.ndarray[Any, Any], num_steps: int, dea
         is_over.set()
         for thread in threads:
             thread.join()
+        os.sched_setaffinity(0, cores)
         moments = np.array([moment for moment, _ in seen])
         parts: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
         for start_s, each in times:
@@ -247,6 +267,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--steps", type=int, default=3_000)
     parser.add_argument("--deadline-ms", type=float, default=20.0)
+    parser.add_argument("--own-core", action="store_true")
     arguments = parser.parse_args()
     corpus, fingerprint = read_corpus(arguments.corpus, arguments.tokenizer)
     with tempfile.TemporaryDirectory() as folder:
@@ -254,7 +275,9 @@ def main() -> None:
         build_from_token_ids(corpus[:SERVED_TOKENS].tolist(), fingerprint).save(path)
         report: dict[str, object] = {"corpus_tokens": corpus.size, "k": K}
         if arguments.steps:
-            report["steps"] = measure_steps(path, corpus, arguments.steps, arguments.deadline_ms)
+            report["steps"] = measure_steps(
+                path, corpus, arguments.steps, arguments.deadline_ms, own_core=arguments.own_core
+            )
         if arguments.tenants:
             report["folds"] = measure_folds(path, corpus, arguments.tenants, arguments.tokens)
         report["machine"] = describe_machine()
