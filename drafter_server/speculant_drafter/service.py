@@ -159,8 +159,8 @@ class DrafterService:
         served = _graph_for(self._graphs, name, call.principal)
         if asked.tokenizer_sha256 and asked.tokenizer_sha256 != served.tokenizer.sha256:
             raise TokenizerMismatchError(
-                f"its graph was built with tokenizer {served.tokenizer.name} ({served.tokenizer.sha256[:12]}), not with "
-                f"the client's ({asked.tokenizer_sha256[:12]}); build the graph with the client's tokenizer"
+                f"its graph was built with tokenizer {served.tokenizer.name} ({served.tokenizer.sha256[:12]}), not "
+                f"with the client's ({asked.tokenizer_sha256[:12]}); build the graph with the client's tokenizer"
             )
         # Reading a tenant's text from disk must not delay steps.
         memory = await asyncio.to_thread(served.drafter.learned.memory, tenant)

@@ -91,21 +91,22 @@ def fingerprint_from(
     )
 
 
-def require_same(expected: Fingerprint, found: Fingerprint) -> None:
+def require_same(expected: Fingerprint, found: Fingerprint, graph: str = "the graph") -> None:
     """Refuse a tokenizer that differs from a graph's.
 
     Args:
         expected: the graph's fingerprint.
         found: the caller's fingerprint.
+        graph: the graph's name, for the message.
 
     Raises:
         TokenizerMismatchError: the fingerprints differ.
     """
     if expected.sha256 != found.sha256:
         raise TokenizerMismatchError(
-            f"the graph was built with tokenizer {expected.name} ({expected.sha256[:12]}), "
+            f"{graph} was built with tokenizer {expected.name} ({expected.sha256[:12]}), "
             f"not with {found.name} ({found.sha256[:12]})",
-            fix="use that tokenizer or build the graph again",
+            fix=f"build it again with {found.name}",
         )
 
 

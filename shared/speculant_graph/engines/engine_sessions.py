@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from loguru import logger
@@ -28,6 +29,11 @@ from speculant_graph.types import (
 )
 
 _NUM_TIMES_KEPT = 10_000
+_MOST_WARNINGS = 20
+"""Maximum number of different warnings about requests."""
+_PREFIX = "speculant_"
+TENANT, GRAPHS = f"{_PREFIX}tenant", f"{_PREFIX}graphs"
+"""Keys in a request's extra arguments: its tenant, and its graphs in the format of ``client.graph``."""
 _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
@@ -104,7 +110,7 @@ class EngineSessions:
         self._pass: _Pass | None = None  # the running pass
         self._lock = threading.Lock()
         self._is_closed = False
-        self._has_refused = self._has_missed_graph = False
+        self._warned: set[str] = set()
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -227,21 +233,20 @@ class EngineSessions:
         except SpeculantError as error:
             problem = str(error)
             self._drafter.open(session_id, options)
-        if problem and not self._has_missed_graph:
-            logger.warning("a request's graph can't be used: {}", problem)
-            self._has_missed_graph = True
+        if problem:
+            self._warn_once(f"a request's graph can't be used: {problem}")
 
     def _options(self, tenant: object) -> SessionOptions | None:
         """Return the options of a tenant's session; if the name is unusable, its text is not learned."""
         if tenant is None:
             return None
-        name = str(tenant)
+        name = str(tenant) if isinstance(tenant, str | int) and not isinstance(tenant, bool) else ""
         if 0 < len(name) <= MAX_TENANT_CHARACTERS and name == name.encode("utf-8", "replace").decode():
             return SessionOptions(tenant=name)
-        if not self._has_refused:
-            problem = f"not a tenant name: {name[:20]!r}, {len(name)} characters"
-            logger.warning("{}; text of such requests is not learned; send 1 to {}", problem, MAX_TENANT_CHARACTERS)
-        self._has_refused = True
+        self._warn_once(
+            f"not a tenant name: {str(tenant)[:20]!r}; text of such requests is not learned; send a text of 1 to "
+            f"{MAX_TENANT_CHARACTERS} characters, or a whole number"
+        )
         return SessionOptions(learn=False)
 
     def _finish(self, ended: Sequence[int]) -> None:
@@ -251,11 +256,29 @@ class EngineSessions:
             except Exception as error:  # the other sequences must still end
                 self._warn(error)
 
+    def _warn_once(self, problem: str) -> None:
+        if problem not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(problem)
+            logger.warning("{}", problem)
+
     def _warn(self, error: Exception) -> None:
         if not self.counts.failed_steps:
             is_ours = isinstance(error, SpeculantError)
             logger.warning("no drafts, decoding continues without them: {}", error if is_ours else repr(error))
         self.counts.failed_steps += 1
+
+
+def names_of(extra: object) -> tuple[object, object] | None:
+    """Return the tenant and the graphs that a request's extra arguments name; None if they name neither."""
+    ours = {key for key in extra if str(key).startswith(_PREFIX)} if isinstance(extra, dict) else set()
+    for key in ours - {TENANT, GRAPHS}:
+        _warn_of_key(str(key)[:40])
+    return (extra.get(TENANT), extra.get(GRAPHS)) if ours and isinstance(extra, dict) else None
+
+
+@lru_cache(_MOST_WARNINGS)
+def _warn_of_key(key: str) -> None:
+    logger.warning("a request has {!r}, which is ignored; known are {} and {}", key, TENANT, GRAPHS)
 
 
 def no_drafts(num_rows: int) -> RowDrafts:

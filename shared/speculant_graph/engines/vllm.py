@@ -25,9 +25,11 @@ from speculant_graph.engines.factory import EngineSettings, load_engine_settings
 from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layers import load_layers
 from speculant_graph.log import log_to_stderr
+from speculant_graph.similar import question
 from speculant_graph.types import Fingerprint, TokenId
 
-_SETTINGS = "--additional-config 'speculant'"
+_SECTION = "speculant"
+"""Key of our settings in ``--additional-config``."""
 _MOST_TOKENS = 128
 """Longest draft that vLLM's rejection sampler takes; a longer one ends the engine."""
 
@@ -118,7 +120,16 @@ def _settings_of(vllm_config: Any) -> EngineSettings:
             fix="try 8",
             field="--speculative-config num_speculative_tokens",
         )
-    return load_engine_settings(dict(vllm_config.additional_config or {}).get("speculant", {}), _SETTINGS)
+    given = dict(vllm_config.additional_config or {})
+    if _SECTION not in given:
+        for name in given:
+            if name in EngineSettings.model_fields or question(name, [_SECTION]):
+                raise ConfigError(
+                    f"{{field}} has {name}, but our settings belong under {_SECTION!r}",
+                    fix=f'give {{"{_SECTION}": {{"graph_path": "graph.pkl"}}}}',
+                    field="--additional-config",
+                )
+    return load_engine_settings(given.get(_SECTION, {}), f"--additional-config {_SECTION!r}")
 
 
 def _tokenizer_of(vllm_config: Any) -> Fingerprint:

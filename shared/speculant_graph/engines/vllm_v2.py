@@ -26,8 +26,6 @@ from speculant_graph._core import RowDrafts
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
 """The model name in ``--speculative-config``."""
-TENANT, GRAPHS = "speculant_tenant", "speculant_graphs"
-"""Keys in a request's ``vllm_xargs``: its tenant, and its graphs in the format of ``client.graph``."""
 _RUN_WITH, _V1, _V2 = "0.32", "custom_class", "ngram_gpu"  # a release and two methods of vLLM
 _SPECULATORS, _RUNNER = "vllm.v1.worker.gpu.spec_decode", "vllm.v1.worker.gpu.model_runner"
 
@@ -158,10 +156,11 @@ class Speculator:
 
     def begin(self, requests: Sequence[Any]) -> None:
         """Record the tenants and graphs of new requests, from their ``vllm_xargs``."""
+        from speculant_graph.engines.engine_sessions import names_of
+
         for request in requests:
-            extra = getattr(request.sampling_params, "extra_args", None)
-            if isinstance(extra, dict) and (TENANT in extra or GRAPHS in extra):
-                self._wanted[request.req_id] = extra.get(TENANT), extra.get(GRAPHS)
+            if named := names_of(getattr(request.sampling_params, "extra_args", None)):
+                self._wanted[request.req_id] = named
 
     def propose(
         self, input_batch: Any, *args: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None, **_: Any

@@ -29,9 +29,8 @@ def load_layers(
     """
     require_few([Path(path).resolve() for path in paths])
     graphs = tuple(NgramGraph.load(path, verify=verify) for path in paths)
-    require_layers(graphs)
-    if graphs and tokenizer is not None:
-        require_same(graphs[0].metadata.tokenizer, tokenizer)
+    for path, graph in zip(paths, graphs, strict=True):
+        require_same(graph.metadata.tokenizer, tokenizer or graphs[0].metadata.tokenizer, str(path))
     return graphs
 
 

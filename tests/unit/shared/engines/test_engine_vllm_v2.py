@@ -14,7 +14,8 @@ import torch
 
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.engines import vllm_v2
-from speculant_graph.engines.vllm_v2 import GRAPHS, PROPOSER, TENANT, Speculator
+from speculant_graph.engines.engine_sessions import GRAPHS, TENANT
+from speculant_graph.engines.vllm_v2 import PROPOSER, Speculator
 from speculant_graph.errors import ConfigError, GraphFileError, TokenizerMismatchError
 from speculant_graph.graph.build.builder import build_from_token_ids
 from speculant_graph.types import Fingerprint
@@ -201,6 +202,8 @@ def test_v1_runs_where_v2_does_not(vllm: SimpleNamespace, monkeypatch: pytest.Mo
     "wrong",
     [
         {"additional_config": {"speculant": {"grpah_path": "x"}}},
+        {"additional_config": {"graph_path": "graph.pkl"}},
+        {"additional_config": {"speculantt": {"graph_path": "graph.pkl"}}},
         {"speculative_config": SimpleNamespace(model=PROPOSER, method="custom_class", num_speculative_tokens=5_000)},
     ],
 )
