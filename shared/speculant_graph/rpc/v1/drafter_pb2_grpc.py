@@ -70,8 +70,8 @@ class DrafterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamDraft(self, request_iterator, context):
-        """The same exchange over one long-lived stream: one response per request, in order. A failed step travels in
-        StreamDraftResponse.error and the stream survives it. Sessions are not bound to a stream.
+        """The same exchange over one long-lived stream: one response per request, in order. StreamDraftResponse.error reports
+        a failed step, and the stream stays open. Sessions are not bound to a stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,7 +80,7 @@ class DrafterServiceServicer(object):
     def OpenSession(self, request, context):
         """Opens a session under an id that the client chose. Opening it again with the same tenant and graph succeeds and
         changes nothing: the session keeps its tokens, its generation and its first options. With another tenant or graph
-        the call fails with INVALID_ARGUMENT. RESOURCE_EXHAUSTED if the table of sessions is full and none is idle.
+        the call fails with INVALID_ARGUMENT. RESOURCE_EXHAUSTED: the table of sessions is full and none is idle.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -239,9 +239,9 @@ class DrafterService(object):
 
 
 class DrafterAdminServiceStub(object):
-    """Administration of a running drafter. The server serves it at a separate address, which must not be public;
-    PERMISSION_DENIED for clients that are not administrators. Besides the statuses above, a graph file that can't be
-    loaded is INVALID_ARGUMENT, and the message says why.
+    """Administration of a running drafter. The server serves it at a separate address, which must not be public. Clients
+    that are not administrators get PERMISSION_DENIED. In addition to the statuses above, INVALID_ARGUMENT means that a
+    graph file can't be loaded; the message says why.
     """
 
     def __init__(self, channel):
@@ -263,9 +263,9 @@ class DrafterAdminServiceStub(object):
 
 
 class DrafterAdminServiceServicer(object):
-    """Administration of a running drafter. The server serves it at a separate address, which must not be public;
-    PERMISSION_DENIED for clients that are not administrators. Besides the statuses above, a graph file that can't be
-    loaded is INVALID_ARGUMENT, and the message says why.
+    """Administration of a running drafter. The server serves it at a separate address, which must not be public. Clients
+    that are not administrators get PERMISSION_DENIED. In addition to the statuses above, INVALID_ARGUMENT means that a
+    graph file can't be loaded; the message says why.
     """
 
     def ListGraphs(self, request, context):
@@ -305,9 +305,9 @@ def add_DrafterAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterAdminService(object):
-    """Administration of a running drafter. The server serves it at a separate address, which must not be public;
-    PERMISSION_DENIED for clients that are not administrators. Besides the statuses above, a graph file that can't be
-    loaded is INVALID_ARGUMENT, and the message says why.
+    """Administration of a running drafter. The server serves it at a separate address, which must not be public. Clients
+    that are not administrators get PERMISSION_DENIED. In addition to the statuses above, INVALID_ARGUMENT means that a
+    graph file can't be loaded; the message says why.
     """
 
     @staticmethod

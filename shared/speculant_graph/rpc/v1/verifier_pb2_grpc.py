@@ -47,8 +47,8 @@ class VerifierServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Generates text; one message per step that emitted tokens, the last one with the finish reason and statistics.
-        Cancelling the call frees its slot within a step.
+        """Generates text. Each step that emits tokens sends one message; the last message has the finish reason and the
+        statistics. Cancelling the call frees its slot within a step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,9 +105,9 @@ class VerifierService(object):
 class VerifierAdminServiceStub(object):
     """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
     decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
-    public; PERMISSION_DENIED for clients that are not administrators. Besides the statuses above: UNIMPLEMENTED (the
-    verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used; the
-    message says why, and the present adapter stays).
+    public. Clients that are not administrators get PERMISSION_DENIED. In addition to the statuses above: UNIMPLEMENTED
+    (the verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used;
+    the message says why, and the present adapter stays).
     """
 
     def __init__(self, channel):
@@ -136,28 +136,28 @@ class VerifierAdminServiceStub(object):
 class VerifierAdminServiceServicer(object):
     """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
     decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
-    public; PERMISSION_DENIED for clients that are not administrators. Besides the statuses above: UNIMPLEMENTED (the
-    verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used; the
-    message says why, and the present adapter stays).
+    public. Clients that are not administrators get PERMISSION_DENIED. In addition to the statuses above: UNIMPLEMENTED
+    (the verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used;
+    the message says why, and the present adapter stays).
     """
 
     def ListAdapters(self, request, context):
-        """Returns the present adapter, its acceptance, and the adapters that may be loaded.
+        """Returns the present adapter, its acceptance, and the adapters that can be loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads an adapter and drafts with it. Returns when the adapter is in memory; loading continues if the client
-        disconnects. RESOURCE_EXHAUSTED while another adapter is loading.
+        """Loads an adapter and drafts with it. The call returns when the adapter is in memory; loading continues if the
+        client disconnects. RESOURCE_EXHAUSTED: another adapter is loading.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackAdapter(self, request, context):
-        """Restores the state before the latest load, once. INVALID_ARGUMENT if there is no earlier state.
+        """Restores the state before the latest load, once. INVALID_ARGUMENT: there is no earlier state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,9 +192,9 @@ def add_VerifierAdminServiceServicer_to_server(servicer, server):
 class VerifierAdminService(object):
     """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
     decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
-    public; PERMISSION_DENIED for clients that are not administrators. Besides the statuses above: UNIMPLEMENTED (the
-    verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used; the
-    message says why, and the present adapter stays).
+    public. Clients that are not administrators get PERMISSION_DENIED. In addition to the statuses above: UNIMPLEMENTED
+    (the verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used;
+    the message says why, and the present adapter stays).
     """
 
     @staticmethod
