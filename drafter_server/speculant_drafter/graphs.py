@@ -161,7 +161,7 @@ class GraphRegistry:
         return layers[0] if len(layers) == 1 else self._of_layers(_LAYERS.join(names), tuple(layers))
 
     def names_of(self, name: str) -> list[str]:
-        """Return the graph names in a requested name, whether these graphs are served or not."""
+        """Return the graph names that a requested name contains, whether or not these graphs are served."""
         return (name or self._config.default or self.default).split(_LAYERS)
 
     def _defaults(self) -> Iterator[tuple[str, str]]:

@@ -147,7 +147,7 @@ def _guess_wide(source: Source, first: bytes) -> Encoding | None:
 
 
 def _guess(source: Source, problem: str) -> Encoding:
-    """Return the only encoding, other than UTF-8, in which a text has words of a language.
+    """Return the one encoding, other than UTF-8, that decodes a text to words of a known language.
 
     Raises:
         CorpusError: there is no such encoding, or more than one.

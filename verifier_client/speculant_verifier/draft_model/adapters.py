@@ -40,7 +40,7 @@ class Adapter:
     digest: str
     """sha256 of its weights; empty for the base model."""
     tenants: frozenset[str] | None = None
-    """Tenants for whose sequences it drafts; None: all tenants."""
+    """Tenants whose sequences it drafts for; None means all tenants."""
 
 
 BASE = Adapter("", "", "")

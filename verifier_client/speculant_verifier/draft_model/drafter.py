@@ -108,7 +108,7 @@ class ModelDrafter:
 
         Args:
             model: the other model.
-            tenants: tenants for whose sequences it drafts, "" for sequences without a tenant; None: all tenants.
+            tenants: tenants whose sequences it drafts for, "" for sequences without a tenant; None: all tenants.
         """
         self._next = model, tenants
         self._hits = deque(maxlen=HIT_WINDOW)

@@ -101,7 +101,7 @@ class HostMemory:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes waited for reads and copies."""
+        """Total seconds that forward passes waited for reads and copies."""
         return self._reader.stall_s + self._copier.stall_s
 
     def read(self, pairs: _Pairs) -> list[_Started]:

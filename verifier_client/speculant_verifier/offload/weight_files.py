@@ -152,7 +152,7 @@ class WeightReader:
         self.num_bytes = 0
         """Bytes read so far."""
         self.stall_s = 0.0
-        """Seconds that passes waited for reads."""
+        """Total seconds that forward passes waited for reads."""
 
     def read(self, pairs: Sequence[tuple[StoredTensor, Tensor]]) -> list[Future[None]]:
         """Start reading stored tensors into contiguous tensors of the same shape and any dtype.

@@ -174,7 +174,7 @@ def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tupl
         position: absolute index of the sampled token in the sequence.
 
     Returns:
-        The token and its sum, which is not finite if a score is NaN or +inf, or all are -inf.
+        The token, and its score plus noise, which is not finite if a score is NaN or +inf, or all are -inf.
     """
     return _core.gumbel_argmax(scores, noise_key(seed, position))
 
