@@ -17,7 +17,7 @@ from speculant_graph.settings import ReportingSettings, load_settings
 
 
 class BenchStartSettings(ReportingSettings):
-    """Start a sidecar repeatedly and time each start until it serves; the first simulates a machine without its bytecode.
+    """Start a sidecar repeatedly and time each start until it serves; the first simulates a new machine.
 
     The first start finds the bytecode of the packages that pip installed, but none of ours and no caches. The
     comparison is a gRPC echo server, which loads nothing.
