@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def check_config(vllm_config: Any) -> None:
     """
     settings = _settings_of(vllm_config)
     if settings.graph_path:
-        load_layers(settings.graph_path, _tokenizer_of(vllm_config))
+        load_layers(settings.graph_path, _fingerprint_of(vllm_config.model_config.tokenizer))
 
 
 def _settings_of(vllm_config: Any) -> EngineSettings:
@@ -132,8 +133,10 @@ def _settings_of(vllm_config: Any) -> EngineSettings:
     return load_engine_settings(given.get(_SECTION, {}), f"--additional-config {_SECTION!r}")
 
 
-def _tokenizer_of(vllm_config: Any) -> Fingerprint:
-    return CorpusTokenizer.load(vllm_config.model_config.tokenizer, special_tokens="parse").fingerprint
+@lru_cache(maxsize=1)
+def _fingerprint_of(tokenizer: str) -> Fingerprint:
+    """Return a tokenizer's fingerprint; gpt-oss's takes a second, and vLLM may check its configuration repeatedly."""
+    return CorpusTokenizer.load(tokenizer, special_tokens="parse").fingerprint
 
 
 def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> EngineSessions | None:
@@ -158,7 +161,7 @@ def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> Engin
     log_to_stderr("INFO")
     sessions = open_sessions(
         _settings_of(vllm_config),
-        _tokenizer_of(vllm_config),
+        _fingerprint_of(vllm_config.model_config.tokenizer),
         most_drafted=int(vllm_config.speculative_config.num_speculative_tokens),
         vocabulary_size=int(vllm_config.model_config.get_vocab_size()),
         has_fixed_width=has_fixed_width,
