@@ -94,7 +94,7 @@ class ActiveSequence:
     feedback: Feedback | None = None
     """Feedback to send to the drafter with the next step."""
     draft_nodes: Sequence[int] = ()
-    """Index in the drafter's response of each node of the latest draft; some nodes of a response are dropped."""
+    """For each node of the latest draft, its index in the drafter's response; some nodes of a response are dropped."""
     has_session: bool = False
     drafter_problem: str = ""
     """Why the drafter can't draft for it, if the request is the reason."""

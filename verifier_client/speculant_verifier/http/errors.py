@@ -47,7 +47,7 @@ _SHAPE = re.compile(rf"((list|literal)\[.*|str|{ChosenTool.__name__})$")
 """Pydantic's names of the types of these fields."""
 MISSING = "is missing, or null"
 _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_eos"}
-"""Field name in requests for each setting of the library with another name."""
+"""Maps library settings to their field names in requests, where these differ."""
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
 
 

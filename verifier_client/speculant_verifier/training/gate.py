@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """Tokens per pass after minus before."""
+        """Change in tokens per pass (after minus before)."""
         return self.tokens_per_pass_after - self.tokens_per_pass_before
 
 
