@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from loguru import logger
@@ -168,6 +167,15 @@ class EngineSessions:
                 self._pass.draft_s, self._pass.began_s = draft_s, started_s + draft_s
         return drafts
 
+    def names_of(self, extra: object) -> tuple[object, object] | None:
+        """Return the tenant and the graphs that a request's extra arguments name; None if they name neither."""
+        if not isinstance(extra, dict):
+            return None
+        for key in extra:
+            if str(key).startswith(_PREFIX) and key not in (TENANT, GRAPHS):
+                self._warn_once(f"a request has {str(key)[:40]!r}, which is ignored; known are {TENANT} and {GRAPHS}")
+        return (extra.get(TENANT), extra.get(GRAPHS)) if TENANT in extra or GRAPHS in extra else None
+
     def close(self) -> None:
         """End all sequences, so that their accepted tokens are learned, and close the drafter."""
         with self._lock:
@@ -266,19 +274,6 @@ class EngineSessions:
             is_ours = isinstance(error, SpeculantError)
             logger.warning("no drafts, decoding continues without them: {}", error if is_ours else repr(error))
         self.counts.failed_steps += 1
-
-
-def names_of(extra: object) -> tuple[object, object] | None:
-    """Return the tenant and the graphs that a request's extra arguments name; None if they name neither."""
-    ours = {key for key in extra if str(key).startswith(_PREFIX)} if isinstance(extra, dict) else set()
-    for key in ours - {TENANT, GRAPHS}:
-        _warn_of_key(str(key)[:40])
-    return (extra.get(TENANT), extra.get(GRAPHS)) if ours and isinstance(extra, dict) else None
-
-
-@lru_cache(_MOST_WARNINGS)
-def _warn_of_key(key: str) -> None:
-    logger.warning("a request has {!r}, which is ignored; known are {} and {}", key, TENANT, GRAPHS)
 
 
 def no_drafts(num_rows: int) -> RowDrafts:

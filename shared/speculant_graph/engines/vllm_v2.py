@@ -156,10 +156,10 @@ class Speculator:
 
     def begin(self, requests: Sequence[Any]) -> None:
         """Record the tenants and graphs of new requests, from their ``vllm_xargs``."""
-        from speculant_graph.engines.engine_sessions import names_of
-
         for request in requests:
-            if named := names_of(getattr(request.sampling_params, "extra_args", None)):
+            if self.sessions and (
+                named := self.sessions.names_of(getattr(request.sampling_params, "extra_args", None))
+            ):
                 self._wanted[request.req_id] = named
 
     def propose(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
 from speculant_graph._core import RowTracker
 from speculant_graph.budget import LearnedCost, StepPrices
-from speculant_graph.engines.engine_sessions import GRAPHS, TENANT, EngineSessions, names_of
+from speculant_graph.engines.engine_sessions import GRAPHS, TENANT, EngineSessions
 from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_graph.types import RowDrafter
@@ -198,13 +198,17 @@ def test_numbers_are_names_and_what_can_be_no_name_teaches_nobody(warnings):
 
 
 def test_unknown_keys_of_a_request_are_named_once(warnings):
+    names_of = EngineSessions(LocalDrafter(None, DraftConfig()), most_drafted=2, vocabulary_size=_VOCABULARY).names_of
     assert names_of(None) is names_of({"top_k": 1}) is names_of([1]) is None
     assert names_of({TENANT: "red", "other": 1}) == ("red", None)
     assert names_of({GRAPHS: "docs", TENANT: 7}) == (7, "docs")
     for _ in range(2):
-        assert names_of({"speculant_tennant": "red"}) == (None, None)
+        assert names_of({"speculant_tennant": "red"}) is None
     assert len(warnings) == 1
     assert "speculant_tennant" in str(warnings[0])
+    for number in range(200):
+        names_of({f"speculant_{number % 50}": 1})
+    assert len(warnings) == 20, "a client can't fill the log"
 
 
 def test_a_graph_that_a_request_names_in_vain_costs_it_no_drafts(warnings):
