@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,11 +20,13 @@ from speculant_graph import (
     SpeculativeDecoder,
     VerifierConfig,
 )
+from speculant_graph.client.placement import placed_at
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
+from speculant_verifier.results import GenerationResult
 from support.processes import start_sidecar
 from support.tiny_models import byte_tokenizer
 
@@ -107,6 +112,58 @@ def test_sidecar_killed_and_restarted_in_the_middle_of_a_generation(
     assert restarted
     assert result.num_steps_without_drafter >= 8
     assert accepted_after > 0, "drafts must come back"
+
+
+@pytest.mark.slow
+def test_engines_of_a_fleet_decode_on_while_sidecars_leave_and_join(
+    target: TargetModel, graph_file: Path, tmp_path: Path
+) -> None:
+    """Each of three engines has its own first sidecar: one is killed, and one starts only later."""
+    settings = GenerationConfig(max_tokens=80, ignore_end_tokens=True)
+    expected = [result.token_ids for result in SpeculativeDecoder(target=target).generate(PROMPTS, settings)]
+    sockets = [tmp_path / f"drafter-{index}.sock" for index in range(3)]
+    addresses = [f"unix://{socket}" for socket in sockets]
+    names = [f"tenant {index}" for index in range(100)]
+    tenants = [next(name for name in names if placed_at(name, addresses) == address) for address in addresses]
+    results: list[list[list[GenerationResult]]] = [[] for _ in tenants]
+    is_over = threading.Event()
+
+    def decode(tenant: str, rounds: list[list[GenerationResult]]) -> None:
+        own_target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1))
+        client = ClientConfig(address=",".join(addresses), tenant=tenant, deadline_ms=2_000)
+        with SpeculativeDecoder(target=own_target, client_config=client, draft_config=DraftConfig(k=4)) as decoder:
+            while not is_over.is_set():
+                rounds.append(decoder.generate(PROMPTS, settings))
+
+    def last_rounds(count: int) -> list[list[GenerationResult]]:
+        """Wait for more rounds of every engine, and return the last one of each."""
+        targets = [len(rounds) + count for rounds in results]
+        while any(len(rounds) < target for rounds, target in zip(results, targets, strict=True)):
+            assert not any(future.done() for future in futures), [future.exception(0) for future in futures]
+            time.sleep(0.01)
+        return [rounds[-1] for rounds in results]
+
+    def assert_drafts(rounds: list[list[GenerationResult]]) -> None:
+        for result in itertools.chain.from_iterable(rounds):
+            assert result.num_steps_without_drafter == 0
+            assert result.num_accepted > 0
+
+    sidecars = {index: start_sidecar(graph_file, sockets[index]) for index in (0, 1)}
+    with ThreadPoolExecutor(len(tenants)) as threads:
+        futures = [threads.submit(decode, *each) for each in zip(tenants, results, strict=True)]
+        try:
+            assert_drafts(last_rounds(2))
+            sidecars.pop(0).kill()
+            last_rounds(1)  # a round in which the sidecar goes down may lack drafts
+            assert_drafts(last_rounds(2))
+            sidecars[2] = start_sidecar(graph_file, sockets[2])
+            assert_drafts(last_rounds(2))
+        finally:
+            is_over.set()
+            for sidecar in sidecars.values():
+                sidecar.kill()
+        assert all(future.exception() is None for future in futures)
+    assert all([result.token_ids for result in each] == expected for rounds in results for each in rounds)
 
 
 def test_stopped_sidecar_costs_a_few_deadlines_not_the_text(

@@ -337,6 +337,19 @@ def read_container(path: Path) -> tuple[bytes, memoryview]:
     return text, view[block_start : block_start + block_bytes]
 
 
+def release_pages(trie: Trie) -> None:
+    """Remove a mapped graph file from the process's resident memory; lookups map the pages that they need again.
+
+    The file's pages stay in the system's cache for as long as there is room. Does nothing if the graph was not mapped.
+    """
+    owner: Any = trie.words
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    mapping = owner.obj if isinstance(owner, memoryview) else owner
+    if isinstance(mapping, mmap.mmap):
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
 def damaged(path: Path | str, reason: str) -> GraphFileError:
     """Return the error for a damaged graph file."""
     return GraphFileError(f"{path} is damaged ({reason})", fix="copy it or build the graph again")

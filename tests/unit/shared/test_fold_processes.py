@@ -19,6 +19,7 @@ from speculant_graph.draft.learning import fold_process, folding
 from speculant_graph.draft.learning.layers import HIDDEN, find_layers, folder_of
 from speculant_graph.draft.learning.learned_files import name_of
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
+from speculant_graph.draft.mixing import first_calibration
 from speculant_graph.graph.ngrams import NgramGraph
 from support.graphs import counts_of
 from support.learned import (
@@ -174,6 +175,37 @@ def test_graphs_are_told_and_old_ones_stay_readable(tmp_path: Path, monkeypatch:
         assert [graph.metadata for graph in again] == [graph.metadata for graph in graphs]
         store.forget("a")
         assert store.graphs("a") == ()
+
+
+def resident_bytes(path: Path) -> int:
+    """Return how much of a mapped file is in this process's resident memory."""
+    lines = iter(Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines())
+    sizes = [next(line for line in lines if line.startswith("Rss:")) for line in lines if line.endswith(str(path))]
+    return sum(1024 * int(size.split()[1]) for size in sizes)
+
+
+def test_graphs_of_idle_tenants_leave_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold_here(monkeypatch)
+    with LearnedStore(10_000, tmp_path, SMALL, FOLD) as store:
+        assert store._files is not None
+        for name in ("idle", "active"):
+            memory = store.memory(name)
+            for number in range(1, 20):
+                store.keep(memory, np.array(text_of(number), np.int32))
+                settled(store._files)
+        layers = [find_layers(folder_of(tmp_path, name_of(name))).layers for name in ("idle", "active")]
+        paths = [found[0].path for found in layers]
+        graphs = [store.graphs(name)[0] for name in ("idle", "active")]
+        counts = [counts_of(graph) for graph in graphs]
+        assert all(resident_bytes(path) for path in paths)
+
+        store.save(first_calibration(), is_routine=True)
+        assert all(resident_bytes(path) for path in paths)
+
+        store.memory("idle").used_s -= 1_000.0
+        store.save(first_calibration(), is_routine=True)
+        assert [bool(resident_bytes(path)) for path in paths] == [False, True]
+        assert [counts_of(graph) for graph in graphs] == counts
 
 
 def test_a_fold_learns_how_reliable_contexts_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
