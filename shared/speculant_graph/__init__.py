@@ -1,7 +1,7 @@
 """Speculative decoding with an n-gram graph as the drafter: the public Python API.
 
 All names are imported on first use, so ``import speculant_graph`` costs nothing. The verifier's names come from the
-other half of the distribution and need its extra; the other names don't need torch.
+package ``speculant_verifier`` and need the extra ``[verifier]``; all other names work without torch.
 """
 
 from __future__ import annotations

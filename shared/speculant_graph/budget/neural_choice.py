@@ -6,14 +6,15 @@ from collections import defaultdict, deque
 from statistics import median
 
 _USUAL_GAIN = 0.03
-"""Share of a pass that the model saves, without the cost of wider passes: 2 to 5 % more tokens on seven kinds of
-outputs (docs/experiments.md, "a neural model")."""
+"""Share of a pass's time that the model saves, apart from the cost of wider passes. It gained 2 to 5 % more tokens on
+seven kinds of outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 8
-"""Steps with the model, and as many without it in turns, before the first choice."""
+"""Number of steps with the model before the first choice; they alternate with as many steps without it."""
 _EVERY = 64
-"""Period of measurements in steps: one step uses the other choice, and the step before it is timed, too."""
+"""Number of steps between two measurements. A measurement is a step with the other choice; the step before it is timed,
+too."""
 _NUM_TIMES = 16
-"""Number of latest times in a median, which ignores outliers caused by other work."""
+"""Number of latest times in a median. A median ignores outliers caused by other work."""
 
 
 class NeuralChoice:
