@@ -42,8 +42,8 @@ ADMIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_
 """Names of the services, for health checks."""
 
 _MOST_AT_ONCE_NS = 2_000_000
-"""A step that may take longer runs in a thread. The switch takes 0.1 ms, and steps of usual batches stay below this
-limit."""
+"""Limit in nanoseconds; a step that may take longer runs in a thread. The switch to a thread takes 0.1 ms, and steps of
+usual batches stay below the limit."""
 _NUM_LONG_STEPS = 4
 """Number of threads for such steps. With several, one step can't block all others; with so few, the event loop still
 gets a core."""

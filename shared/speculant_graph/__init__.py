@@ -77,7 +77,7 @@ _MODULES = {
     "speculant_verifier.speculation": ("CostTable", "load_or_measure"),
     "speculant_verifier.transformers_generate": ("speculant_generate",),
 }  # fmt: skip
-"""Module -> its public names."""
+"""Public names of each module."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __version__: str
 """Version of the distribution, as installed; read on first use."""

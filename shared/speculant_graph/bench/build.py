@@ -38,7 +38,7 @@ class BenchBuildSettings(ReportingSettings):
     """Number of tokens for the comparison with plain Python, at least 100. A million tokens take 20 s and a
     gigabyte."""
     graph: GraphConfig = GraphConfig()
-    """How to build."""
+    """Settings of the build."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -50,8 +50,8 @@ class BenchEngineLoopSettings(ReportingSettings):
     """
 
     traces: CliVariadicArg[list[TypedPath]]
-    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
-    'workload' of its first line or by the file."""
+    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload. Its name is the field
+    'workload' of the first line, or else the file's name."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them, drafts come only
     from the decoded text."""

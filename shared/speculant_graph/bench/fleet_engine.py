@@ -66,7 +66,7 @@ class EnginePasses:
     failed: list[int] = field(default_factory=list)
     """Failed requests per pass: not answered in time, or not sent because the sidecar is paused."""
     late: int = 0
-    """Late answers."""
+    """Number of late answers."""
     errors: int = 0
     """Number of batches that raised an error; a failure of a sidecar must not cause any."""
 

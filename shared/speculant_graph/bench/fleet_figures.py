@@ -45,7 +45,7 @@ def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> d
 
 
 def engines_within(results: Sequence[dict[str, Any]], key: str, bar_ms: float) -> float:
-    """Return the most engines per sidecar that draft and keep a figure within the limit; 0 if no number does."""
+    """Return the largest number of engines per sidecar that drafted with a figure within the limit, or else 0."""
     served = (each for each in results if each[key] <= bar_ms and each["asked_share"] >= _SERVED)
     return max((each["engines"] / each["sidecars"] for each in served), default=0)
 
@@ -60,10 +60,10 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
 
     Returns:
         ``share_without_drafts``: share of the passes after the event without an answer. ``drafts_back_s``: seconds
-        until the last of these passes without an answer ended. Such a pass has another cause and does not count if it
-        ended half a second or more after the engine's previous one. ``tokens_per_pass_before``: tokens per pass before
-        the event, for all rows together. ``tokens_back_s``: seconds until the end of the first half second in which
-        passes had 95 % of these tokens; None if there was none.
+        until the last of these passes without an answer ended. A pass that ended half a second or more after the
+        engine's previous such pass has another cause and does not count. ``tokens_per_pass_before``: tokens per pass
+        before the event, for all rows together. ``tokens_back_s``: seconds until the end of the first half second in
+        which passes had 95 % of these tokens; None if there was none.
     """
     ended_s = np.concatenate([each.ended_s for each in engines]) - event_s
     failed = np.concatenate([each.failed for each in engines]) > 0

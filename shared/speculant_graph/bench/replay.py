@@ -56,8 +56,8 @@ class BenchReplaySettings(ReportingSettings):
     """
 
     traces: CliVariadicArg[list[TypedPath]]
-    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
-    'workload' of its first line or by the file."""
+    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload. Its name is the field
+    'workload' of the first line, or else the file's name."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them and without --graph
     the drafts come from the sequences alone."""
@@ -77,9 +77,9 @@ class BenchReplaySettings(ReportingSettings):
     online: bool = False
     """Learn: accepted text of earlier outputs helps to draft later ones, and the model's own tokens are fed back."""
     layers: bool = False
-    """With --online: replay each file as a tenant, in --slices parts, by one strategy and budget (tree, 16), and print
-    tokens per step over time: without learning, with a memory of fold.young-tokens, and with older text folded into
-    graphs."""
+    """With --online: replay each file as a tenant, in --slices parts, by one strategy and budget (tree, 16). Print
+    tokens per step over time for three variants: without learning, with a memory of fold.young-tokens, and with older
+    text folded into graphs."""
     slices: Annotated[int, Field(ge=2, le=1_000)] = 8
     """Number of equal parts, such as weeks, into which --layers cuts the traces of every file, in order. The bench
     replays the first part of every file, then the second part of every file, and so on."""
@@ -92,7 +92,7 @@ class BenchReplaySettings(ReportingSettings):
     draft: DraftConfig = DraftConfig()
     """How strategies draft; 'k' and 'strategy' are set by --budget and --strategy."""
     fold: FoldConfig = FoldConfig()
-    """How --layers folds; 'young_tokens' is 4,096 by default here."""
+    """Fold settings of --layers; 'young_tokens' is 4,096 by default here."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -181,7 +181,7 @@ def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float,
 
 
 def _busy_s(server: psutil.Process) -> float:
-    """Return the CPU time of this process and of a server in seconds; the server's has ticks of 10 ms."""
+    """Return the sum of the CPU seconds of this process and of a server, whose time has ticks of 10 ms."""
     times = server.cpu_times()
     return time.process_time() + times.user + times.system
 

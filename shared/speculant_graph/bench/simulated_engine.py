@@ -22,7 +22,7 @@ class _Row:
     """A running sequence of the engine."""
 
     text: NDArray[np.int32]
-    """Prompt and output; the first ``length`` tokens are decoded so far."""
+    """Tokens of prompt and output, of which the first ``length`` are decoded so far."""
     length: int
     tenant: str | None
 

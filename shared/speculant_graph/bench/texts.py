@@ -45,7 +45,7 @@ class Workload:
     name: str
     """Name of the workload: the field ``workload`` of the first line, or else the file's name."""
     traces: tuple[Trace, ...]
-    """At least one."""
+    """Recorded traces, at least one."""
 
 
 class _Record(BaseModel):
@@ -122,10 +122,10 @@ def _records(path: Path) -> Iterator[_Record]:
 
 
 def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
-    """Return the words of Python's standard library as ids, and a fingerprint; this is real text without a tokenizer.
+    """Return the words of Python's standard library as ids, with a fingerprint: real text that needs no tokenizer.
 
     Args:
-        max_tokens: stop reading files at this number of tokens.
+        max_tokens: number of tokens at which reading stops.
     """
     ids: dict[str, int] = {}
     token_ids: list[int] = []

@@ -15,10 +15,10 @@ _MEMORY = 0.98
 """Factor by which a step's weight decays with every later step."""
 _FEWEST, _PERIOD_S = 12, 0.5
 """Minimum number of steps and of seconds between two updates of prices. The number of steps doubles until they take
-these seconds. An update takes about a millisecond, between two passes."""
+that many seconds. An update takes about a millisecond, between two passes."""
 _MOST_TURNS = 64
 """Maximum number of first steps that alternate between drafting and not drafting. The limit matters if most passes read
-prompts, so that they are not measured."""
+prompts, because such passes are not measured."""
 _FIRST_PASSES = 2.0
 """Number of passes whose time drafts may lose before they rest for the first time."""
 _FEW_NODES = 8
